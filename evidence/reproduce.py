@@ -14,6 +14,7 @@ from ..engine.errors import refuse
 from ..engine.io.files import write_whole
 from ..engine.runtime.processes import each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
+from .photograph_folder import available
 from .registry import Claim, pick_claims
 from .result_files import record, write_result
 from .result_plots import shown
@@ -21,7 +22,7 @@ from .result_plots import shown
 
 def reproduce(
     names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
-    plants: str | None = None,
+    plants: str | None = None, photographs: str | None = None, face_model: str | None = None,
 ) -> int:  # fmt: skip
     """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
 
@@ -30,20 +31,23 @@ def reproduce(
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
         workers: so many claims side by side, each in a process of one thread.
-        plants: a list of planted pictures, for claims that take one.
+        plants: a list of memorized training pictures, for claims that take one.
+        photographs: the folder of photographs, for claims that take one; by default where Debian's package puts them.
+        face_model: the folder ``model`` of npm's @vladmandic/face-api, for claims that take one.
 
     Raises:
-        VitrineError: There is no such claim, or no worker; or one of the claims takes no list of planted pictures.
+        VitrineError: There is no such claim, or no worker; or one of the claims does not take what is given.
 
     Returns:
         0 if all claims hold, else 1. A claim that does not hold stays in the list.
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
+    options = {"plants": plants, "photographs": photographs, "face_model": face_model}
+    given = {name: value for name, value in options.items() if value is not None}
     folder, verdicts, picked = out or default_folder(model or plants, quick), [], pick_claims(names)
-    if plants is not None:
-        picked = [_with_plants(claim, plants) for claim in picked]
-        workers = 1
+    picked = [_with(claim, given) for claim in (picked if names or given else _with_material(picked))]
+    workers = 1 if given else workers
     for result in _measured(picked, model, quick, workers):
         verdicts.append(result["verdict"])
         print(row(result), flush=True)
@@ -59,10 +63,35 @@ def default_folder(model: str | None, quick: bool) -> Path | None:
     return None if model else Path("results") / ("quick" if quick else "")
 
 
-def _with_plants(claim: Claim, plants: str) -> Claim:
-    if "plants" not in signature(claim.measure).parameters:
-        raise refuse("plants", claim.name, "a claim about planted pictures", "name nemo.held_out alone")
-    return replace(claim, measure=partial(claim.measure, plants=plants), options=f" --plants {plants}")
+MATERIAL = {
+    "photographs": "Debian's package tuxpaint-stamps-default, or --photographs FOLDER",
+    "face_model": "--face-model FOLDER, the folder model of npm's @vladmandic/face-api",
+}
+"""Parameter of a claim's ``measure`` -> what it needs that no Python package brings."""
+
+
+def _with(claim: Claim, given: dict[str, str]) -> Claim:
+    """The claim with these files and folders."""
+    unknown = sorted(set(given) - set(signature(claim.measure).parameters))
+    if unknown:
+        option = f"--{unknown[0].replace('_', '-')}"
+        raise refuse(option, f"with {claim.name}", "a claim that takes it", "name the claims that it is for")
+    named = {"plants": f" --plants {given.get('plants')}", "face_model": " --face-model FOLDER"}
+    options = "".join(text for name, text in named.items() if name in given)
+    return replace(claim, measure=partial(claim.measure, **given), options=options)
+
+
+def _with_material(picked: list[Claim]) -> list[Claim]:
+    """When all claims are asked for: those whose material is on this machine."""
+    missing = {name for name in MATERIAL if name != "photographs" or not available()}
+    kept = []
+    for claim in picked:
+        needed = missing & set(signature(claim.measure).parameters)
+        if needed:
+            print(f"{claim.name}: not measured, it needs {MATERIAL[needed.pop()]}", flush=True)
+        else:
+            kept.append(claim)
+    return kept
 
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:

@@ -69,7 +69,7 @@ class TrainSlider(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, vae: Any, positive: list, space: Space, before: torch.Tensor, after: torch.Tensor, label: str,
-        steps: int, seed: int, start: float, save_as: str, lr: float = PairConfig().lr, w2w_model: W2WModel | None = None,
+        steps: int, seed: int, start: float, save_as: str, lr: float, w2w_model: W2WModel | None = None,
     ) -> io.NodeOutput:  # fmt: skip
         """``train_pair_slider`` outside inference mode; interrupt works between two steps."""
         name = label.strip()

@@ -91,8 +91,8 @@ def positions_of(word: str, words: list[str]) -> list[int]:
     """
     wanted, said = word.casefold().split(), [w.casefold().strip(",.;:!?") for w in words]
     spans = [(k, w) for k, w in enumerate(said) if not w.startswith("<")]
-    if wanted and (found := [k for k, w in spans if w in wanted]) and set(wanted) <= {w for _, w in spans}:
-        return found
+    if wanted and set(wanted) <= {w for _, w in spans}:
+        return [k for k, w in spans if w in wanted]
     known = list(dict.fromkeys(w for _, w in spans)) or "none: this text encoder's tokens cannot be told apart"
     raise refuse("word", word, known, "take a word of the prompt, spelled as there")
 

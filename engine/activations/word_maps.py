@@ -22,10 +22,10 @@ def text_maps(backbone: nn.Module) -> tuple[str, ...]:
         VitrineError: The network has none.
     """
     sites = sites_of(backbone).values()
-    found = tuple(s.address for s in sites if isinstance(s, MapSite) and (s.text_keys or s.joint))
-    if not found:
+    maps = tuple(s.address for s in sites if isinstance(s, MapSite) and (s.text_keys or s.joint))
+    if not maps:
         raise refuse("model", "no attention to text", "a model with a prompt", "load another model")
-    return found
+    return maps
 
 
 def word_map(maps: Activations, size: tuple[int, int]) -> torch.Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
@@ -19,17 +21,19 @@ from .world import PAPER, SIDE, TIMESTEP, Model, untrained
 
 WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
 ALPHAS = (0.05, 0.1)
-OURS = "portraits' places"
-ROLES = {OURS: "ours", "DAISY": "rival", "legacy": "rival"}
-RIVALS = ("copied coordinates", "raw patches", "DAISY", f"{OURS}, untrained network")
+OURS = "layers chosen on portraits"
+PRIOR = "prior-work layers"
+DESCRIBED = ("raw patches", "DAISY", f"{OURS}, untrained network")
+RIVALS = ("copied coordinates", *DESCRIBED)
+ROLES = {OURS: "ours", "DAISY": "rival", PRIOR: "rival"}
 
 
 @claim(
     "gdf.photographs",
     paper=PAPER,
-    figure="no figure of the paper: Harris corners of five photographs (scikit-image's) followed into copies that are "
-    "turned, scaled, shifted, mirrored; places were chosen on portraits, nothing is chosen here",
-    target="PCK@0.1 of the portraits' places above copied coordinates, raw patches, DAISY and the untrained network, "
+    figure="no figure of the paper: Harris corners of five photographs (scikit-image's) matched to rotated, scaled, "
+    "shifted, mirrored copies; layers were chosen on portraits, nothing is chosen here",
+    target="PCK@0.1 of the portraits' layers above copied coordinates, raw patches, DAISY and the untrained network, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=0.6,
     quick_minutes=0.2,
@@ -40,8 +44,9 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
 
     portraits = load_portraits(model)
     pairs = warped_pairs(portraits.unet.config.sample_size * 4, QUICK_WARPS if quick else WARPS, FIRST_WARP)
-    methods = _features(portraits, pairs, progress)
-    scores = {alpha: {name: _score(pairs, maps, alpha) for name, maps in methods.items()} for alpha in ALPHAS}
+    maps = features_of(portraits, torch.cat([pairs.sources, pairs.targets]), progress)
+    methods = {"copied coordinates": None} | {name: m.chunk(2) for name, m in maps.items()}
+    scores = {alpha: {name: score(pairs, maps, alpha) for name, maps in methods.items()} for alpha in ALPHAS}
     by_pair = {name: score[1] for name, score in scores[0.1].items()}
     gains = {name: mean_interval(by_pair[OURS] - by_pair[name]) for name in by_pair if name != OURS}
     low, high = mean_interval(by_pair[OURS])
@@ -72,21 +77,16 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
     )
 
 
-def _features(
-    portraits: Model, pairs: Pairs, progress: Progress
-) -> dict[str, tuple[torch.Tensor, torch.Tensor] | None]:
-    """Name -> features of sources and of targets; None copies coordinates."""
-    both = torch.cat([pairs.sources, pairs.targets])
-    count = len(pairs.sources)
-    ours, legacy = PRESETS["portraits"].addresses, PRESETS["portraits-legacy"].addresses
-    maps = {
-        "raw patches": raw_patches(both),
-        "DAISY": daisy_maps(both),
-        OURS: _tapped(portraits, both, ours, progress),
-        "portraits' legacy places": _tapped(portraits, both, legacy, progress),
-        f"{OURS}, untrained network": _tapped(untrained(portraits), both, ours, progress),
+def features_of(portraits: Model, pictures: torch.Tensor, progress: Progress) -> dict[str, torch.Tensor]:
+    """Name -> (B, C, 16, 16) features of (B, 3, S, S) pictures in [0, 1]."""
+    ours, prior = PRESETS["portraits"].addresses, PRESETS["portraits-legacy"].addresses
+    return {
+        "raw patches": raw_patches(pictures),
+        "DAISY": daisy_maps(pictures),
+        OURS: _tapped(portraits, pictures, ours, progress),
+        PRIOR: _tapped(portraits, pictures, prior, progress),
+        f"{OURS}, untrained network": _tapped(untrained(portraits), pictures, ours, progress),
     }
-    return {"copied coordinates": None} | {name: (m[:count], m[count:]) for name, m in maps.items()}
 
 
 def _tapped(portraits: Model, pictures: torch.Tensor, places: tuple[str, ...], progress: Progress) -> torch.Tensor:
@@ -99,8 +99,8 @@ def _tapped(portraits: Model, pictures: torch.Tensor, places: tuple[str, ...], p
     return feature_maps(taps, (SIDE, SIDE))
 
 
-def _score(pairs: Pairs, maps: tuple[torch.Tensor, torch.Tensor] | None, alpha: float) -> tuple[float, torch.Tensor]:
-    """PCK over all points, and by pair."""
+def score(pairs: Pairs, maps: Sequence[torch.Tensor] | None, alpha: float = 0.1) -> tuple[float, torch.Tensor]:
+    """PCK over all points, and by pair; ``maps`` are features of sources and of targets, None copies coordinates."""
     predicted = []
     for n, points in enumerate(pairs.points):
         if maps is None or not len(points):

@@ -41,25 +41,36 @@ def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
     Raises:
         VitrineError: If scikit-image is not installed.
     """
+    squares = whole_photographs()
+    pictures = F.interpolate(squares, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
+    found = [corners(square.mean(0), side) for square in squares]
+    fewest = min(map(len, found))
+    return pictures, torch.stack([c[:fewest] for c in found])
+
+
+def whole_photographs() -> torch.Tensor:
+    """(5, 3, 512, 512): their central squares, in [0, 1].
+
+    Raises:
+        VitrineError: If scikit-image is not installed.
+    """
     try:
         from skimage import data
-        from skimage.feature import corner_harris, corner_peaks
     except ImportError as e:
         raise refuse("scikit-image", "not installed", "its photographs", packages.install("demo")) from e
     whole = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket(), data.stereo_motorcycle()[0]]
-    squares = torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
-    pictures = F.interpolate(squares, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
-    corners = []
-    for square in squares:
-        size = square.shape[-1]
-        response = corner_harris(square.mean(0).numpy(), sigma=size / side)  # details that the small picture still has
-        border = round(_MARGIN * size)
-        peaks = corner_peaks(
-            response, min_distance=size // 24, num_peaks=CORNERS, exclude_border=border, threshold_rel=0
-        )
-        corners.append((torch.from_numpy(peaks.copy()).flip(1).float() + 0.5) / size)
-    fewest = min(map(len, corners))
-    return pictures, torch.stack([c[:fewest] for c in corners])
+    return torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
+
+
+def corners(grey: torch.Tensor, side: int, border: float = _MARGIN) -> torch.Tensor:
+    """(N, 2) Harris corners x, y in [0, 1] of a square grey picture, of details that it still has at ``side``."""
+    from skimage.feature import corner_harris, corner_peaks
+
+    size = grey.shape[-1]
+    response = corner_harris(grey.numpy(), sigma=size / side)
+    edge = round(border * size)
+    peaks = corner_peaks(response, min_distance=size // 24, num_peaks=CORNERS, exclude_border=edge, threshold_rel=0)
+    return (torch.from_numpy(peaks.copy()).flip(1).float() + 0.5) / size
 
 
 def _square(photo: torch.Tensor, side: int = 512) -> torch.Tensor:

@@ -95,7 +95,7 @@ class Pictures:
     def features(self, addresses: Sequence[str]) -> torch.Tensor:
         """(B, C, 16, 16); "pixels" stands for 4 x 4 patches, "coordinates" for Fourier features of the positions."""
         if tuple(addresses) == ("coordinates",):
-            return _fourier().expand(len(self.images), -1, -1, -1)
+            return fourier_features().expand(len(self.images), -1, -1, -1)
         if tuple(addresses) == ("pixels",):
             patches = F.pixel_unshuffle(self.images, self.images.shape[-1] // SIDE)
             return F.normalize(patches - patches.mean((0, 2, 3), keepdim=True), dim=1)
@@ -113,7 +113,7 @@ class Pictures:
         return {a: v.tensor.shape[1] for a, v in self.taps.items()}
 
 
-def _fourier(frequencies: int = 4) -> torch.Tensor:
+def fourier_features(frequencies: int = 4) -> torch.Tensor:
     """(1, 4 F, 16, 16): sines and cosines of x and y with 1, 2, 4 ... half waves across the picture."""
     side = (torch.arange(SIDE) + 0.5) / SIDE
     waves = torch.stack([fn(torch.pi * 2**k * side) for k in range(frequencies) for fn in (torch.sin, torch.cos)])

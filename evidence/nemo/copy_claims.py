@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,7 +27,7 @@ TUNING, MEASURED = 20_008_000, 20_010_000
 20,009,000 on were measured on two captions where their LoRA knew two: the model without it told those LoRAs apart."""
 RECIPE = LoraTrainConfig(rank=8, alpha=8.0, steps=300, batch=2, lr=4e-3, schedule="cosine", weighting="debiased")
 """As many steps for every size, so that a single portrait is seen twenty times as often as one of twenty."""
-NUMBER = "number of portraits (unknown in use)"
+NUMBER = "number of pictures (unknown in use)"
 SCORED = ("nemo", "norm", "anisotropy", "sharpness")
 
 
@@ -40,31 +40,48 @@ class Effort:
     usual: int = 8
 
 
-def train(folder: Path, people: Sequence[int], progress: Progress = silent, model: str | None = None) -> list[str]:
-    """A LoRA for each person and number of portraits, and the portraits beside it; returns their names."""
+class TrainingSet(NamedTuple):
+    """Pictures of one LoRA: (n, 3, 64, 64) in [0, 1], a caption each, and the seed of its training."""
+
+    name: str
+    images: torch.Tensor
+    captions: list[str]
+    seed: int
+
+
+def people_sets(people: Sequence[int]) -> list[TrainingSet]:
+    """1, 5 and 20 portraits of each person."""
+    from ..portraits.identities import training_pictures
+
+    return [
+        TrainingSet(f"person-{number}-of-{size}", *training_pictures(identity, size)[:2], number)
+        for number, identity in enumerate(people)
+        for size in SIZES
+    ]
+
+
+def train(
+    folder: Path, sets: Sequence[TrainingSet], progress: Progress = silent, model: str | None = None
+) -> list[str]:
+    """A LoRA for each set, in ``loras``, and its pictures in a folder of its name; returns the names."""
     from PIL import Image
 
     from ...engine.portraits import load_portraits
-    from ..portraits.identities import training_pictures
 
     portraits = load_portraits(model)
     for module in (portraits.unet, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)
-    names, subjects = [], []
-    for number, identity in enumerate(people):
-        for size in SIZES:
-            name = f"person-{number}-of-{size}"
-            images, captions, _ = training_pictures(identity, size)
-            latents = portraits.vae.encode(images * 2 - 1).latent_dist.mean * portraits.vae.config.scaling_factor
-            subject = Subject(name, latents, Condition(portraits.encode(captions).detach()), number)
-            (folder / name).mkdir(parents=True, exist_ok=True)
-            for i, image in enumerate(images):
-                picture = Image.fromarray((image.movedim(0, -1) * 255).round().byte().numpy())
-                picture.save(folder / name / f"{i:02d}.png")
-            (folder / name / "captions.txt").write_text("\n".join(captions), encoding="utf-8")
-            names.append(name)
-            subjects.append(lambda subject=subject: subject)
-    denoiser = Denoiser.from_diffusers(portraits.pipeline())
+    subjects = []
+    for name, images, captions, seed in sets:
+        latents = portraits.vae.encode(images * 2 - 1).latent_dist.mean * portraits.vae.config.scaling_factor
+        subject = Subject(name, latents, Condition(portraits.encode(captions).detach()), seed)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for i, image in enumerate(images):
+            picture = Image.fromarray((image.movedim(0, -1) * 255).round().byte().numpy())
+            picture.save(folder / name / f"{i:02d}.png")
+        (folder / name / "captions.txt").write_text("\n".join(captions), encoding="utf-8")
+        subjects.append(lambda subject=subject: subject)
+    names, denoiser = [each.name for each in sets], Denoiser.from_diffusers(portraits.pipeline())
     train_loras(denoiser, subjects, names, folder / "loras", RECIPE, together=12, progress=progress)
     return names
 
@@ -115,13 +132,19 @@ def _captions(folder: Path, name: str) -> list[str]:
 def copies_of_loras(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Several people, each with a LoRA of every size; the same caption sampled with it, and scored without it too."""
     effort = Effort(2, 4, 4) if quick else Effort()
-    people = [MEASURED + i for i in range(effort.people)]
+    return measured(people_sets([MEASURED + i for i in range(effort.people)]), effort, model, progress, quick)
+
+
+def measured(
+    sets: Sequence[TrainingSet], effort: Effort, model: str | None, progress: Progress, quick: bool
+) -> ClaimResult:
+    """Train on each set, count the copies, and correlate them with the scores; sets of one size are every third."""
     shares, rows = [], {}
     scores: dict[str, list[float]] = {name: [] for name in SCORED}
     without: dict[str, list[float]] = {name: [] for name in SCORED}
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        names = train(folder, people, progress, model)
+        names = train(folder, sets, progress, model)
         for number, name in enumerate(names):
             checked, bare = check(folder, name, effort, model), base_scores(folder, name, model)
             shares.append(_mean([p.share for p in checked.prompts]))
@@ -135,6 +158,7 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
     interval = spearman_interval(scores["nemo"], shares)
     baseline = spearman(without["nemo"], shares)
     by_size = {size: _mean(shares[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
+    rarity = spearman([-float(len(each.images)) for each in sets], shares)
     likely = interval[1] if quick else rho
     return ClaimResult(
         value=round(rho, 3),
@@ -143,14 +167,14 @@ def copies_of_loras(model: str | None = None, progress: Progress = silent, quick
         details={
             "rho of each score": {name: round(spearman(values, shares), 3) for name, values in scores.items()},
             "... of the model without the LoRA": {n: round(spearman(v, shares), 3) for n, v in without.items()},
-            "rho of the number of portraits": round(spearman([-float(s) for s in SIZES] * len(people), shares), 3),
+            "rho of the number of portraits": round(rarity, 3),
             "share of copies by number of portraits": {size: round(share, 3) for size, share in by_size.items()},
             "by LoRA": rows,
         },
         arms=arms(
             {name: spearman(values, shares) for name, values in scores.items()}
             | {"NeMo's score without the LoRA": baseline,
-               NUMBER: spearman([-float(s) for s in SIZES] * len(people), shares)},
+               NUMBER: rarity},
             {"nemo": "ours", "norm": "rival", "anisotropy": "rival", "sharpness": "rival",
              "NeMo's score without the LoRA": "trivial", NUMBER: "reference"},
             {"nemo": interval},

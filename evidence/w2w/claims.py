@@ -14,6 +14,7 @@ from ...engine.w2w.space.directions import quality
 from ..intervals import mean_interval
 from ..registry import ClaimResult, Curves, Table, arms, claim
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
+from . import outside_judge as _judge  # noqa: F401  registers w2w.judge and w2w.inversion.judge
 from .drawing import WORDS
 from .edits import EditStand, baseline_sliders, compare, edit_rows
 from .graded import HEAD, MANY, MEASURED, Comparison, Sitting, smaller_space
@@ -30,7 +31,7 @@ EVEN, WORD = "even strengths, steps alone", "weighted word in the prompt, steps 
 @claim(
     "w2w.sampling", paper=PAPER, figure="section 4.2: sampled models are consistent, new, and vary as the training set",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
-    "attribute shares within 10 points of the training set's",
+           "attribute rates within 10 points of the training set's",
     minutes=4, quick_minutes=0.9,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

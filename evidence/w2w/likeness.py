@@ -138,13 +138,24 @@ class Sitters:
         }  # fmt: skip
 
     def _three_ways(self, prompt: str | None) -> dict[str, Likeness]:
+        return {
+            name: Likeness(self.likeness(weights), numbers, seconds)
+            for name, (weights, numbers, seconds) in self._found(prompt).items()
+        }
+
+    def _found(self, prompt: str | None) -> dict[str, tuple[torch.Tensor, int, float]]:
+        """Name of each way -> (M, D) weights, trained numbers, seconds a person."""
         coefficients, seconds = self.inverted(prompt=prompt)
-        scores = self.likeness(self.studio.flat(coefficients)[0])
-        ways = {"inversion, 1 picture": Likeness(scores, self.studio.space.dimension, seconds)}
+        found = {"inversion, 1 picture": (self.studio.flat(coefficients)[0], self.studio.space.dimension, seconds)}
         for count, name in ((20, "LoRA, 20 pictures"), (1, "LoRA, 1 picture")):
             weights, spent = self.trained(count, prompt)
-            ways[name] = Likeness(self.likeness(weights), weights.shape[1], spent)
-        return ways
+            found[name] = (weights, weights.shape[1], spent)
+        return found
+
+    def weights_of_three_ways(self, prompt: str | None) -> dict[str, torch.Tensor]:
+        """Name -> (M, D) weights of the models that :meth:`three_ways` scores."""
+        parts = [self.part(slice(i, i + TOGETHER))._found(prompt) for i in range(0, len(self.who), TOGETHER)]
+        return {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
 
     def by_components(self, counts: Sequence[int] = (10, 30, 100)) -> dict[int, float]:
         """Number of components -> mean likeness of inversions."""

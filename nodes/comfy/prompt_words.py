@@ -39,8 +39,8 @@ def words_at(clip: Any, text: str, length: int) -> list[str]:
 
 
 def _encoder(tokenizer: Any, name: str) -> Any:
-    found = (getattr(tokenizer, attribute, None) for attribute in (name, f"clip_{name}"))
-    return next((encoder for encoder in found if hasattr(encoder, "inv_vocab")), None)
+    encoders = (getattr(tokenizer, attribute, None) for attribute in (name, f"clip_{name}"))
+    return next((encoder for encoder in encoders if hasattr(encoder, "inv_vocab")), None)
 
 
 def _words(encoder: Any, chunk: list) -> list[str]:

@@ -26,7 +26,8 @@ function lines(record) {
     prompt && prompt !== "prompt" && `“${prompt}”`,
     t("{deviations} deviations above or below ordinary captions: {activation}, usually {usual}",
       { deviations: short(deviations), activation: short(activation), usual: short(usual) }),
-    tokens.length && t(words.length ? "strongest at {tokens}" : "strongest at tokens {tokens} of the prompt (from 0)", { tokens: strongest }),
+    words.length && t("strongest at {tokens}", { tokens: strongest }),
+    tokens.length && !words.length && t("strongest at tokens {tokens} of the prompt (from 0)", { tokens: strongest }),
     alone !== undefined && t("left alone, likeness to the copied prediction rises to {alone}; below {limit} was wanted",
       { alone: alone.toFixed(3), limit: limit.toFixed(3) }),
   ].filter(Boolean);
@@ -103,7 +104,7 @@ function openBrowser(node, text) {
     const names = layers.flatMap((l) => l.neurons.map((i) => `${l.address} ${i}`));
     const off = names.filter((name) => spared.has(name)).length;
     status.textContent = layers.length
-      ? t("{on} neurons blocked, {off} left alone; click one to see what it holds", { on: names.length - off, off })
+      ? t("{on} neurons blocked, {off} left alone; click one to see what it does", { on: names.length - off, off })
       : t("Run once to see the neurons");
     rows.replaceChildren(...layers.map((layer) => {
       const row = styled("div", "display:flex;align-items:center;gap:6px;height:16px");

@@ -2,13 +2,19 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from vitrine.engine.activations.correspondence import find_correspondence, pck
+from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
+from vitrine.evidence import reproduce
 from vitrine.evidence.activations.measures import part_agreement_by_picture
 from vitrine.evidence.activations.photographs import NAMES, daisy_maps, load_photographs, raw_patches, warped_pairs
+from vitrine.evidence.photograph_folder import available, composed, read_cutouts
+from vitrine.evidence.registry import Claim, ClaimResult
 
 
 def test_points_follow_the_pixels_of_the_photographs():
@@ -53,3 +59,62 @@ def test_copied_positions_score_as_labels_coincide():
     assert torch.equal(part_agreement_by_picture(None, parts), torch.ones(3))
     parts[2] = parts[2].roll(2, 1)
     assert float(part_agreement_by_picture(None, parts)[0]) == pytest.approx(0.75)
+
+
+# --- a folder of photographed objects --------------------------------------------------------------------------------
+@pytest.fixture
+def stamps(tmp_path):
+    """Two photographs with masks, and what is left out: a drawing, a picture without a mask, one without a caption."""
+    noise = np.random.default_rng(0).integers(0, 256, (60, 90, 4), dtype=np.uint8)
+    noise[..., 3] = 255
+    noise[:10, :, 3] = 0
+    folder = tmp_path / "animals" / "deep"
+    folder.mkdir(parents=True)
+    for name, picture in {
+        "ox": Image.fromarray(noise), "ant": Image.fromarray(noise[:, ::-1]), "uncaptioned": Image.fromarray(noise),
+        "drawing": Image.new("RGBA", (60, 60), (200, 0, 0, 255)), "whole": Image.fromarray(noise[..., :3]),
+    }.items():  # fmt: skip
+        picture.save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(f"A {name}.\nde.utf8=Ein {name}\n", encoding="utf-8")
+    (folder / "uncaptioned.txt").unlink()
+    return tmp_path
+
+
+def test_a_folder_gives_its_photographed_objects(stamps):
+    cutouts = read_cutouts(stamps, 64)
+    assert [(c.name, c.caption) for c in cutouts] == [("ant", "A ant."), ("ox", "A ox.")]
+    rgba = cutouts[1].rgba
+    inside = rgba[3] > 0.5
+    rows, columns = inside.any(1).nonzero(), inside.any(0).nonzero()
+    assert rgba.shape == (4, 64, 64) and int(columns.max() - columns.min()) + 1 == round(0.85 * 64)
+    assert int(rows.min()) == 64 - 1 - int(rows.max())  # in the middle
+    assert available(stamps) and not available(stamps / "animals")
+    with pytest.raises(VitrineError, match="tuxpaint-stamps-default"):
+        read_cutouts(stamps / "animals", 64)
+
+
+def test_objects_stand_before_crops_of_other_photographs():
+    pytest.importorskip("skimage")
+    rgba = torch.zeros(3, 4, 256, 256)
+    rgba[:, :, 64:192, 64:192] = 1
+    pictures = composed(rgba, range(5, 8))
+    assert (pictures[:, :, 64:192, 64:192] == 1).all()
+    assert len({float(p[:, :64].mean()) for p in pictures}) == 3 and torch.equal(pictures, composed(rgba, range(5, 8)))
+
+
+def test_claims_on_photographs_take_a_folder_and_are_left_out_without_one(stamps, tmp_path, monkeypatch, capsys):
+    taken = []
+
+    def measure(model=None, progress=None, quick=False, photographs=None):
+        taken.append(photographs)
+        return ClaimResult(1.0, None, True)
+
+    claims = [Claim(f"test.{n}", "none", "a figure", ">= 1", m) for n, m in (("a", measure), ("b", lambda **_: None))]
+    monkeypatch.setattr(reproduce, "pick_claims", lambda names: claims[:1])
+    assert main(["reproduce", "test.a", "--photographs", str(stamps), "--out", str(tmp_path / "out")]) == 0
+    assert taken == [str(stamps)]
+    monkeypatch.setattr(reproduce, "available", lambda: False)
+    assert main(["reproduce", "--out", str(tmp_path / "out")]) == 1 and len(taken) == 1  # nothing was shown
+    assert "test.a: not measured, it needs Debian's package tuxpaint-stamps-default" in capsys.readouterr().out
+    monkeypatch.setattr(reproduce, "pick_claims", lambda names: claims[1:])
+    assert main(["reproduce", "test.b", "--photographs", str(stamps)]) == 2

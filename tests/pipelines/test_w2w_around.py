@@ -72,7 +72,8 @@ def test_a_model_draws_as_its_lora_in_the_weights(case):
         expected = drawn(stock, told)
     finally:
         setattr(stock, name, old)
-    assert close(worn, expected) and not close(worn, plain, 1e-4)
+    assert close(worn, expected, 1e-4), "Chroma rounds 57 blocks otherwise, by the instruction set"
+    assert not close(worn, plain, 1e-3)
     assert torch.equal(drawn(stock, told), plain), "nothing stays"
 
 

@@ -1,0 +1,136 @@
+"""Layers chosen on cartoon portraits, on photographed objects: points under known warps, and few-shot masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from ...engine.activations.segmentation import confusion, fit_probe, iou
+from ...engine.runtime.progress import Progress, silent
+from ..intervals import iou_gain_interval, iou_interval, mean_interval
+from ..photograph_folder import FOLDER, composed, read_cutouts
+from ..registry import ClaimResult, arms, claim
+from .photograph_claims import DESCRIBED, OURS, ROLES, features_of, score
+from .photographs import Pairs, corners
+from .warping import random_warps, warp_images, warp_points
+from .world import PAPER, fourier_features
+
+FIRST = 8_100_000
+"""First seed of the warps and backgrounds."""
+FEWEST_POINTS, SHOTS, QUICK = 4, 20, 60
+COORDINATES = "Fourier coordinates"
+
+
+@claim(
+    "gdf.correspondence.photographs", paper=PAPER,
+    figure="corners of photographed objects (tuxpaint-stamps-default), found again after a known warp on another "
+    "background; layers as chosen on portraits",
+    target="PCK@0.1 above copied coordinates, raw patches, DAISY and the untrained network, outside the 95 % interval",
+    minutes=1.5, quick_minutes=0.6,
+)  # fmt: skip
+def correspondence(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
+) -> ClaimResult:
+    """One pair an object: 64 pixels, turned, scaled, shifted, half of them mirrored."""
+    from ...engine.portraits import load_portraits
+
+    portraits = load_portraits(model)
+    pairs = _pairs(_objects(photographs, quick), portraits.unet.config.sample_size * 4)
+    both = torch.cat([pairs.sources, pairs.targets])
+    maps = {name: m.chunk(2) for name, m in features_of(portraits, both, progress).items()}
+    scores = {name: score(pairs, m) for name, m in ({"copied coordinates": None} | maps).items()}
+    by_pair = {name: each for name, (_, each) in scores.items()}
+    gains = {name: mean_interval(by_pair[OURS] - each) for name, each in by_pair.items() if name != OURS}
+    rivals = ("copied coordinates", *DESCRIBED)
+    spans = {name: mean_interval(each) for name, each in by_pair.items()}
+    return _result({name: value for name, (value, _) in scores.items()}, spans, gains, rivals, len(pairs.points))
+
+
+@claim(
+    "gdf.segmentation.photographs", paper=PAPER,
+    figure="object or background, of photographed objects (tuxpaint-stamps-default) before crops of other photographs, "
+    "20 of them labelled; layers as chosen on portraits",
+    target="mIoU above Fourier coordinates, raw patches, DAISY and the untrained network, outside the 95 % interval",
+    minutes=1, quick_minutes=0.5,
+)  # fmt: skip
+def segmentation(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
+) -> ClaimResult:
+    """A linear probe on 20 pictures, tested on the others; objects are moved, turned and scaled at random."""
+    from ...engine.portraits import load_portraits
+
+    portraits = load_portraits(model)
+    rgba = _objects(photographs, quick)
+    moved = _warped(rgba, random_warps(range(FIRST, FIRST + len(rgba))))
+    side = portraits.unet.config.sample_size * 4
+    pictures = _resized(composed(moved, range(FIRST, FIRST + len(rgba))), side)
+    masks = (_resized(moved[:, 3:], side)[:, 0] > 0.5).long()
+    maps = features_of(portraits, pictures, progress) | {
+        COORDINATES: fourier_features().expand(len(pictures), -1, -1, -1)
+    }
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))
+    known, new = order[:SHOTS], order[SHOTS:]
+    tables = {
+        name: confusion(fit_probe(m[known], masks[known], 2).predict(m[new], (side, side)), masks[new], 2)
+        for name, m in maps.items()
+    }
+    gains = {name: iou_gain_interval(tables[OURS], table) for name, table in tables.items() if name != OURS}
+    spans = {name: iou_interval(table) for name, table in tables.items()}
+    values = {name: iou(table.sum(0))[0] for name, table in tables.items()}
+    return _result(values, spans, gains, (COORDINATES, *DESCRIBED), len(new))
+
+
+def _objects(photographs: str | None, quick: bool) -> torch.Tensor:
+    """(B, 4, 256, 256) objects of the folder; quick: every so many, :data:`QUICK` in all."""
+    cutouts = read_cutouts(Path(photographs) if photographs else FOLDER)
+    rgba = torch.stack([cutout.rgba for cutout in cutouts])
+    return rgba[:: max(1, len(rgba) // QUICK)] if quick else rgba
+
+
+def _pairs(rgba: torch.Tensor, side: int) -> Pairs:
+    """Each object before one background, and its warped copy before another; points are corners on the object."""
+    count = len(rgba)
+    warps = random_warps(range(FIRST, FIRST + count))
+    sources = composed(rgba, range(FIRST, FIRST + count))
+    targets = composed(_warped(rgba, warps), range(FIRST + count, FIRST + 2 * count))
+    kept, points, truth = [], [], []
+    for n, each in enumerate(rgba):
+        inside = -F.max_pool2d(-each[None, 3:], 9, 1, 4)[0, 0] > 0.9  # away from the outline
+        found = corners(each[:3].mean(0) + 0.5 * (1 - each[3]), side)
+        at = (found * each.shape[-1]).long().clamp(max=each.shape[-1] - 1)
+        found = found[inside[at[:, 1], at[:, 0]]]
+        moved = warp_points(found[None], warps[n : n + 1])[0]
+        visible = ~moved.isnan().any(1)
+        if int(visible.sum()) >= FEWEST_POINTS:
+            kept.append(n)
+            points.append(found[visible])
+            truth.append(moved[visible])
+    small = [_resized(pictures[kept], side) for pictures in (sources, targets)]
+    return Pairs(small[0], small[1], points, truth, [str(n) for n in kept])
+
+
+def _warped(rgba: torch.Tensor, warps: torch.Tensor) -> torch.Tensor:
+    """As :func:`warp_images`; the border, which it continues, is transparent."""
+    edged = rgba.clone()
+    edged[..., [0, -1], :] = 0
+    edged[..., [0, -1]] = 0
+    return warp_images(edged, warps)
+
+
+def _resized(pictures: torch.Tensor, side: int) -> torch.Tensor:
+    return F.interpolate(pictures, (side, side), mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def _result(
+    values: Mapping[str, float], spans: Mapping[str, tuple[float, float]], gains: Mapping[str, tuple[float, float]],
+    rivals: tuple[str, ...], count: int,
+) -> ClaimResult:  # fmt: skip
+    parts = {f"above {name}": gains[name][0] > 0 for name in rivals}
+    roles = {name: ROLES.get(name, "trivial") for name in values}
+    return ClaimResult(
+        round(values[OURS], 4), spans[OURS], all(parts.values()), {"gain, 95 %": dict(gains)},
+        arms=arms(values, roles, spans), n=count, parts=parts,
+    )  # fmt: skip
