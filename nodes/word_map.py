@@ -46,7 +46,7 @@ class WordMap(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Image.Input("image", tooltip="One or more pictures; sides must be multiples of the VAE's factor."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt that contains the word."),
-                io.String.Input("word", default="face", tooltip="A word of the prompt, or several in a row."),
+                io.String.Input("word", default="face", tooltip="A word of the prompt, or several next to each other."),
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="Of the noise."),
                 io.Float.Input("timestep", default=300.0, min=0.0, max=1000.0, step=1.0,
                                tooltip="The network's own timestep: high ones look for layout, low ones for detail."),

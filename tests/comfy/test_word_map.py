@@ -73,7 +73,7 @@ def test_the_text_is_read_from_the_graph(comfy):
 def test_maps_of_pictures_that_are_not_square():
     maps = {"map": SimpleNamespace(tensor=torch.rand(2, 3, 6 * 4, 1))}
     assert word_map(maps, (96, 64)).shape == (2, 96, 64)
-    with pytest.raises(VitrineError, match="24 places"):
+    with pytest.raises(VitrineError, match="24 positions"):
         word_map(maps, (64, 64))
 
 
