@@ -18,7 +18,8 @@ PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *HELP.glob("
 BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
 CONSOLE = {"refuse", "named", "print", "warn", "warning", "VitrineError", "say"}
 """Functions whose texts people read when a command runs or an input is refused."""
-REPORTS = ("evidence/**/page.py", "evidence/**/*_page.py", "evidence/demo.py", "engine/pipelines/lora_report_*.py",
+REPORTS = ("evidence/verify/*.py", "evidence/**/page.py", "evidence/**/*_page.py", "evidence/demo.py",
+           "engine/pipelines/lora_report_*.py",
            "engine/nemo/check_page.py", "nodes/web/*.js")  # fmt: skip
 """What writes pages for people: of demo, verify, copy check and LoRA report; and the page's widgets."""
 
@@ -98,6 +99,7 @@ def _said(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
     docs |= {id(n.slice) for n in ast.walk(tree) if isinstance(n, ast.Subscript)}
+    docs |= {id(key) for n in ast.walk(tree) if isinstance(n, ast.Dict) for key in n.keys}
     report = any(path.match(f"*/{pattern.removeprefix('engine/').removeprefix('evidence/**/')}") for pattern in REPORTS)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in CONSOLE:
