@@ -9,9 +9,9 @@ from comfy_api.latest import ComfyExtension, io
 from .comfy import choices, compat_comfyui, glossary, lora, people, run_watch, similarity
 
 FAMILIES = (
-    "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
+    "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
     "w2w_make", "nemo", "nemo_samples", "nemo_find", "nemo_block", "nemo_verify", "nemo_copies", "lora_report", "emd",
-    "emd_variety",
+    "emd_variety", "reference",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""
 

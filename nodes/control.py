@@ -44,9 +44,10 @@ class ControlValues(io.ComfyNode):
         """Sizes, crop and flip in."""
         return io.Schema(
             node_id="VitrineControlValues",
-            display_name="Control Values",
+            display_name="Size and Crop Values",
             category=CATEGORY,
-            description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
+            description="Adds size, crop, target size and flip to a prompt: for SDXL, PixArt and models with a size "
+                        "checkpoint.",
             search_aliases=[
                 "sdxl size conditioning", "micro conditioning", "original size crop target", "original size", "crop",
                 "blur", "sharp", "blurry",
@@ -60,10 +61,11 @@ class ControlValues(io.ComfyNode):
                 pixels("crop_top", 0, 0, "Pixels cropped at the top: above 0 heads are cut."),
                 pixels("target_width", 1024, 8, "Width of the picture you make; with the height it tells the aspect."),
                 pixels("target_height", 1024, 8, "Height of the picture you make."),
-                io.Boolean.Input("flip", default=False, tooltip="Told as mirrored; only control checkpoints read it."),
+                io.Boolean.Input("flip", default=False, tooltip="Condition on a mirrored picture; only size "
+                                                                "checkpoints read it."),
                 io.String.Input(
                     "extra", default="", multiline=True,
-                    tooltip="Further controls of a checkpoint, 'name = number', one a line.",
+                    tooltip="Further conditions of a checkpoint, 'name = number', one a line.",
                 ),
                 io.Model.Input(
                     "model", optional=True,
@@ -94,12 +96,12 @@ class ApplyGammaSchedule(io.ComfyNode):
         """A curve in."""
         return io.Schema(
             node_id="VitrineApplyGammaSchedule",
-            display_name="Apply Gamma Schedule",
+            display_name="Size Weight Schedule",
             category=CATEGORY,
             description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
-            search_aliases=["time weighted size conditioning", "gamma control", "sdxl original size"],
+            search_aliases=["gamma schedule", "time weighted size conditioning", "gamma control", "sdxl original size"],
             inputs=[
-                io.Model.Input("model", tooltip="SDXL, or a PixArt that is told sizes."),
+                io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
                 *GAMMA,
                 io.String.Input(
                     "points",
@@ -132,10 +134,10 @@ class LoadControl(io.ComfyNode):
         """The list is read anew whenever the page refreshes."""
         return io.Schema(
             node_id="VitrineLoadControl",
-            display_name="Load Control Checkpoint",
+            display_name="Load Size Checkpoint",
             category=CATEGORY,
-            description="Adds controls trained for this model (size, crop, flip); the file's own curve is used.",
-            search_aliases=["control embedder", "size control checkpoint", "flip conditioning"],
+            description="Adds conditions trained for this model (size, crop, flip), with the file's own curve.",
+            search_aliases=["control checkpoint", "control embedder", "flip conditioning"],
             inputs=[
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
@@ -144,8 +146,8 @@ class LoadControl(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="Reads the values of Control Values."),
-                io.String.Output(display_name="report", tooltip="Controls, curve, padding, base model."),
+                io.Model.Output(display_name="MODEL", tooltip="Takes the values of Size and Crop Values."),
+                io.String.Output(display_name="report", tooltip="Conditions, curve, padding, base model."),
             ],
         )  # fmt: skip
 
@@ -175,10 +177,10 @@ class NoisyReplicatePadding(io.ComfyNode):
         """A prompt and its length in."""
         return io.Schema(
             node_id="VitrineNoisyReplicatePadding",
-            display_name="Noisy Replicate Padding",
+            display_name="Pad Short Prompts",
             category=CATEGORY,
             description="Short prompts fill all positions of the text encoder: copies of their tokens, with noise.",
-            search_aliases=["text padding", "replicate prompt tokens", "pad tokens"],
+            search_aliases=["noisy replicate padding", "text padding", "replicate prompt tokens", "pad tokens"],
             is_experimental=True,
             inputs=under_advanced(("axis", "tokens"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt."),
@@ -231,22 +233,22 @@ class CrossSizeConsistency(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Batches of the same seeds in."""
         more = [
-            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds, told another size.")
+            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds under another size.")
             for i in range(3, 6)
         ]
         return io.Schema(
             node_id="VitrineCrossSizeConsistency",
-            display_name="Cross-Size Consistency",
+            display_name="Compare Sizes",
             category=CATEGORY,
-            description="Mean distance between pictures of one seed and prompt that were told different sizes.",
-            search_aliases=["size conditioning metric", "compare sizes", "lpips across sizes"],
+            description="Mean distance between pictures of one seed and prompt under different size conditions.",
+            search_aliases=["cross-size consistency", "size conditioning metric", "lpips across sizes"],
             inputs=[
-                io.Image.Input("images_1", tooltip="Pictures told the first size."),
-                io.Image.Input("images_2", tooltip="The same seeds, told another size."),
+                io.Image.Input("images_1", tooltip="Pictures under the first size."),
+                io.Image.Input("images_2", tooltip="The same seeds under another size."),
                 *more,
                 io.String.Input(
                     "sizes", default="256x256, 512x512, 1024x1024",
-                    tooltip="Width x height told, one for each connected batch; for the report.",
+                    tooltip="Width x height, one for each connected batch; for the report.",
                 ),
             ],
             outputs=[

@@ -26,7 +26,7 @@ from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
 from .sockets import NeuronStatisticsSocket
 
-CATEGORY = "Vitrine/nemo"
+CATEGORY = "Vitrine/memorization"
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
 INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,

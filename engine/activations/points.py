@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import refuse
+from ..io.number_checks import all_finite
 from ..io.tables import lines_of
 from .correspondence import Matches
 
@@ -40,7 +41,7 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
     try:
         rows = _json_clicks(text) if text.lstrip()[:1] in ("[", "{") else _line_clicks(text)
         values = torch.tensor([[float(number) for number in numbers] for numbers, _ in rows])
-        valid = values.ndim == 2 and values.shape[1] == 2 and bool(torch.isfinite(values).all())
+        valid = values.ndim == 2 and values.shape[1] == 2 and all_finite(values)
     except (ValueError, TypeError, KeyError, AttributeError):
         valid = False
     if not valid:

@@ -33,7 +33,7 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
             except ValueError:
                 pair = (math.nan, math.nan)
             if not all(map(math.isfinite, pair)):
-                raise refuse("readings", f"row {number} of {path.name}", accepted, "mend the row")
+                raise refuse("readings", f"line {number} of {path.name}", accepted, "correct the line")
             curves.setdefault(row["label"], []).append(pair)
     return curves
 
@@ -113,7 +113,7 @@ class Calibrate:
 
         unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]
         if unknown:
-            raise refuse("labels", unknown, sorted(LABELS), "name labels that the readout knows")
+            raise refuse("labels", unknown, sorted(LABELS), "name labels that the attribute classifier knows")
         for label in self.pairs:
             if name_of(label) not in space.directions:
                 space = with_pairs(space, label, self.work / label.replace(" ", "_"), TqdmProgress(label))

@@ -178,7 +178,7 @@ def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) ->
 
 def _check_format(name: str, version: str | None) -> None:
     if version is None:
-        raise refuse("file", name, "a control checkpoint", "it has no ccs_format in its header")
+        raise refuse("file", name, "a size-conditioning checkpoint", "it has no ccs_format in its header")
     if version.split(".")[0] != FORMAT:
         raise refuse("ccs_format", version, f"{FORMAT} or {FORMAT}.x", "install a newer version of this pack")
 

@@ -77,7 +77,7 @@ def sample(
 
 def few_step_latents(
     denoiser: Denoiser, noise: torch.Tensor, steps: int, cond: Condition, *, null: Condition | None = None,
-    guidance: float = 1.0,
+    guidance: float = 1.0, shift: float = 1.0,
 ) -> torch.Tensor:  # fmt: skip
     """Noise (B, C, H, W) -> latents, by DDIM with eta 0, which is Euler's method for a flow, without a scheduler.
 
@@ -86,9 +86,13 @@ def few_step_latents(
 
     Args:
         null: what guidance starts from (B rows or one); not needed at guidance 1, which makes one pass a step.
+        shift: of a flow's times towards noise (Esser et al. 2024, Eq. 23); 1 changes nothing.
     """
-    total, flow = denoiser.schedule.steps, denoiser.prediction == "flow"
-    times = [total * (1 - i / steps) if flow else float(round(total * (1 - i / steps)) - 1) for i in range(steps)]
+    total, flow, times = denoiser.schedule.steps, denoiser.prediction == "flow", [1 - i / steps for i in range(steps)]
+    if flow:
+        times = [total * shift * s / (1 + (shift - 1) * s) for s in times]
+    else:
+        times = [float(round(total * s) - 1) for s in times]
     rows, x = torch.arange(len(noise)), noise.float()
     full, empty = cond.take(rows), None if null is None or guidance == 1 else null.take(rows)
     together = empty is not None and full.alike(empty)

@@ -64,7 +64,9 @@ class EMDAdvancedConfig(Config):
                 "ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and uniform are usual"
             )
         if not 0 <= self.decay <= 1:
-            raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
+            raise refuse(
+                "decay", self.decay, "0 to 1, a fraction of the run", "0.5 lets the rates fall in its last half"
+            )
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
         if self.objective not in OBJECTIVES:

@@ -78,7 +78,7 @@ class FewStepSampler:
     def _branches(self) -> int:
         return 1 if self.config.guidance == 1 else 2
 
-    def noise(self, shape: tuple[int, int, int]) -> torch.Tensor:
+    def noise(self, shape: Sequence[int]) -> torch.Tensor:
         """(S, C, h, w), row by row from the seeds."""
         return seeded_noise(range(self.config.first_seed, self.config.first_seed + self.config.seeds), shape)
 
@@ -100,8 +100,9 @@ class FewStepSampler:
         self.forwards += self._branches * self.config.steps * len(noise)
         with block_rows(self.denoiser.backbone, self.sites, sets * (2 if together else 1)):
             return few_step_latents(
-                self.denoiser, noise, self.config.steps, cond, null=empty, guidance=self.config.guidance
-            )
+                self.denoiser, noise, self.config.steps, cond, null=empty, guidance=self.config.guidance,
+                shift=self.config.shift,
+            )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class Agreement:
         config: how they were made.
         threshold: measured on ordinary captions of this model; without one there is a distance, but no verdict.
         samples: (S, C, h, w) latents; None where they were not kept.
-        area: share of the places that tell anything where samples agree: less than a third of the usual distance; NaN
+        area: fraction of the informative positions where samples agree: less than a third of the usual distance; NaN
             without a threshold.
 
     Raises:
@@ -263,9 +264,8 @@ def sample_agreement(
         blocked: address -> neurons to block, for each prompt.
         keep: the samples too, which a map needs.
     """
-    config = sampler.config
-    device = conds[0].text.device if conds and conds[0].text is not None else torch.device("cpu")
-    noise, agreements = sampler.noise(shape).to(device), []
+    config, agreements = sampler.config, []
+    noise = sampler.noise(shape).to(conds[0].device if conds else "cpu")
     for start in range(0, len(conds), sampler.at_once):
         part = range(start, min(start + sampler.at_once, len(conds)))
         requests = [Request(conds[i], noise, {} if blocked is None else blocked[i]) for i in part]

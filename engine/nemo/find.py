@@ -123,7 +123,7 @@ def score_prompts(
         shape: (C, h, w) of the latents.
         tau: the threshold of the scores, 0..1; None where it has not been calibrated.
     """
-    noise = probe_noise(probe.config, shape).to(_device(conds))
+    noise = probe_noise(probe.config, shape).to(conds[0].device)
     at_once, metric = probe.at_once, probe.metric(shape)
     scores: list[Score] = []
     unblocked: list[torch.Tensor] = []
@@ -164,7 +164,7 @@ def find_neurons(
         check_tau(config.tau)
     if config.mode == "parity" and probe.config.data_range == AUTO:
         probe = replace(probe, config=replace(probe.config, data_range=None))
-    noise = probe_noise(probe.config, shape).to(_device(conds))
+    noise = probe_noise(probe.config, shape).to(conds[0].device)
     scores, unblocked = score_prompts(probe, conds, shape, config.tau)
     searched: dict[int, _Searched] = {}
     for i, score in enumerate(scores):
@@ -287,8 +287,3 @@ def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silen
             advance(key)
         progress(len(outcomes), len(tasks), None)
     return outcomes
-
-
-def _device(conds: Sequence[Condition]) -> torch.device:
-    text = conds[0].text
-    return text.device if text is not None else torch.device("cpu")

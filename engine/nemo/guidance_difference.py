@@ -79,8 +79,7 @@ def pull(
         shape: (C, h, w) of the latents.
     """
     seeds = range(config.seed, config.seed + config.noises)
-    device = cond.text.device if cond.text is not None else torch.device("cpu")
-    x = seeded_noise(seeds, shape).to(device)
+    x = seeded_noise(seeds, shape).to(cond.device)
     rows = torch.zeros(len(x), dtype=torch.long)
     both = Condition.batch([cond.take(rows), empty.take(rows)])
     total = denoiser.schedule.steps

@@ -170,6 +170,7 @@ class FewStepConfig(Config):
         guidance: scale, as you sample; 1 is without, at half the batch rows.
         two_stage: compare the first two samples first, and sample the others only where these agree more than ordinary
             captions do. Needs a threshold.
+        shift: of a flow's times towards noise, as you sample; 1 is without.
 
     Raises:
         VitrineError: If a value is outside its range.
@@ -180,12 +181,15 @@ class FewStepConfig(Config):
     steps: int = 4
     guidance: float = 3.0
     two_stage: bool = False
+    shift: float = 1.0
 
     def __post_init__(self) -> None:
         if self.seeds < 2 or self.steps < 1:
             raise refuse("seeds, steps", (self.seeds, self.steps), "2 seeds and 1 step or more", "use 4 and 4")
         if not (math.isfinite(self.guidance) and self.guidance >= 0):
             raise refuse("guidance", self.guidance, "a number of 0 or more", "use that of your samples")
+        if not (math.isfinite(self.shift) and self.shift > 0):
+            raise refuse("shift", self.shift, "a number above 0", "use that of the model's scheduler")
 
     @property
     def rows(self) -> int:

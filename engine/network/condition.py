@@ -39,6 +39,11 @@ class Condition:
         """B: rows of text; 1 where there is none."""
         return 1 if self.text is None else len(self.text)
 
+    @property
+    def device(self) -> torch.device:
+        """Of the text; the CPU where there is none."""
+        return torch.device("cpu") if self.text is None else self.text.device
+
     def take(self, rows: torch.Tensor) -> Condition:
         """Rows by index, with repetition. A condition of one row is expanded to any index."""
         return self._map(lambda v: v[rows.to(v.device)] if len(v) > 1 else v.expand(len(rows), *v.shape[1:]))

@@ -13,10 +13,9 @@ import torch
 from ..emd.variety import mean_distance, small_pixels
 from ..io.table_on_disk import RowFile
 from ..jobs.digests import digest
-from ..nemo.blocked_copies import THIRD, share_interval
+from ..nemo.blocked_copies import share_interval
 from ..nemo.check import Pictures
 from ..nemo.nearest import LENGTH, Nearest, PictureIndex, distances, thumbnails
-from ..nemo.picture_agreement import agreement
 from ..w2w.loras.lora_prompts import ORDINARY, AskedPrompt
 
 _USUAL = 32
@@ -42,7 +41,7 @@ class PromptCopies:
     Attributes:
         prompt, kind: see :class:`~vitrine.engine.w2w.loras.lora_prompts.AskedPrompt`.
         samples: how many.
-        agreement, bare: median MS-SSIM of pairs of its samples, with the LoRA and without it.
+        distance, bare: of two of its samples, the median pair's, with the LoRA and without it (NaN: not sampled).
         repeats: samples that are copies of another sample of the prompt: nearer than a third of the usual distance.
         copies: samples that are copies of a training picture; None without pictures.
         nearest: which training picture the shown sample is nearest to; None without pictures.
@@ -55,7 +54,7 @@ class PromptCopies:
     prompt: str
     kind: str
     samples: int
-    agreement: float
+    distance: float
     bare: float
     repeats: int
     copies: int | None
@@ -66,16 +65,16 @@ class PromptCopies:
     where: torch.Tensor = field(repr=False)
 
     @property
-    def gain(self) -> float:
-        """How much the LoRA raises the agreement, as a share of what was left to 1; -1 at the least."""
-        return max((self.agreement - self.bare) / max(1 - self.bare, 1e-6), -1.0)
+    def lost(self) -> float:
+        """Share of the distance between its samples that the LoRA takes: 1 where every seed gives one picture."""
+        return max(1 - self.distance / max(self.bare, 1e-6), -1.0)
 
     def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """As JSON."""
         table: dict[str, Any] = {
-            "prompt": self.prompt, "kind": self.kind, "samples": self.samples, "agreement": round(self.agreement, 4),
-            "agreement_without": round(self.bare, 4), "repeats": self.repeats, "ratio": round(self.ratio, 4),
-            "area": round(self.area, 4),
+            "prompt": self.prompt, "kind": self.kind, "samples": self.samples, "distance": round(self.distance, 4),
+            "distance_without": round(self.bare, 4), "lost": round(self.lost, 4), "repeats": self.repeats,
+            "ratio": round(self.ratio, 4), "area": round(self.area, 4),
         }  # fmt: skip
         if self.copies is not None and self.nearest is not None:
             interval = share_interval(self.copies, self.samples)
@@ -105,7 +104,8 @@ class CopyReader:
             )
             for i in (~self._table.done).nonzero()[:, 0].tolist():
                 self._table.write(i, thumbnails(cropped(pictures.read(i)[None], usual[0])).flatten(1))
-        self._index = PictureIndex(self._table, self.usual)
+        self._among = PictureIndex(None, self.usual)
+        self._index = self._among if self._table is None else PictureIndex(self._table, self.usual)
 
     def __enter__(self) -> CopyReader:
         return self
@@ -125,15 +125,22 @@ class CopyReader:
 
     def of_prompt(self, asked: AskedPrompt, full: torch.Tensor) -> PromptCopies:
         """One prompt, from its samples with the LoRA."""
-        alike, near = agreement(full, self.usual), self.near(full)
+        near, others = self.near(full), self._among.nearest(thumbnails(full))
         closest = int(near.ratios.argmin())
-        bare = agreement(self.bare[asked.text], self.usual).median if asked.text in self.bare else float("nan")
+        bare = between(self.bare[asked.text]) if asked.text in self.bare else float("nan")
         return PromptCopies(
-            asked.text, asked.kind, len(full), alike.median, bare, int((alike.ratios < THIRD).sum()),
+            asked.text, asked.kind, len(full), between(full), bare, int(others.copied.sum()),
             int(near.copied.sum()) if self.by_pictures else None,
             int(near.numbers[closest]) if self.by_pictures else None,
             float(near.ratios[closest]), float(near.areas[closest]), full[closest], near.maps[closest],
         )  # fmt: skip
+
+
+def between(samples: torch.Tensor) -> float:
+    """Distance of two samples (S, 3, h, w) of one prompt, see :func:`distances`: the median pair's."""
+    small = thumbnails(samples)
+    first, second = torch.triu_indices(len(small), len(small), 1)
+    return float(distances(small, small)[first, second].quantile(0.5))
 
 
 def cropped(pictures: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

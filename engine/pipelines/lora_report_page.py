@@ -127,26 +127,27 @@ def _add_where(page: Report, lora: Findings) -> None:
 def _add_copies(page: Report, lora: Findings, pictures: Pictures) -> None:
     page.add_subheading("3. What it copies")
     page.add_paragraph(
-        "Agreement is the median MS-SSIM of pairs of a prompt's samples: 1 where every seed gives one picture. Gain is "
-        "how much of what the model without the LoRA leaves to 1 is closed. The ratio is the distance to the nearest "
-        f"{'training picture' if lora.pictures else 'other sample'} as a share of the usual one: below 0.33 a copy."
+        "Distance is that of two samples of the prompt from different seeds (root mean square at 64 px, median pair); "
+        "lost is how much of it the LoRA takes: 100 % where every seed gives one picture. The ratio is the distance to "
+        f"the nearest {'training picture' if lora.pictures else 'other sample'} as a share of the usual one: below "
+        "0.33 a copy."
     )
-    head = ["prompt", "kind", "agreement", "without", "gain", *(["copies"] if lora.pictures else []), "ratio", "area"]
+    head = ["prompt", "kind", "distance", "without", "lost", *(["copies"] if lora.pictures else []), "ratio", "area"]
     page.add_table([head, *(_copy_row(p) for p in lora.copies)])
     if len(lora.strengths) > 1:
-        page.add_paragraph("By strength, over its captions and trigger: mean agreement, and the prompt of most gain.")
+        page.add_paragraph("By strength, over its captions and trigger: mean distance, and the prompt that loses most.")
         copied = any("copies" in values for values in lora.strengths.values())
-        rows: list[list[str]] = [["strength", "agreement", "gain", *(["copies"] if copied else [])]]
+        rows: list[list[str]] = [["strength", "distance", "lost", *(["copies"] if copied else [])]]
         for strength, values in lora.strengths.items():
             share = [f"{values['copies']:.0%}"] if copied else []
-            rows.append([f"{strength:g}", f"{values['agreement']:.2f}", f"{values['gain']:.2f}", *share])
+            rows.append([f"{strength:g}", f"{values['distance']:.3f}", f"{values['lost']:.0%}", *share])
         page.add_table(rows)
     page.add_paragraph("The nearest sample, and where: in colour below a third of the usual distance, all else dark.")
     page.add_images([entry for p in lora.own for entry in _beside(p, lora.pictures, pictures)], WIDTH)
 
 
 def _copy_row(p: PromptCopies) -> list[str]:
-    row = [p.prompt[:90], p.kind, f"{p.agreement:.2f}", f"{p.bare:.2f}", f"{p.gain:.2f}"]
+    row = [p.prompt[:90], p.kind, f"{p.distance:.3f}", f"{p.bare:.3f}", f"{p.lost:.0%}"]
     row += [] if p.copies is None else [f"{p.copies} of {p.samples}"]
     return [*row, f"{p.ratio:.2f}", f"{p.area:.0%}"]
 

@@ -21,7 +21,9 @@ from ..errors import refuse
 from ..io.files import named, read_safetensors, save_safetensors
 from ..jobs.digests import digest
 from ..jobs.run import Run
-from ..nemo.picture_agreement import few_step_samples, few_timesteps
+from ..nemo.few_step_detection import FewStepSampler
+from ..nemo.noise_similarity import Request
+from ..nemo.search_config import FewStepConfig
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
@@ -41,7 +43,7 @@ class ReportConfig(Config):
 
     Attributes:
         seeds, first_seed: samples of each prompt.
-        steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.picture_agreement`.
+        steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.few_step_detection`.
         strengths: of the LoRA, for the strength where copying begins; 1 is always measured.
         prompts: of each kind, at most.
 
@@ -209,19 +211,12 @@ class Bench:
         return {p: self._read(f)["pictures"].float() / 255 for p, f in files.items() if f.is_file()}
 
     def _sample(self, on: OnModel, prompt: str, file: Path) -> None:
-        (cond,) = on.conditions([prompt])
-        times = few_timesteps(on.denoiser.schedule, self.config.steps, self.model.shift)
-        before = self.done
-
-        def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-            self.progress(min(before * total + step, self.total * total), self.total * total, None)
-
-        latents = few_step_samples(
-            on.denoiser, self.seeds, self.model.shape, cond, on.null, self.config.guidance, times, after
-        )
+        (cond,), config = on.conditions([prompt]), self.config
+        few = FewStepConfig(config.seeds, config.first_seed, config.steps, config.guidance, shift=self.model.shift)
+        sampler = FewStepSampler(on.denoiser, few, on.null)
+        (latents,) = sampler.samples([Request(cond, sampler.noise(self.model.shape).to(cond.device), {})])
         pictures = _kept(self.model.decode(latents))
-        rows = len(self.seeds) * self.config.steps * (1 if self.config.guidance == 1 else 2)
-        self.budget.rows += rows
+        self.budget.rows += sampler.forwards
         save_safetensors(file, {"pictures": pictures, "latents": latents[:2].half()})
         self._advance(1)
 
@@ -254,12 +249,11 @@ class Bench:
 
     def _at_each_time(self, on: OnModel, prompt: str, x0: torch.Tensor) -> list[torch.Tensor]:
         cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
-        device = x0.device if cond.text is None else cond.text.device
         noise = seeded_noise(self.seeds[: len(x0)], x0.shape[1:])
         predicted = []
         for share in SHARES:
             t = share * on.denoiser.schedule.last
-            x = on.denoiser.network_input(x0, noise, t).to(device)
+            x = on.denoiser.network_input(x0, noise, t).to(cond.device)
             predicted.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
             self.budget.rows += len(x0)
         return predicted
@@ -276,8 +270,7 @@ class Bench:
 
     def _advance(self, count: int) -> None:
         self.done += count
-        steps = self.config.steps
-        self.progress(min(self.done, self.total) * steps, self.total * steps, None)
+        self.progress(min(self.done, self.total), self.total, None)
 
 
 def _kept(pictures: torch.Tensor) -> torch.Tensor:

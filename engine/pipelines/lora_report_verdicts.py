@@ -15,9 +15,10 @@ from .lora_report_measures import Cost, PromptCopies
 from .lora_report_samples import SHARES, Loading
 
 FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
-GAIN_LOOK, GAIN_BAD = 0.6, 0.8
-"""Gain in agreement (see :class:`~.lora_report_measures.PromptCopies`) of the most repeated own prompt: chosen on LoRAs
-of people that are measured nowhere else (``evidence/nemo/lora_report_claims.py``)."""
+LOST_LOOK, LOST_BAD = 0.5, 2 / 3
+"""Share of the distance between samples (see :class:`~.lora_report_measures.PromptCopies`) that the own prompt loses
+which loses most: at two thirds samples are as near to each other as copies are. Chosen on LoRAs of people that are
+measured nowhere else (``evidence/nemo/lora_report_claims.py``)."""
 COPIES_BAD = 0.25
 """Share of samples that copy a training picture; one copy already asks for a look."""
 DRIFT_LOOK, DRIFT_BAD = 0.5, 0.9
@@ -95,12 +96,12 @@ class Findings:
         return next((v for v in (BAD, LOOK, FINE) if v in verdicts), OPEN)
 
     def copy_score(self) -> float:
-        """0..1, how much it copies: the largest share of copies of a prompt, without pictures the largest gain."""
+        """0..1, how much it copies: the largest share of copies of a prompt; without pictures of distance lost."""
         if not self.own:
             return math.nan
         if self.pictures:
             return max((p.copies or 0) / p.samples for p in self.own)
-        return max(0.0, *(p.gain for p in self.own if p.gain == p.gain), 0.0)
+        return max(0.0, *(p.lost for p in self.own if p.lost == p.lost), 0.0)
 
     def kind_mean(self, kinds: Sequence[str]) -> list[float]:
         """Mean change at each of ``SHARES`` over prompts of some kinds; empty where none was measured."""
@@ -185,7 +186,8 @@ def where_it_acts(f: Findings) -> Sentence:
 def what_it_copies(f: Findings) -> Sentence:
     """Training pictures, or one picture again and again."""
     topic = "what it copies"
-    rule = f"gain in agreement of the seeds of one prompt: look from {GAIN_LOOK:g}, bad from {GAIN_BAD:g}"
+    rule = f"distance between samples of one prompt that the LoRA takes: look from {LOST_LOOK:.0%}, bad from "
+    rule += f"{LOST_BAD:.0%}"
     if f.pictures:
         rule = (
             f"bad: {COPIES_BAD:.0%} of a prompt's samples or more copy a training picture (below a third of the usual "
@@ -193,7 +195,7 @@ def what_it_copies(f: Findings) -> Sentence:
         rule += "distance); look: any"
     if not f.own:
         return Sentence(topic, OPEN, "No samples were made.", "Give its base model, or more minutes.", rule)
-    worst = max(f.own, key=lambda p: ((p.copies or 0) / p.samples, p.gain))
+    worst = max(f.own, key=lambda p: ((p.copies or 0) / p.samples, p.lost))
     score, quoted = f.copy_score(), f'"{worst.prompt[:80]}"'
     if f.pictures:
         verdict = BAD if score >= COPIES_BAD else LOOK if score > 0 else FINE
@@ -202,12 +204,12 @@ def what_it_copies(f: Findings) -> Sentence:
             text = f"No sample of {len(f.own)} prompts copies a training picture; the nearest is at "
             text += f"{min(p.ratio for p in f.own):.2f} of the usual distance."
     else:
-        verdict = BAD if score >= GAIN_BAD else LOOK if score >= GAIN_LOOK else FINE
-        text = f"Seeds agree most on the {worst.kind} {quoted}: {worst.agreement:.2f}, without the LoRA "
-        text += f"{worst.bare:.2f} (gain {worst.gain:.2f})."
+        verdict = BAD if score >= LOST_BAD else LOOK if score >= LOST_LOOK else FINE
+        text = f"Samples are most alike of the {worst.kind} {quoted}: their distance is {worst.distance:.3f}, without "
+        text += f"the LoRA {worst.bare:.3f} ({worst.lost:.0%} lost)."
     begins = begins_at(f)
     text += f" It begins at strength {begins:g}." if begins is not None and verdict != FINE else ""
-    natural = [p for p in f.own if p.kind == NATURAL and (p.copies or (not f.pictures and p.gain >= GAIN_BAD))]
+    natural = [p for p in f.own if p.kind == NATURAL and (p.copies or (not f.pictures and p.lost >= LOST_BAD))]
     text += f' Natural prompts bring it back, too: "{natural[0].prompt[:60]}".' if natural else ""
     return Sentence(topic, verdict, text, "" if verdict == FINE else _copy_advice(f, begins), rule)
 
@@ -215,7 +217,7 @@ def what_it_copies(f: Findings) -> Sentence:
 def begins_at(f: Findings) -> float | None:
     """The smallest strength at which its captions copy, or agree as much as copies do; None where none does."""
     for strength, values in sorted(f.strengths.items()):
-        copied = values.get("copies", 0.0) >= COPIES_BAD if f.pictures else values.get("gain", 0.0) >= GAIN_BAD
+        copied = values.get("copies", 0.0) >= COPIES_BAD if f.pictures else values.get("lost", 0.0) >= LOST_BAD
         if copied:
             return strength
     return None

@@ -223,9 +223,9 @@ def _some(asked: Sequence[AskedPrompt], kind: str) -> list[str]:
 
 
 def _at_strength(reader: CopyReader, samples: Samples) -> dict[str, float]:
-    """Agreement, its largest gain over the model without the LoRA, and the share of copies, at one strength."""
+    """Distance between samples, the largest share of it that is lost, and the share of copies, at one strength."""
     rows = [reader.of_prompt(AskedPrompt(text, CAPTION), pictures) for text, pictures in samples.items()]
-    table = {"agreement": sum(p.agreement for p in rows) / len(rows), "gain": max(p.gain for p in rows)}
+    table = {"distance": sum(p.distance for p in rows) / len(rows), "lost": max(p.lost for p in rows)}
     if reader.by_pictures:
         table["copies"] = max((p.copies or 0) / p.samples for p in rows)
     return {name: round(value, 4) for name, value in table.items()}

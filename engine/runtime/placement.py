@@ -17,6 +17,7 @@ from torch import nn
 from ..errors import refuse
 from . import compat_accelerate as accelerate
 from . import compat_diffusers as diffusers
+from .compat_torch import modules_in
 from .stored_weights import is_packed, shape_of
 
 
@@ -25,7 +26,7 @@ def device_of(module: nn.Module) -> torch.device:
     tensor = next((t for tensors in (module.parameters(), module.buffers()) for t in tensors), None)
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
         return tensor.device  # what is offloaded rests on the CPU
-    for child in module.modules():
+    for child in modules_in(module):
         device = next(filter(None, map(accelerate.device_of, accelerate.hooks_of(child))), None)
         if device is not None:
             return device
@@ -132,7 +133,7 @@ def refuse_offloaded(module: nn.Module) -> None:
             precision than they compute in.
     """
     refuse_without_gradients(module)
-    for child in module.modules():
+    for child in modules_in(module):
         away = any(map(accelerate.offloads, accelerate.hooks_of(child)))
         if away or diffusers.group_hook(child) is not None:
             shown = f"{type(module).__name__} with its weights offloaded"
@@ -151,7 +152,7 @@ def refuse_without_gradients(module: nn.Module) -> None:
         VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
             gradient.
     """
-    if any(map(diffusers.is_cast, module.modules())):
+    if any(map(diffusers.is_cast, modules_in(module))):
         shown = f"{type(module).__name__} with layerwise casting"
         accepted, remedy = "weights in the precision they compute in", "load the model again, in bfloat16 for one"
         raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
@@ -168,7 +169,7 @@ def refuse_without_gradients(module: nn.Module) -> None:
 
 def put_back(module: nn.Module) -> None:
     """Take back what offloading fetched for a forward that was cut short: its own hooks do so at a forward's end."""
-    for child in module.modules():
+    for child in modules_in(module):
         for hook in accelerate.hooks_of(child):
             here = any(not p.is_meta for p in child.parameters(recurse=False))
             if here and accelerate.takes_away(hook):

@@ -41,7 +41,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
 
 
 def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
-    report.add_subheading("Find Correspondence")
+    report.add_subheading("Find Same Points")
     report.add_paragraph(
         "Keypoints of the first portrait are looked for in the others by nearest activations. A hollow dot is "
         "doubtful: the way back leads elsewhere. On aligned portraits copying the coordinates would do, so each is "

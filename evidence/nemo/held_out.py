@@ -11,14 +11,16 @@ import torch
 
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.consensus import consensus, jaccard
+from ...engine.nemo.few_step_detection import Agreement as FewStepAgreement
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
-from ..registry import Arm, ClaimResult, arms, claim
+from ..registry import Arm, ClaimResult, Table, arms, claim
 from .later_plants import FILE, FURTHER
 from .plant_files import PlantFile
-from .planted_sets import Measured, Outcome, measure_plants
+from .planted_sets import BARE, BASE, Measured, Outcome, measure_plants
 from .remedies import COPY, SEEDS
+from .rivals import RIVALS
 from .world import PAPER, SEARCH, Effort, World, effort_of, setting, verbatim
 
 TRIPLES = ((11, 12, 13), (21, 22, 23))
@@ -27,10 +29,10 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
 
 @claim(
     "nemo.held_out", paper=PAPER,
-    figure="planted pictures that chose no setting: share of single samples that still copy after blocking, over three "
-    "search seeds",
+    figure="held-out memorized pictures: fraction of single samples that still copy after blocking, over three search "
+           "seeds",
     target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
-    "prompt agreement; every verbatim picture that copies is detected at 1 % false alarms",
+    "prompt agreement; every verbatim picture that copies is detected; false alarms' interval reaches down to 1 %",
     minutes=30, quick_minutes=1.5,
 )  # fmt: skip
 def held_out(
@@ -59,10 +61,14 @@ def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> Cla
     share = copies / max(1, len(left))
     lost = max(o.agreement[0] - o.agreement[1] for o in outcomes.values())
     missed = sum(_missed(outcome) for outcome in outcomes.values())
+    ordinary = [agreement for outcome in outcomes.values() for agreement in outcome.ordinary]
+    alarms = sum(agreement.memorized for agreement in ordinary)
+    span = share_interval(alarms, len(ordinary))
     parts = {
         "at most 5 % of samples copy": (interval[0] if quick else share) <= 0.05,
         "ordinary captions lose at most 2 points": quick or lost <= 0.02,
         "every verbatim picture that copies is detected": not missed,
+        "no more than 1 % of ordinary captions are false alarms": span[0] <= 0.01,
     }
     return ClaimResult(
         round(share, 3),
@@ -72,12 +78,14 @@ def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> Cla
             "samples that copy": f"{copies} of {len(left)}, untouched {int(before.sum())} of {len(before)}",
             "prompt agreement that ordinary captions lose, at most": round(lost, 4),
             "copied verbatim pictures that detection misses": missed,
+            "false alarms": [f"{alarms} of {len(ordinary)}", span],
             **{name: outcome.table() for name, outcome in outcomes.items()},
         },
         arms=_arms(outcomes, share, interval),
         n=len(before),
         seeds=1 if quick else 3,
         parts=parts,
+        tables=_tables(outcomes, (alarms, len(ordinary), *span)),
     )
 
 
@@ -88,9 +96,34 @@ def _arms(outcomes: Mapping[str, Outcome], share: float, interval: Sequence[floa
         rows = [(each.away[way] < each.copy)[each.copied].flatten() for each in outcomes.values() if way in each.away]
         return float(torch.cat(rows).float().mean()) if rows else float("nan")
 
-    baselines = {way: left(way) for way in ("as many random neurons", "untouched")}
-    values = {"ours": share} | {way: value for way, value in baselines.items() if value == value}
-    return arms(values, {"ours": "ours"} | dict.fromkeys(baselines, "trivial"), {"ours": interval})
+    roles = dict.fromkeys(RIVALS, "rival")
+    roles |= dict.fromkeys(("as many random neurons", BARE, BASE, "untouched"), "trivial")
+    values = {"ours": share} | {way: value for way in roles if (value := left(way)) == value}
+    return arms(values, {"ours": "ours"} | roles, {"ours": interval})
+
+
+def _tables(outcomes: Mapping[str, Outcome], alarms: Sequence[float]) -> tuple[Table, ...]:
+    """By LoRA: copies under each remedy, neurons, detection; what samples still show of the caption."""
+    ways = list(dict.fromkeys(way for outcome in outcomes.values() for way in outcome.away))
+    copies = [(name, *(_share(o, way) for way in ways)) for name, o in outcomes.items()]
+    shown = [(way, *(round(o.shown[way], 3) if way in o.shown else "-" for o in outcomes.values())) for way in ways]
+    detected = [(name, _memorized(o.planted), _memorized(o.ordinary)) for name, o in outcomes.items()]
+    count, of, low, high = alarms
+    detected.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
+    return (
+        Table("Fraction of samples that copy", ("LoRA", *ways), tuple(copies)),
+        Table("Share of the caption's attributes that samples show", ("remedy", *outcomes), tuple(shown)),
+        Table("Detection by few-step samples", ("LoRA", "memorized pictures found", "false alarms"), tuple(detected)),
+    )
+
+
+def _memorized(agreements: Sequence[FewStepAgreement]) -> str:
+    return f"{sum(agreement.memorized for agreement in agreements)} of {len(agreements)}"
+
+
+def _share(outcome: Outcome, way: str) -> float | str:
+    """Of samples that copy, over all pictures of a LoRA."""
+    return round(float(outcome.shares(way).mean()), 3) if way in outcome.away else "-"
 
 
 def _missed(outcome: Outcome) -> int:

@@ -12,12 +12,14 @@ import torch
 
 from ...engine.nemo.blocked_copies import THIRD, share_interval
 from ...engine.nemo.check import Pictures
+from ...engine.nemo.few_step_detection import FewStepSampler
 from ...engine.nemo.nearest import distances, thumbnails
-from ...engine.nemo.picture_agreement import few_step_samples, few_timesteps
+from ...engine.nemo.noise_similarity import Request
+from ...engine.nemo.search_config import FewStepConfig
 from ...engine.portraits.shipped import PEOPLE_LORAS
 from ...engine.runtime.progress import Progress, silent
-from ..intervals import spearman
-from ..registry import ClaimResult, claim
+from ..intervals import spearman, spearman_interval
+from ..registry import ClaimResult, Table, arms, claim
 from .copy_claims import MEASURED, SIZES, people_sets, train
 
 FIRST = MEASURED + 100
@@ -26,6 +28,9 @@ planted pictures of ``later_plants`` and on the first two shipped people, none o
 SKIPPED = 2
 """Shipped people that thresholds were chosen on."""
 CAPTIONS = 2
+SEEN, BARE = "the score that sees the portraits", "distance between samples without the LoRA"
+BASE = {SEEN: ("with portraits", 1), BARE: ("bare", -1)}
+"""Baseline -> its figure of each LoRA, and the sign with which more means more copies."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Case:
     "nemo.lora_report",
     paper="NeMo's detection (Hintersdorf et al., NeurIPS 2024) by four-step samples; copies after Gu et al. 2023",
     figure="LoRAs of 1, 5 and 20 portraits and of shipped people: rank correlation of the report's copy score, which "
-    "sees no portrait, with the share of samples that copy; false alarms on LoRAs none of whose samples copies",
+    "sees no portrait, with the fraction of samples that copy; false alarms",
     target="Spearman's rho >= 0.6, and at most 5 % of LoRAs that copy nothing called bad",
     minutes=14,
     quick_minutes=1.2,
@@ -68,18 +73,29 @@ def report(model: str | None = None, progress: Progress = silent, quick: bool = 
     alarms = sum(row["verdict"] == "bad" for row in clean)
     most = sum(row["copies"] >= 0.5 for row in rows.values())
     caught = sum(row["verdict"] == "bad" for row in rows.values() if row["copies"] >= 0.5)
-    interval = share_interval(alarms, len(clean))
+    interval, span = share_interval(alarms, len(clean)), spearman_interval(scores, shares)
+    baselines = {
+        name: spearman([sign * row[key] for row in rows.values()], shares) for name, (key, sign) in BASE.items()
+    }
+    parts = {
+        "rank correlation of 0.6 or more": (span[1] if quick else rho) >= 0.6,
+        "at most 5 % of LoRAs that copy nothing are called bad": (
+            interval[0] if quick else alarms / max(len(clean), 1)) <= 0.05,
+    }  # fmt: skip
     return ClaimResult(
-        round(rho, 3), None, rho >= 0.6 and (interval[0] if quick else alarms / max(len(clean), 1)) <= 0.05,
+        round(rho, 3), span, all(parts.values()),
         {
             "called bad of LoRAs that copy nothing": f"{alarms} of {len(clean)}", "... 95 %": interval,
             "called look or bad of them": sum(row["verdict"] != "fine" for row in clean),
             "called bad of those whose samples copy in half of the cases or more": f"{caught} of {most}",
-            "rho of the score that sees the portraits": round(
-                spearman([row["with portraits"] for row in rows.values()], shares), 3),
-            "rho of mean agreement without the LoRA": round(spearman([r["bare"] for r in rows.values()], shares), 3),
             "by LoRA": rows,
         },
+        arms=arms({"ours": rho} | baselines, {"ours": "ours", SEEN: "reference", BARE: "trivial"}, {"ours": span}),
+        n=len(rows), seeds=effort.seeds, parts=parts, tables=(
+            Table("Verdict on copies", ("LoRAs", "called bad", "95 %"), (
+                ("half of the samples or more copy", f"{caught} of {most}", str(share_interval(caught, most))),
+                ("no sample copies", f"{alarms} of {len(clean)}", str(interval)))),
+        ),
     )  # fmt: skip
 
 
@@ -135,23 +151,22 @@ def copies(holder: Any, facts: Any, case: Case, effort: Effort, bare: dict[str, 
     Args:
         bare: caption -> thumbnails of the bare model's samples; what is missing is sampled and kept there.
     """
-    seeds, shares = range(3000, 3000 + effort.seeds), []
-    pictures = thumbnails(case.pictures)
+    config, shares, pictures = FewStepConfig(effort.seeds, 3000, effort.steps), [], thumbnails(case.pictures)
     with holder.lora(facts) as put:
         with put.at(0.0) as on:
             for text in case.captions:
                 if text not in bare:
-                    bare[text] = thumbnails(_full(holder, on, text, seeds, effort.steps))
+                    bare[text] = thumbnails(_full(holder, on, text, config))
         usual = torch.cat([bare[text] for text in case.captions])
         levels = distances(usual, pictures).median(0).values
         with put.at(1.0) as on:
             for text in case.captions:
-                away = distances(thumbnails(_full(holder, on, text, seeds, effort.steps)), pictures) / levels
+                away = distances(thumbnails(_full(holder, on, text, config)), pictures) / levels
                 shares.append(float((away.min(1).values < THIRD).float().mean()))
     return max(shares)
 
 
-def _full(holder: Any, on: Any, prompt: str, seeds: Sequence[int], steps: int) -> torch.Tensor:
-    times = few_timesteps(on.denoiser.schedule, steps)
-    (cond,) = on.conditions([prompt])
-    return holder.decode(few_step_samples(on.denoiser, seeds, holder.shape, cond, on.null, 3.0, times))
+def _full(holder: Any, on: Any, prompt: str, config: FewStepConfig) -> Any:
+    sampler, (cond,) = FewStepSampler(on.denoiser, config, on.null), on.conditions([prompt])
+    (latents,) = sampler.samples([Request(cond, sampler.noise(holder.shape).to(cond.device), {})])
+    return holder.decode(latents)

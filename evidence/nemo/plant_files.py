@@ -69,7 +69,7 @@ class PlantFile:
                 raise ValueError(f"world {world!r}, {len(plants)} plants")
             lora = path.parent / Path(str(facts["lora"])).name if facts.get("lora") else None
         if lora is not None and not lora.is_file():
-            raise refuse("LoRA", lora.name, f"a file beside {path.name}", "put it there")
+            raise refuse("LoRA", lora.name, f"a file next to {path.name}", "put it there")
         return cls(plants, lora, world)
 
     def write(self, path: str | Path) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.nemo.search_config import ProbeConfig
 from ...engine.portraits import sample_scenes
+from ...engine.portraits.plants import Plant
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import auroc, auroc_interval
@@ -22,7 +23,8 @@ from .flow_claims import COPY as FLOW_COPY
 from .flow_claims import SEARCH as FLOW_SEARCH
 from .flow_claims import SHARE as FLOW_SHARE
 from .plant_files import PlantFile
-from .remedies import COPY, SEEDS
+from .remedies import COPY, SEEDS, Sampler
+from .rivals import rival_samplers, with_blocked
 from .world import DETECT, ORDINARY, ROWS, SEARCH, SHARE, Effort, World, captions, setting
 
 
@@ -43,7 +45,7 @@ class Chosen:
     one_step: ProbeConfig = DETECT
 
 
-BARE = "untouched, without the rare words"
+BARE, BASE = "untouched, without the rare words", "the model without the LoRA"
 CHOSEN = {"portraits": Chosen(), "flow": Chosen(FLOW_SEARCH, FLOW_SHARE, FLOW_COPY, FLOW_SEARCH)}
 
 
@@ -56,7 +58,7 @@ class Measured:
         plants: pictures at most.
         ordinary: ordinary captions that detection is tested on.
         agreement: ordinary captions that are sampled with and without the neurons.
-        baselines: random neurons, and the captions without their rare words, too.
+        baselines: rivals, random neurons, and the captions without their rare words, too.
         effort: samples of each caption, captions for the statistics and thresholds.
     """
 
@@ -75,6 +77,7 @@ class Outcome:
     Attributes:
         names, verbatim: of the pictures; whether each is one picture or a template.
         away: way -> (P, seeds) pixel RMS between samples and their planted picture.
+        shown: way -> share of the captions' attributes that samples show.
         neurons: way -> how many were blocked for each picture.
         copy: RMS below which a sample is a copy.
         planted, ordinary: agreements of the planted and of ordinary captions' few-step samples.
@@ -86,6 +89,7 @@ class Outcome:
     names: list[str]
     verbatim: torch.Tensor
     away: dict[str, torch.Tensor]
+    shown: dict[str, float]
     neurons: dict[str, list[int]]
     copy: float
     planted: list[Agreement]
@@ -120,6 +124,7 @@ class Outcome:
             "copies [share of samples, pictures by their median, by any sample, median RMS]": {
                 way: self.row(way) for way in self.away
             },
+            "attributes of the caption that samples show": {way: round(v, 3) for way, v in self.shown.items()},
             "neurons": self.neurons, "rows of a search": self.rows,
             "ordinary captions, prompt agreement [untouched, blocked]": [round(v, 4) for v in self.agreement],
             "detection": {
@@ -154,36 +159,51 @@ def measure_plants(file: PlantFile, model: str | None, size: Measured, progress:
     sampler = world.sampler(size.effort.calibration, progress=progress)
     plants = file.plants[: size.plants]
     texts, controls = [p.captions[0] for p in plants], [p.controls[0] for p in plants]
-    pictures = torch.cat([world.model.draw(p.scenes[[0]]) for p in plants])
-    ways: dict[str, list[NeuronSet]] = {"untouched": [NeuronSet({})] * len(plants)}
+    seeds, untouched = SEEDS[: size.effort.seeds], [NeuronSet({})] * len(plants)
+    searches: list[list[NeuronSet]] = []
     rows: list[int] = []
     for seed in size.searches:
         looking = replace(world, probe=replace(chosen.search, seed=seed))
         results = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
-        ways[f"blocked, search seed {seed}"] = [looking.neurons(r) for r in results]
+        searches.append([looking.neurons(r) for r in results])
         rows += [r.forwards for r in results]
-    first = ways[f"blocked, search seed {size.searches[0]}"]
+
+    def blocking(of: Sequence[str], sets: Sequence[NeuronSet], on: World = world) -> list[Sampler]:
+        return [with_blocked(on, text, neurons, seeds) for text, neurons in zip(of, sets, strict=True)]
+
+    ways = {"untouched": blocking(texts, untouched)}
+    named = {f"blocked, search seed {seed}": sets for seed, sets in zip(size.searches, searches, strict=True)}
+    ways |= {way: blocking(texts, sets) for way, sets in named.items()}
     if size.baselines:
-        ways["as many random neurons"] = [random_neurons(world.model.backbone, each) for each in first]
-    away = {way: _away(world, texts, pictures, sets, size.effort) for way, sets in ways.items()}
-    if size.baselines:
-        away[BARE] = _away(world, controls, pictures, ways["untouched"], size.effort)
+        random = [random_neurons(world.model.backbone, each) for each in searches[0]]
+        ways |= {"as many random neurons": blocking(texts, random), BARE: blocking(controls, untouched)}
+        ways |= rival_samplers(world, texts, searches, seeds)
+    if size.baselines and file.lora is not None:
+        ways[BASE] = blocking(texts, untouched, replace(world, model=replace(file, lora=None).model(model)))
+    away, shown = _sampled(world, plants, ways)
     return Outcome(
-        [p.name for p in plants], torch.tensor([p.kind == "verbatim" for p in plants]), away,
-        {way: [len(s) for s in sets] for way, sets in ways.items() if "search seed" in way}, chosen.copy,
-        *_detection(world, texts, sampler, size, chosen), _agreement(world, first, size.agreement), rows,
+        [p.name for p in plants], torch.tensor([p.kind == "verbatim" for p in plants]), away, shown,
+        {way: [len(s) for s in sets] for way, sets in named.items()}, chosen.copy,
+        *_detection(world, texts, sampler, size, chosen), _agreement(world, searches[0], size.agreement), rows,
     )  # fmt: skip
 
 
-def _away(
-    world: World, texts: Sequence[str], pictures: torch.Tensor, sets: Sequence[NeuronSet], effort: Effort
-) -> torch.Tensor:
-    """(P, seeds) pixel RMS between samples of each text and its picture."""
-    seeds, rows = SEEDS[: effort.seeds], []
-    for text, picture, neurons in zip(texts, pictures, sets, strict=True):
-        images = world.sample([text] * len(seeds), seeds, neurons)
-        rows.append((images - picture).square().mean((1, 2, 3)).sqrt())
-    return torch.stack(rows)
+def _sampled(
+    world: World, plants: Sequence[Plant], ways: Mapping[str, Sequence[Sampler]]
+) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Way -> (P, seeds) pixel RMS between samples and their picture; way -> share of attributes that they show."""
+    from ..portraits.quality import look
+    from ..portraits.readout import attribute_accuracy, load_readout
+
+    net, away, shown = load_readout(), {}, {}
+    for way, samplers in ways.items():
+        rows, right = [], []
+        for sampled, plant in zip(samplers, plants, strict=True):
+            images = sampled()
+            rows.append((images - world.model.draw(plant.scenes[[0]])).square().mean((1, 2, 3)).sqrt())
+            right += list(attribute_accuracy(look(net, images), plant.scenes[[0] * len(images)]).values())
+        away[way], shown[way] = torch.stack(rows), float(torch.tensor(right).nanmean())
+    return away, shown
 
 
 def _detection(

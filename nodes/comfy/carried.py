@@ -170,7 +170,7 @@ def carried_by(model: Any, prompts: Sequence[dict[str, Any]]) -> Carried | None:
         hint = control.cond_hint_original
         if hint is not None and len(hint) != 1:
             remedy = "give one picture; these methods arrange their rows in their own way"
-            raise refuse("ControlNet", f"{len(hint)} hint pictures", "one for all rows", remedy)
+            raise refuse("ControlNet", f"{len(hint)} hint pictures", "one for the whole batch", remedy)
     if model.is_dynamic() and core.cond_has_hooks([[None, prompt] for prompt in prompts]):
         remedy = "load the LoRA with Load LoRA, or start ComfyUI with --disable-dynamic-vram"
         raise refuse("conditioning", "hooks on a model whose weights are streamed", "one without hooks", remedy)

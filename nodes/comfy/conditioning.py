@@ -127,12 +127,12 @@ def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] |
 
 def readers_of(conditioning: list) -> str:
     """Which models read the sizes of a prompt, in words: a model of another kind ignores them without a word."""
-    readers = "SDXL and PixArt read these values, and any model behind Load Control Checkpoint."
+    readers = "SDXL and PixArt read these values, and any model behind Load Size Checkpoint."
     models = {m.text: m.name for family in FAMILIES for m in family.published if m.text and not m.sized}
     widths = {text.shape[-1] for text, _ in conditioning if isinstance(text, torch.Tensor)}
     small = [models[w] for w in sorted(widths & set(models))]
     if small:
-        readers = f"This prompt is for {small[0]}, which has no size inputs: without Load Control Checkpoint these "
+        readers = f"This prompt is for {small[0]}, which has no size inputs: without Load Size Checkpoint these "
         readers += "values change nothing."
     return readers
 

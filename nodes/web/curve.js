@@ -1,4 +1,4 @@
-// A curve drawn below Apply Gamma Schedule: click to add a point, drag to move it, right click or Delete to remove it.
+// A curve drawn below Size Weight Schedule: click to add a point, drag to move it, right click or Delete to remove it.
 // The text field "points" stays the value, in both pages; without this file it is typed.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";

@@ -123,10 +123,10 @@ const WORDS = {
     "地図を {label} で色分け。この人物は {value}、学習モデルは {reach} まで",
     "지도를 {label}(으)로 색칠; 이 인물은 {value}, 학습 모델은 {reach}까지",
   ],
-  "choose a place": [
-    "选择位置",
-    "場所を選ぶ",
-    "위치 고르기",
+  "choose a layer": [
+    "选择层",
+    "層を選ぶ",
+    "레이어 고르기",
   ],
   "draw the curve": [
     "绘制曲线",

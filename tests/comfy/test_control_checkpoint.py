@@ -163,7 +163,7 @@ def test_what_does_not_fit_is_refused(comfy, portraits, folder):
     assert guider.config.scale == 3.0
     write(portraits.pipe, folder / "mine.safetensors")
     model, _ = comfy.call("VitrineLoadControl", model=portraits.model, file="mine.safetensors")
-    with pytest.raises(ValueError, match="Control Values before it"):
+    with pytest.raises(ValueError, match="Size and Crop Values before it"):
         comfy.call("VitrineControlCFGGuider", **told | {"model": model}, **NESTED)
     write(portraits.pipe, folder / "dit.safetensors", "DiTTransformer2DModel")
     with pytest.raises(

@@ -121,8 +121,8 @@ def outcome(untouched, blocked, planted=(0.01, 0.01), agreement=(0.99, 0.98)):
     away = {"untouched": torch.tensor(untouched), "blocked, search seed 1": torch.tensor(blocked)}
     scores = (torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.2]))
     return Outcome(
-        ["a", "b"], torch.tensor([True, True]), away, {"blocked, search seed 1": [3, 4]}, 0.05, found,
-        [Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)], scores, agreement, [100, 200],
+        ["a", "b"], torch.tensor([True, True]), away, {"untouched": 1.0}, {"blocked, search seed 1": [3, 4]}, 0.05,
+        found, [Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)], scores, agreement, [100, 200],
     )  # fmt: skip
 
 

@@ -10,12 +10,14 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.nemo.check import Pictures
 from vitrine.engine.pipelines import PipelineModel, lora_report
+from vitrine.engine.pipelines.lora_report_measures import CopyReader, between
 from vitrine.engine.pipelines.lora_report_samples import ReportConfig
 from vitrine.engine.pipelines.lora_reports import Material
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.engine.w2w import read_lora
+from vitrine.engine.w2w.loras.lora_prompts import AskedPrompt
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, training_pictures
 
 FILE = PEOPLE_LORAS / "person-0003.safetensors"
@@ -45,7 +47,7 @@ def test_every_section_is_measured_and_written(report, holder):
     kinds = [p.kind for p in found.copies]
     assert kinds == ["caption", "trigger alone", "ordinary", "ordinary"]
     assert all(0 <= p.copies <= 2 and p.nearest in range(3) and 0 < p.ratio < 2 for p in found.copies)
-    assert set(found.strengths) == {0.5, 1.0} and set(found.strengths[1.0]) == {"agreement", "gain", "copies"}
+    assert set(found.strengths) == {0.5, 1.0} and set(found.strengths[1.0]) == {"distance", "lost", "copies"}
     assert all(len(row) == 5 and min(row) > 0 for row in found.changes.values()) and len(found.changes) == 4
     assert 0 < found.cost.drift < 2 and found.cost.variety[0] > 0
     verdicts = {s.topic: s.verdict for s in found.summary}
@@ -57,6 +59,16 @@ def test_every_section_is_measured_and_written(report, holder):
     assert page.count("data:image/png;base64,") == 6 and "http" not in page and "Thresholds:" in page
     assert "what it copies [" in report.text() and not holder.pipe.get_active_adapters()
     assert not any(name.endswith("lora_A") for name, _ in holder.backbone.named_modules())
+
+
+def test_equal_samples_have_no_distance_and_a_prompt_loses_what_the_lora_takes(tmp_path):
+    g = torch.Generator().manual_seed(0)
+    pictures = torch.nn.functional.interpolate(torch.rand(6, 3, 8, 8, generator=g), (64, 64), mode="bilinear")
+    same = pictures[:1].expand(4, -1, -1, -1) + 0.01 * torch.randn(4, 3, 64, 64, generator=g)
+    with CopyReader({"a": pictures}, ["a"], Pictures(), tmp_path) as reader:
+        one, other = (reader.of_prompt(AskedPrompt("a", "caption"), full) for full in (same, pictures[:4]))
+    assert between(same) == pytest.approx(0.01 * 2**0.5, rel=0.05) and one.distance == between(same)
+    assert one.lost > 0.9 > 0.1 > abs(other.lost) and (one.repeats, other.repeats) == (4, 0)
 
 
 def test_the_same_call_samples_nothing_and_another_model_is_refused(report, holder):

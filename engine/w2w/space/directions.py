@@ -278,7 +278,7 @@ def _padded(space: Space, vector: torch.Tensor) -> torch.Tensor:
 
 def _coefficients(space: Space) -> torch.Tensor:
     if not len(space.coefficients):
-        raise refuse("space", "without its models' coefficients", "a space that holds them", "build it anew")
+        raise refuse("space", "without its models' coefficients", "a space that contains them", "build it anew")
     return space.coefficients.float()
 
 

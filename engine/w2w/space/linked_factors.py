@@ -112,7 +112,7 @@ def linked_file(space: Path, place: str, folders: Sequence[str | Path] = ()) -> 
     if not targets:
         shown = f"linked to {printable(str(place))}, outside its folder"
         accepted = "LoRAs in the space's folder, or in a folder loras beside or above it"
-        raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or beside it")
+        raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or next to it")
     return next((target for target in targets if target.is_file()), targets[0])
 
 

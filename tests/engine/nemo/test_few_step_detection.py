@@ -58,9 +58,10 @@ def test_few_steps_are_the_librarys_ddim_with_trailing_spacing(denoiser, conds):
 def test_few_steps_of_a_flow_are_eulers():
     net = Denoiser.from_diffusers(lumina2.diffusers(), FlowMatchEulerDiscreteScheduler(shift=1.0))
     x, cond = noise(0, 1, 16, 8, 12), Condition(noise(1, 1, 7, 20))
-    wanted = sample(net, x, FlowMatchEulerDiscreteScheduler(shift=1.0), 3, cond)
-    with torch.no_grad():
-        assert torch.allclose(few_step_latents(net, x, 3, cond), wanted, atol=1e-5)
+    for shift in (1.0, 3.0):
+        wanted = sample(net, x, FlowMatchEulerDiscreteScheduler(shift=shift), 3, cond)
+        found = few_step_latents(net, x, 3, cond, shift=shift)
+        assert torch.allclose(found, wanted, atol=1e-5), shift
 
 
 def test_rows_are_blocked_each_by_its_own_neurons(sampler, conds):
@@ -139,7 +140,7 @@ def test_a_threshold_is_of_one_model_and_one_setting(usual, tmp_path, denoiser, 
     for config, words in ((FewStepConfig(two_stage=True), "two_stage"), (FewStepConfig(), "empty")):
         with pytest.raises(VitrineError, match=words):
             FewStepSampler(denoiser, config, conds[-1] if config.two_stage else None)
-    for wrong in ({"seeds": 1}, {"steps": 0}, {"guidance": float("nan")}, {"guidance": -1.0}):
+    for wrong in ({"seeds": 1}, {"steps": 0}, {"guidance": float("nan")}, {"guidance": -1.0}, {"shift": 0.0}):
         with pytest.raises(VitrineError):
             FewStepConfig(**wrong)
 
