@@ -173,7 +173,7 @@ def parse_steps(text: str) -> Any:
     words = text.replace(",", " ").split()
     if words == ["all"]:
         return lambda step: True
-    if not words or not all(w.isdigit() for w in words):
+    if not words or not all(w.isdecimal() and len(w) < 10 for w in words):
         raise refuse("steps", text, "whole numbers from 0, or 'all'", "e.g. 0 5 10")
     return {int(w) for w in words}
 

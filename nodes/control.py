@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -29,9 +30,9 @@ def extra_values(text: str) -> dict[str, float]:
     """
     values = {}
     for line in lines_of(text):
-        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?[\d.]+(?:[eE][+-]?\d+)?)", line)
-        if match is None:
-            raise refuse("extra", line, "name = number", "one a line")
+        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", line)
+        if match is None or not math.isfinite(float(match[2])):
+            raise refuse("extra", line, "name = number, a finite one", "one a line")
         values[match[1]] = float(match[2])
     return values
 
@@ -214,13 +215,16 @@ class NoisyReplicatePadding(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """The conditioning that comes in stays as it is."""
         config, padded_parts = PaddingConfig(mode, beta_txt, scope, axis), []
-        if not tokens and clip is not None:
-            tokens = token_count(clip, text)
+        if len(conditioning) > 1 and (tokens or clip is not None):
+            shown, remedy = f"{len(conditioning)} prompts, and the tokens of one", "pad each before they are combined"
+            raise refuse("conditioning", shown, "one prompt", remedy)
         for embeds, settings in conditioning:
-            mask = settings.get("attention_mask")
-            if not tokens and mask is None:
+            mask, count = settings.get("attention_mask"), tokens
+            if not tokens and clip is not None:
+                count = token_count(clip, text, embeds.shape[1])
+            if not count and mask is None:
                 raise refuse("tokens", 0, "a number, or clip and text", "connect the CLIP and repeat the prompt")
-            lengths = [tokens] * len(embeds) if tokens else mask.reshape(len(embeds), -1).sum(1)
+            lengths = [count] * len(embeds) if count else mask.reshape(len(embeds), -1).sum(1)
             padded, ones = pad_text(embeds, lengths, config, seed)
             padded_parts.append([padded, settings | ({} if mask is None else {"attention_mask": ones.to(mask)})])
         return io.NodeOutput(padded_parts)

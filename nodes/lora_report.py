@@ -11,7 +11,7 @@ from ..engine.nemo.nearest import overlay
 from ..engine.pipelines.lora_report_samples import ReportConfig
 from ..engine.pipelines.lora_reports import LoraReport
 from .captions import captioned
-from .comfy.lora_report import Asked, ComfyModel, page_entry, reported
+from .comfy.lora_report import Asked, ComfyModel, compared_stamp, page_entry, reported
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, show_on, text_on
 from .comfy.saved import known_files, stamp_of
@@ -68,9 +68,9 @@ class LoraReportNode(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(cls, lora: str = "", **inputs: Any) -> str:
-        """Runs again once the file has changed."""
-        return stamp_of("loras", lora)
+    def fingerprint_inputs(cls, lora: str = "", compare: bool = True, **inputs: Any) -> str:
+        """Runs again once the file, or one that it is compared with, has changed."""
+        return compared_stamp(lora) if compare else stamp_of("loras", lora)
 
     @classmethod
     def execute(

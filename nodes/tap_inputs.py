@@ -127,7 +127,7 @@ def selection_config(
     settings: dict[str, Any] = {"timestep": timestep, "seeds": tuple(range(seed, seed + ensemble)), "dtype": dtype}
     modulate, discard = remedy
     words = discard.replace(",", " ").split()
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() and len(word) < 10 for word in words):
         raise refuse("discard", discard, "channel numbers from 0", "e.g. 154 1446")
     settings |= {"modulate": True} if modulate else {}
     settings |= {"discard": tuple(map(int, words))} if words else {}

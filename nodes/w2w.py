@@ -28,9 +28,10 @@ from ..engine.w2w import (
     map_of,
     map_picture,
     sample,
+    sliders_of,
     usual_sampling,
 )
-from .comfy import choices, people, saved
+from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.panel_state import HIDDEN, marked
@@ -45,22 +46,9 @@ FIRST = ("beard", 2.0)
 """What the first slider comes with: a space without that direction leaves it out."""
 
 
-def sliders(text: str) -> dict[str, float]:
-    """``label: number`` lines or comma-separated pairs -> label -> strength.
-
-    Raises:
-        VitrineError: A part is not such a pair.
-    """
-    strengths: dict[str, float] = {}
-    for part in text.replace("\n", ",").split(","):
-        if not part.strip():
-            continue
-        label, _, number = part.rpartition(":")
-        try:
-            strengths[label.strip()] = float(number)
-        except ValueError:
-            raise refuse("slider", part.strip(), "label: number", "write beard: 2") from None
-    return strengths
+def _parts(text: str) -> list[str]:
+    """What stands between commas or line ends."""
+    return text.replace("\n", ",").split(",")
 
 
 def place_in(text: str) -> tuple[float, float] | None:
@@ -81,7 +69,7 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
     """The model by *W2W Edit*'s inputs: dragged to its place on the map, then along the sliders."""
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
-    for label, strength in [*pairs, *sliders(str(inputs.get("more", ""))).items()]:
+    for label, strength in [*pairs, *sliders_of(_parts(str(inputs.get("more", ""))), ":").items()]:
         unasked = (label.strip(), float(strength)) == FIRST and label.strip() not in space.directions
         if label.strip() and not unasked:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
@@ -133,8 +121,8 @@ class LoadSpace(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, space_file: str, **others: Any) -> str:
-        """Runs again when the file has changed."""
-        return saved.stamp(comfy_w2w.known_space(space_file))
+        """Runs again when the file, or a LoRA that it links to, has changed."""
+        return comfy_w2w.space_stamp(space_file)
 
     @classmethod
     def execute(cls, space_file: str, components: int, colour_by: str = "") -> io.NodeOutput:
@@ -207,7 +195,7 @@ class W2WSample(io.ComfyNode):
             inherit=None if inherit < 0 else inherit,
         )  # fmt: skip
         config = replace(config, factor=factor * config.factor)
-        targets = sliders(wanted)
+        targets = sliders_of(_parts(wanted), ":")
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
         text = described(space, model.coefficients)

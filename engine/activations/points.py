@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 
 from ..errors import refuse
+from ..io.files import parse_json
 from ..io.number_checks import all_finite
 from ..io.tables import lines_of
 from .correspondence import Matches
@@ -60,7 +60,7 @@ def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
 
 
 def _json_clicks(text: str) -> list[tuple[list[Any], bool]]:
-    tree = json.loads(text)
+    tree = parse_json(text)
     lists = [(tree, True)] if isinstance(tree, list) else [(tree.get(k, []), k == "positive") for k in _SIGNS]
     return [([point["x"], point["y"]], wanted) for points, wanted in lists for point in points]
 

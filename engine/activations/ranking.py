@@ -79,6 +79,8 @@ class RankingConfig(Config):
             raise refuse("most layers", self.most, "1 or more", "GDF chooses four")
         if self.split not in SPLITS or self.folds < 2:
             raise refuse("split", (self.split, self.folds), f"{SPLITS}, folds >= 2", "'stratified' shares classes out")
+        if self.budget is not None and self.budget < 1:
+            raise refuse("budget", self.budget, "1 channel or more", "None is no bound")
         if not self.alpha > 0:
             raise refuse("alpha", self.alpha, "above 0", "0.1 is usual")
 

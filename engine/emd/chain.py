@@ -88,8 +88,8 @@ class Joint(NamedTuple):
 class ChainEnd(NamedTuple):
     """Where a chain ended: eps^K, z^K, the accumulated noise a^K, the M-step direction r, the last teacher x0.
 
-    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step, ``moved`` of how far its
-    drifts have moved z in all, noise left out; the latter two None where z is frozen.
+    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step. ``moved`` is the RMS of all
+    drifts of z, without noise. The latter two are None where z is frozen.
     """
 
     eps: torch.Tensor

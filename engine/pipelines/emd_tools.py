@@ -110,7 +110,7 @@ class OneStepTools(SharedPipeline):
                 architecture.
         """
         if preset is not None and preset not in ONE_STEP:
-            raise refuse("preset", preset, sorted(ONE_STEP), "or pass StudentContract(...) as contract=")
+            raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentContract")
         chosen = contract or (ONE_STEP[preset] if preset is not None else None)
         contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
         check_base(contract, base)

@@ -136,7 +136,7 @@ class W2WTools(SharedPipeline):
 
         Args:
             image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
-            prompt: the one the space was trained with, or what the pictures show beside the subject.
+            prompt: the one the space was trained with, or what else the pictures show.
             mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
             folder: keeps the run's state, from which the same call goes on after ``kill -9``, bit for bit.
 
@@ -173,7 +173,7 @@ class W2WTools(SharedPipeline):
 
         Args:
             before, after: pictures of one size, as :meth:`invert_image` takes them; pairs stand at the same places.
-            prompt: what the space was trained with, or what the pictures show beside the subject and the attribute.
+            prompt: what the space was trained with, or what the pictures show besides the subject and the attribute.
             models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
             folder: keeps the run's state, from which the same call goes on.
 

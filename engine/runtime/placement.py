@@ -146,7 +146,8 @@ def refuse_offloaded(module: nn.Module) -> None:
 def refuse_without_gradients(module: nn.Module) -> None:
     """Gradients need the weights of the forward, which layerwise casting has put back into storage by then.
 
-    Layers that quantise their inputs too pass none on at all: each quantised layer is asked, with one row of zeros.
+    Layers that quantise their inputs too pass none on at all, others compute by a kernel that has no derivative: one
+    quantised layer of each kind is asked, with one row of zeros.
 
     Raises:
         VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
@@ -156,15 +157,26 @@ def refuse_without_gradients(module: nn.Module) -> None:
         shown = f"{type(module).__name__} with layerwise casting"
         accepted, remedy = "weights in the precision they compute in", "load the model again, in bfloat16 for one"
         raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
+    asked: set[tuple[object, ...]] = set()
     for path, child in module.named_modules():
         shape, weight = shape_of(child), getattr(child, "weight", None)
         if shape is None or weight is None or not is_packed(weight):
             continue
-        with torch.enable_grad():
-            row = torch.zeros(1, shape[1], device=weight.device, dtype=dtype_of(module), requires_grad=True)
-            if not child(row).requires_grad:
-                shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
-                raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
+        kind = type(child), type(weight), getattr(child, "layout_type", None), getattr(weight, "quant_type", None)
+        if kind not in asked and not _passes_gradients(child, shape[1], weight.device, dtype_of(module)):
+            shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
+            raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
+        asked.add(kind)
+
+
+def _passes_gradients(layer: nn.Module, width: int, device: torch.device, dtype: torch.dtype) -> bool:
+    with torch.inference_mode(False), torch.enable_grad():
+        row = torch.zeros(1, width, device=device, dtype=dtype, requires_grad=True)
+        try:
+            output = layer(row)
+            return output.requires_grad and torch.autograd.grad(output.sum(), row)[0] is not None
+        except RuntimeError:  # such as that a product with the transpose is not there
+            return False
 
 
 def put_back(module: nn.Module) -> None:

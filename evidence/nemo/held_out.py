@@ -32,7 +32,7 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
     figure="held-out memorized pictures: fraction of single samples that still copy after blocking, over three search "
            "seeds",
     target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
-    "prompt agreement; every verbatim picture that copies is detected; false alarms' interval reaches down to 1 %",
+           "prompt agreement; each verbatim copy is detected; false alarms can be 1 %",
     minutes=30, quick_minutes=1.5,
 )  # fmt: skip
 def held_out(

@@ -62,7 +62,7 @@ class PlantFile:
             VitrineError: If it is no such list, or its LoRA is missing.
         """
         path = Path(path)
-        with named(path, "plants", "JSON as vitrine train plants writes it", "see evidence/nemo/plant_files.py"):
+        with named(path, "plants", "the JSON of vitrine train plants", "see evidence/nemo/plant_files.py"):
             facts = parse_table(path.read_text(encoding="utf-8"))
             world, plants = str(facts.get("world", WORLDS[0])), tuple(map(_plant, facts["plants"]))
             if world not in WORLDS or not plants:

@@ -9,19 +9,19 @@ MOST_WORDS, MOST_IN_A_CELL = 35, 25
 """In one sentence; in one cell of a table."""
 WORDS = {
     r"(?<!in )(?<!take )(?<!takes )(?<!took )(?<!change )places?": "layer; position",
-    r"(?<!e-mail )(?<!memory )address(?:es)?": "layer name",
+    r"(?<!e-mail )(?<!memory )address(?:es)?(?! below| above)": "layer name",
     r"told": "conditioned on; given",
     r"(?:un)?drawn|draws?|drew": "generated, sampled, shown",
     r"holds?|held(?!-out)(?! out)": "contains; covered by a test; passes",
-    r"(?<!batch )(?<!table )(?<!table's )(?<!slider )rows?": "batch rows; UNet evaluations; lines",
+    r"(?<!batch )(?<!slider )rows?(?!,? (?:and )?columns)": "batch rows; UNet evaluations; lines",
     r"(?<!-)control(?!s)": "size conditioning",
     r"beside": "next to; compared with",
     r"contracts?": "student preset",
     r"stands?|stood": "is; is applied to",
     r"worlds?": "toy dataset; test environment",
-    r"readouts?": "attribute classifier",
+    r"readouts?(?!, or)": "attribute classifier",
     r"rooms?|floors?|doors?": "subpackage; layer; interface",
-    r"plants?|planted": "memorized training image",
+    r"(?<!train )plants?|planted": "memorized training image",
     r"of no space|chose nothing|chose no \w+": "held-out",
     r"(?:the|a|our|its|each|early|published|own) stop": "stopping rule",
     r"legacy": "prior-work layers",
@@ -33,12 +33,14 @@ WORDS = {
     r"fellows|kin": "neighbours, variants",
     r"so many": "that many",
     r"(?:goes|go|went|going) on|gone on with": "resumes; continues",
-    r"of (?:its|their) own": "a separate one",
+    r"of (?:its|their) own(?! [a-z])": "a separate one",
     r"nobody": "no one",
 }
 """A word of ours, as a regular expression -> the field's."""
 FENCE = re.compile(r"^```.*?^```|<!--.*?-->|^    .*$", re.M | re.S)
-INLINE = re.compile(r"`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+|\d+(?:\.\d+)+|\b(?:e\.g|i\.e|et al|Sec|Fig|Eq|vs)\.")
+INLINE = re.compile(
+    r"`[^`]*`|[\w.-]+/[\w./-]+|\]\([^)]*\)|<[^>]+>|https?://\S+|\d+(?:\.\d+)+|\b(?:e\.g|i\.e|et al|Sec|Fig|Eq|vs)\."
+)
 END = re.compile(r"(?<=[.!?])[\"')*_]*\s+|[.!?][\"')*_]*$")
 HTML = re.compile(r"<(?:t[dh]|p|summary)>(.*?)</(?:t[dh]|p|summary)>|<br>|</?\w+[^>]*>")
 ITEM = re.compile(r"#+ |[-*] |\d+\. |!\[|>|::")
@@ -77,12 +79,16 @@ def long_sentences(text: str) -> list[str]:
     return found + [cell.strip() for cell in cells if words(cell) > MOST_IN_A_CELL]
 
 
-def own_words(text: str, exempt: str = "") -> list[str]:
-    """Each of our words that a page uses, where it is, and the field's; ``exempt``: names that may hold one."""
+def own_words(text: str) -> list[str]:
+    """Each of our words that a text uses, where it is, and the field's."""
     plain = " ; ".join(part for parts in _blocks(text) for part in parts)
-    plain = re.sub(exempt, "X", plain) if exempt else plain
     return [
         f"{plain[max(m.start() - 40, 0) : m.end() + 30]!r}: {field}"
         for word, field in WORDS.items()
         for m in re.finditer(rf"(?<![\w-])(?:{word})(?![\w-])", plain, re.I)
     ]
+
+
+def faults(text: str) -> list[str]:
+    """What breaks a rule in a text."""
+    return [f"long: {sentence}" for sentence in long_sentences(text)] + own_words(text)

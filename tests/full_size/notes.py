@@ -21,6 +21,7 @@ CORE = {
     "BatchImagesNode": "Batch Images", "BatchMasksNode": "Batch Masks", "LoraLoaderModelOnly": "Load LoRA",
 }  # fmt: skip
 PORTRAITS = ("VitrineLoadPortraits", "VitrineLoadPortraitsTransformer")
+STEP = r"(?:on [^;]* set|swap|set|choose|write|take|leave|put|connect|empty|switch|change) "
 OWN_SIDES = {"sd15": 512, "sdxl": 1024}
 """What the families were trained at."""
 
@@ -31,9 +32,11 @@ def note(workflow: str) -> str:
 
 
 def steps_in(text: str) -> str:
-    """The same of a text: "swap this; set that"."""
-    (found,) = re.findall(r"\*\*Your own model:\*\*\n\n((?:\d+\. [^\n]+\n?)+)", text)
-    return "; ".join(s[0].lower() + s[1:] for s in (plain(line.split(". ", 1)[1]) for line in found.splitlines()))
+    """The same of a text, a numbered list or sentences: "swap this; set that"; what is no step is left out."""
+    said = text.partition("**Your own model:**")[2].strip().split("\n\n")[0]
+    parts = re.split(r"(?<!SD 1)\.(?:\s|$)", re.sub(r"^\d+\. ", "", said, flags=re.M))
+    steps = [plain(part[0].lower() + part[1:]) for part in parts if part]
+    return "; ".join(step for step in steps if re.match(STEP, step))
 
 
 def note_texts(workflow: str) -> str:
@@ -87,11 +90,7 @@ class Following:
         return cls(without_boxes(read(ROOT / "workflows" / "api" / f"{workflow}.json")), family, own, workflow)
 
     def follow(self, sentence: str) -> None:
-        """Do all that the steps of a note say.
-
-        Raises:
-            AssertionError: A part of it has no entry in ``WORDS``, or says something of a node that is not there.
-        """
+        """Do all that the steps of a note say. An unknown part is an AssertionError."""
         for part in sentence.split("; "):
             known = [(match, act) for words, act in WORDS if (match := re.fullmatch(words, part))]
             assert len(known) == 1, f"{self.workflow}: nobody knows how to follow {part!r}"
