@@ -142,14 +142,20 @@ class TrainDirection(io.ComfyNode):
             f"{label}: {known} labelled models, held-out accuracy {held_out.accuracy[label]:.0%} "
             f"(both classes equally: {held_out.balanced[label]:.0%}), training models reach {reach(space, vector):.1f}"
         ]
-        for other, other_vector in space.directions.items():
-            cosine = float(torch.nn.functional.cosine_similarity(vector, other_vector, dim=0))
-            if abs(cosine) > 0.2:
-                lines.append(f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit")
+        lines += overlaps(space, vector)
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
         text = "\n".join(lines)
         return io.NodeOutput(extended, text, ui=text_on(text))
+
+
+def overlaps(space: Space, vector: torch.Tensor) -> list[str]:
+    """A line for each slider of the space that a new direction (K,) would move too."""
+    cosines = {o: float(torch.nn.functional.cosine_similarity(vector, v, dim=0)) for o, v in space.directions.items()}
+    return [
+        f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit"
+        for other, cosine in cosines.items() if abs(cosine) > 0.2
+    ]  # fmt: skip
 
 
 class W2WInvert(io.ComfyNode):
