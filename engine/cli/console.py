@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-import logging
 import os
 import shutil
 import sys
@@ -17,14 +16,6 @@ NARROWEST = 40
 
 CLOSED_PIPE = 141
 """Exit status of a program whose reader has gone away, as a shell reports it: 128 + SIGPIPE."""
-
-NOISE = (
-    ("transformers.utils.import_utils", "requires torchvision (not installed)"),
-    ("diffusers.models.modeling_utils", "should be kept in float32: []"),
-    ("diffusers.loaders.lora_base", "No LoRA keys associated to"),
-)
-"""(logger, part of a message) that says nothing to whoever runs a command: of an optional package whose place another
-takes, of an empty list of modules, of a LoRA for the network alone that has no keys for the text encoders."""
 
 
 @contextlib.contextmanager
@@ -64,30 +55,6 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
     if isinstance(error, UnicodeEncodeError) and error.object[error.start] == "\N{BULLET}":
         return "*", error.start + 1
     return codecs.backslashreplace_errors(error)
-
-
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Leaves out the messages in :data:`NOISE`; no library is imported for it."""
-    filters = [(logging.getLogger(name), _Without(part)) for name, part in NOISE]
-    for logger, without in filters:
-        logger.addFilter(without)
-    try:
-        yield
-    finally:
-        for logger, without in filters:
-            logger.removeFilter(without)
-
-
-class _Without(logging.Filter):
-    """Lets all messages pass but those that contain a text."""
-
-    def __init__(self, part: str) -> None:
-        super().__init__()
-        self.part = part
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return self.part not in record.getMessage()
 
 
 def flush_failed() -> OSError | None:
