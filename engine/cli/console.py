@@ -10,6 +10,10 @@ import shutil
 import sys
 from collections.abc import Iterator
 from os import environ
+from pathlib import Path
+from typing import Any
+
+from ..settings.setting_checks import Writes, marked
 
 NARROWEST = 40
 """Columns of a help page at least: tyro's layout never ends below six."""
@@ -55,6 +59,17 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
     if isinstance(error, UnicodeEncodeError) and error.object[error.start] == "\N{BULLET}":
         return "*", error.start + 1
     return codecs.backslashreplace_errors(error)
+
+
+def link_written(command: Any) -> None:
+    """On a terminal, the last line is a link to what a command wrote: its page if there is one, else file or folder."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return
+    outputs = [Path(value) for _, value, mark in marked(command) if isinstance(mark, Writes) and value is not None]
+    written = next((path for path in outputs if path.exists()), None)
+    if written is not None:
+        pages = sorted(written.glob("*.html")) if written.is_dir() else []
+        print((pages[0] if pages else written).resolve().as_uri())
 
 
 def flush_failed() -> OSError | None:

@@ -14,7 +14,7 @@ from ..errors import VitrineError, refuse
 from ..io import packages
 from ..runtime.quiet import quiet_libraries
 from ..settings.setting_checks import check_settings
-from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, wide_enough
+from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, link_written, wide_enough
 
 
 class Group(NamedTuple):
@@ -57,7 +57,9 @@ def _run(arguments: list[str]) -> int:
         command = _parse(arguments)
         check_settings(command)
         with quiet_libraries():
-            return command.run()
+            status = command.run()
+        link_written(command)
+        return int(status)
     except ImportError as error:
         remedy = packages.install("demo", "torch")
         return _explained(f"{error}. This command needs more packages: {remedy}")

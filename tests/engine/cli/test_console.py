@@ -170,6 +170,15 @@ def test_what_is_no_number_is_refused_before_the_work(monkeypatch, tmp_path, cap
         assert f"{field}: given {value}; accepted: " in said or f"{field}: given ({value},)" in said, said
 
 
+def test_the_last_line_on_a_terminal_is_a_link_to_what_was_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["w2w", "sample", "--out", "people", "--seeds", "0"]
+    assert main(words) == 0 and "file://" not in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (tmp_path / "people").as_uri()
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
