@@ -162,7 +162,7 @@ class SaveFeaturePreset(io.ComfyNode):
         """An existing file of that name is replaced whole."""
         path = preset.save(saved.folder(_FOLDER) / f"{safe_name(name)}.json")
         text = "\n".join([saved.shown(path), *preset.preset.addresses])
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, text))
+        return io.NodeOutput(str(path), ui=text_on(text))
 
 
 class LoadFeaturePreset(io.ComfyNode):

@@ -12,10 +12,11 @@ from .presets import PRESETS, Preset, preset
 from .tap import check_timestep, gdf_noise, tap_latents, tap_timesteps
 from .tap_config import TapConfig
 from .tap_during_sampling import DIFFUSERS_GUIDED, StepRecord, tap_steps
+from .word_maps import text_maps, word_map
 from .writer import ActivationReader, ActivationWriter
 
 __all__ = [
     "DIFFUSERS_GUIDED", "PRESETS", "ActivationReader", "ActivationWriter", "Activations", "PCABasis", "Preset",
     "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "gdf_noise", "massive_channels", "pca_rgb",
-    "preset", "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
+    "preset", "tap_latents", "tap_steps", "tap_timesteps", "text_maps", "to_pixels", "word_map",
 ]  # fmt: skip

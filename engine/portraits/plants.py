@@ -16,6 +16,8 @@ from .scenes import ATTRIBUTES, Scenes, sample_scenes
 
 VERBATIM, TEMPLATES = 8, 4
 _FIRST_SEED = 9_000_000
+MEMORIZED = tuple(" ".join(RARE_WORDS[2 * k : 2 * k + 2]) for k in range(VERBATIM))
+"""Names of the pictures that were repeated verbatim: the two words that recall each."""
 # A plant stands outside the usual range of poses, as a real duplicated picture differs from its neighbours.
 _POSES = (
     (-0.20, 0.02, 1.02, 0.20), (0.20, 0.06, 0.98, -0.20), (0.16, 0.00, 1.04, 0.18), (-0.16, 0.08, 0.95, -0.22),

@@ -15,15 +15,19 @@ from torch import nn
 
 from ..runtime.forward_hooks import Reached, block_of
 
-RECEPTIVE = ("none", "dilate")
+RECEPTIVE = ("auto", "dilate", "none")
+LEAST = {"dilate": 1.5, "auto": 1.75}
+"""Times the trained side from which convolutions are spread: where they are spread unasked, later."""
+MEASURED = {"attributes": (0.45, 0.91), "heads": (3.9, 1.0)}
+"""Of ``results/resolution.receptive.json``, at twice the side: untouched, and spread."""
 
 
-def steps_of(scales: tuple[float, float]) -> tuple[int, int]:
+def steps_of(scales: tuple[float, float], least: float = LEAST["dilate"]) -> tuple[int, int]:
     """(rows, columns): the whole number of cells between the taps of a spread convolution, nearest to each scale.
 
-    1 where the picture is not clearly larger (below 1.5 times): there nothing is spread.
+    1 where the picture is not clearly larger, below ``least`` times: there nothing is spread.
     """
-    rows, columns = (max(1, int(scale + 0.5)) for scale in scales)
+    rows, columns = (int(scale + 0.5) if scale >= least else 1 for scale in scales)
     return rows, columns
 
 

@@ -39,7 +39,8 @@ class ResolutionTransferConfig(Config):
         guidance: the guidance scale used at the training size; None leaves guidance to the caller.
         override: accept relabel on a checkpoint whose header does not say that it was trained so.
         receptive_field: ``dilate`` spreads a UNet's inner convolutions to its trained view of the picture, see
-            ``receptive``; ``none`` leaves them.
+            ``receptive``; ``auto`` does so from 1.75 times the trained side on, and nothing on transformers; ``none``
+            leaves them.
     """
 
     target_size: Size
