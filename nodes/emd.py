@@ -90,6 +90,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                 "LCM",
                 "distilled",
                 "fast",
+                "speed up",
                 "SiD",
                 "draw in one step",
                 "lightning",

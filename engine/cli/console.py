@@ -5,26 +5,21 @@ from __future__ import annotations
 import codecs
 import contextlib
 import io
-import logging
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from os import environ
+from pathlib import Path
+from typing import Any
+
+from ..settings.setting_checks import Writes, marked
 
 NARROWEST = 40
 """Fewest columns of a help page: tyro's layout does not terminate below six."""
 
 CLOSED_PIPE = 141
 """Exit status after a closed pipe, as in a shell: 128 + SIGPIPE."""
-
-NOISE = (
-    ("transformers.utils.import_utils", "requires torchvision (not installed)"),
-    ("diffusers.models.modeling_utils", "should be kept in float32: []"),
-    ("diffusers.loaders.lora_base", "No LoRA keys associated to"),
-)
-"""(logger, part of a message) that is irrelevant to users: about an optional package that another one replaces,
-an empty list of modules, or a LoRA without keys for the text encoders."""
 
 
 @contextlib.contextmanager
@@ -66,28 +61,15 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
     return codecs.backslashreplace_errors(error)
 
 
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Suppresses the messages in :data:`NOISE` without importing a library."""
-    filters = [(logging.getLogger(name), _Without(part)) for name, part in NOISE]
-    for logger, without in filters:
-        logger.addFilter(without)
-    try:
-        yield
-    finally:
-        for logger, without in filters:
-            logger.removeFilter(without)
-
-
-class _Without(logging.Filter):
-    """A filter that drops messages that contain a text."""
-
-    def __init__(self, part: str) -> None:
-        super().__init__()
-        self.part = part
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return self.part not in record.getMessage()
+def link_written(command: Any) -> None:
+    """On a terminal, the last line is a link to what a command wrote: its page if there is one, else file or folder."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return
+    outputs = [Path(value) for _, value, mark in marked(command) if isinstance(mark, Writes) and value is not None]
+    written = next((path for path in outputs if path.exists()), None)
+    if written is not None:
+        pages = sorted(written.glob("*.html")) if written.is_dir() else []
+        print((pages[0] if pages else written).resolve().as_uri())
 
 
 def flush_failed() -> OSError | None:

@@ -6,13 +6,15 @@ import contextlib
 import difflib
 import io
 import os
+import re
 import sys
 from typing import Annotated, Any, NamedTuple, Union
 
 from ..errors import VitrineError, refuse
 from ..io import packages
+from ..runtime.quiet import quiet_libraries
 from ..settings.setting_checks import check_settings
-from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_libraries, wide_enough
+from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, link_written, wide_enough
 
 
 class Group(NamedTuple):
@@ -55,7 +57,9 @@ def _run(arguments: list[str]) -> int:
         command = _parse(arguments)
         check_settings(command)
         with quiet_libraries():
-            return command.run()
+            status = command.run()
+        link_written(command)
+        return int(status)
     except ImportError as error:
         remedy = packages.install("demo", "torch")
         return _explained(f"{error}. This command needs more packages: {remedy}")
@@ -127,6 +131,7 @@ def _parse(arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
+        _check_options(arguments, tree)
         raise VitrineError(_plain(errors.getvalue())) from None
 
 
@@ -152,6 +157,22 @@ def _check_words(arguments: list[str], tree: dict[str, type | Group]) -> None:
         if not isinstance(entry, Group):
             return
         table = dict(entry.commands)
+
+
+def _check_options(arguments: list[str], tree: dict[str, type | Group]) -> None:
+    """Refuse an option that the command does not have with the nearest that it has."""
+    import tyro
+
+    first = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    page = io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit), wide_enough():
+        tyro.cli(_union(tree), args=[*arguments[:first], "--help"], prog="vitrine")
+    known = sorted(set(re.findall(r"--[a-z][\w-]*", page.getvalue())))
+    for word in arguments[first:]:
+        option = word.partition("=")[0]
+        if re.fullmatch(r"--[a-z][\w-]*", option) and option.replace("_", "-") not in known:
+            near = difflib.get_close_matches(option, known, n=2, cutoff=0.5) or ["--help"]
+            raise refuse("option", option, ", ".join(known), f"Did you mean {' or '.join(near)}?")
 
 
 def _union(table: dict[str, Any]) -> Any:

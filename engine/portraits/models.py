@@ -7,8 +7,6 @@ discards the colour of a flat background. Vitrine's ComfyUI loader sets the numb
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +16,7 @@ import torch
 from ..errors import refuse
 from ..io.files import save_safetensors, write_folder
 from ..network.condition import Condition
+from ..runtime.quiet import no_bars
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .render import render
 from .scenes import Scenes
@@ -172,7 +171,7 @@ def load_shared(root: Path, command: str) -> dict[str, Any]:
 
     if not (root / "model_index.json").is_file():
         raise refuse("portraits folder", str(root), "a folder with model_index.json", f"run `{command}`")
-    with _no_bar():
+    with no_bars():
         text_encoder = CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval()
     return {
         "text_encoder": text_encoder,
@@ -180,20 +179,6 @@ def load_shared(root: Path, command: str) -> dict[str, Any]:
         "vae": AutoencoderKL.from_pretrained(root / "vae", torch_dtype=torch.float32).eval(),
         "folder": root,
     }
-
-
-@contextlib.contextmanager
-def _no_bar() -> Iterator[None]:
-    """Disables transformers' progress bar of loading, which takes a few milliseconds here."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def save_portraits(model: Any, folder: str | Path) -> None:
