@@ -30,7 +30,7 @@ def strip(title: str, row: str) -> Cut:
 PERSON, INSIDE, ONE_STEP = (
     "Pull sliders on a person (demo)",
     "See what the model sees (demo)",
-    "Draw in one step (demo)",
+    "Sample in one step (demo)",
 )
 COPIED, SIZE = "Stop the model copying a picture (demo)", "Say how large a picture should look (demo)"
 FIND, OWN = "Find the same part (demo)", "Make your own slider, threshold and space (demo)"
@@ -38,7 +38,7 @@ LATE, GUIDED = "Change a person halfway through (demo)", "Make a picture look sm
 LOOK, ENTROPY, LARGER = (
     "Look inside a copied picture (demo)",
     "Guide without a negative prompt (demo)",
-    "Draw at twice the size, transformer (demo)",
+    "Sample at twice the size, transformer (demo)",
 )
 CALLS, CALL = "60 network calls a picture", "One network call a picture"
 COPY = "Sample, and what of it is copied"
@@ -48,14 +48,14 @@ def cuts() -> dict[str, list[Cut]]:
     """Picture -> what stands in it, from left to right; strips stand below each other."""
     return {
         "tap": [tiles(INSIDE, "The pictures"), tiles(INSIDE, "Tap of the finished pictures")],
-        "inside": [tiles(INSIDE, "The pictures"), tiles(INSIDE, "Second place")],
+        "inside": [tiles(INSIDE, "The pictures"), tiles(INSIDE, "Second layer")],
         "steps": [tiles(LOOK, "Inside, step 2 of 20"), tiles(LOOK, "Inside, step 10 of 20")],
         "points": [tiles(FIND, "The same points in other faces", 4)],
-        "places": [strip(FIND, "Kept places: one strip each"), strip(FIND, "Dropped places")],
-        "sizes": [tiles(SIZE, f"Constant, told {pixels} px", 1) for pixels in (16, 64, 256)],
-        "weighted": [tiles(SIZE, f"Power-cosine, told {pixels} px", 1) for pixels in (16, 64, 256)],
-        "guided": [tiles(GUIDED, "control 1"), tiles(GUIDED, "control 3: blurrier, as a small original is")],
-        "padded": [tiles(GUIDED, "control 1"), tiles(GUIDED, "padded with its own tokens")],
+        "places": [strip(FIND, "Kept layers: one strip each"), strip(FIND, "Dropped layers")],
+        "sizes": [tiles(SIZE, f"Constant, {pixels} px", 1) for pixels in (16, 64, 256)],
+        "weighted": [tiles(SIZE, f"Power-cosine, {pixels} px", 1) for pixels in (16, 64, 256)],
+        "guided": [tiles(GUIDED, "strength 1"), tiles(GUIDED, "Strength 3: blurrier, as a small original is")],
+        "padded": [tiles(GUIDED, "strength 1"), tiles(GUIDED, "padded with its own tokens")],
         "entropy": [tiles(ENTROPY, "No guidance"), tiles(ENTROPY, "Away from flat attention")],
         "larger": [
             tiles(LARGER, f"128 px, {p}", 1) for p in ("positions run on", "positions on a grid", "after fine-tuning")
@@ -80,7 +80,7 @@ def cuts() -> dict[str, list[Cut]]:
         "found": [tiles(PERSON, "The same person elsewhere", 4)],
         "map": [("widget_people", (18, 106, 214, 190))],
         "clicks": [("widget_points", (16, 42, 389, 248))],
-        "transformer": [tiles(SIZE, "Constant, told 64 px", 3)],
+        "transformer": [tiles(SIZE, "Constant, 64 px", 3)],
     }  # fmt: skip
 
 

@@ -23,14 +23,14 @@ FRAMES: dict[str, list[Frame]] = {
         ("a sample", "Sample, and what of it is copied", 4, 1),
         ("what of it is copied", "Sample, and what of it is copied", 5, 1),
     ],
-    "Draw a person in one step (demo)": [
+    "Sample a person in one step (demo)": [
         ("forty network calls", "For comparison: 40 calls a picture", 0, 4),
         ("one network call", "One person, one call", 0, 4),
     ],
-    "Draw at twice the size (demo)": [
+    "Sample at twice the size (demo)": [
         ("twice the size, untouched", "256 px, untouched", 0, 1), ("positions fitted", "256 px, static", 0, 1),
     ],
-    "Draw in one step (demo)": [
+    "Sample in one step (demo)": [
         ("sixty network calls", "60 network calls a picture", 0, 4),
         ("one network call", "One network call a picture", 0, 4),
     ],
@@ -39,13 +39,13 @@ FRAMES: dict[str, list[Frame]] = {
         *(("found", "The same points in other faces", k, 1) for k in (1, 3, 5)),
     ],
     "Make a picture look small or large (demo)": [
-        ("as trained", "control 1", 0, 1),
-        ("made to look small", "control 3: blurrier, as a small original is", 0, 1),
+        ("as trained", "strength 1", 0, 1),
+        ("made to look small", "Strength 3: blurrier, as a small original is", 0, 1),
     ],
     "Guide without a negative prompt (demo)": [
         ("no guidance", "No guidance", 0, 4), ("away from flat attention", "Away from flat attention", 0, 4),
     ],
-    "Draw at twice the size, transformer (demo)": [
+    "Sample at twice the size, transformer (demo)": [
         ("twice the size, untouched", "128 px, positions run on", 0, 1),
         ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
     ],
@@ -66,10 +66,10 @@ FRAMES: dict[str, list[Frame]] = {
         ("activations, too", "From a file, no model needed", 0, 4),
     ],
     "Say how large a picture should look (demo)": [
-        ("told 16 pixels", "Power-cosine, told 16 px", 0, 1), ("told 256 pixels", "Power-cosine, told 256 px", 0, 1),
+        ("size 16 pixels", "Power-cosine, 16 px", 0, 1), ("size 256 pixels", "Power-cosine, 256 px", 0, 1),
     ],
     "See what the model sees (demo)": [
-        ("the pictures", "The pictures", 0, 4), ("what the model sees", "Second place", 0, 4),
+        ("the pictures", "The pictures", 0, 4), ("what the model sees", "Second layer", 0, 4),
     ],
     "Stop the model copying a picture (demo)": [
         ("four seeds, one picture", "One memorized picture, four times", 0, 4),
@@ -78,8 +78,8 @@ FRAMES: dict[str, list[Frame]] = {
     "Turn a folder of LoRAs into sliders (demo)": [("in none of the files", "Somebody new, with glasses", 0, 4)],
 }  # fmt: skip
 SAME_WAY = {
-    "Draw at twice the size (your checkpoint)": "Draw at twice the size (demo)",
-    "Draw in one step (your checkpoint)": "Draw in one step (demo)",
+    "Sample at twice the size (your checkpoint)": "Sample at twice the size (demo)",
+    "Sample in one step (your checkpoint)": "Sample in one step (demo)",
     "Find the same part (your checkpoint)": "Find the same part (demo)",
     "Is my LoRA overfitted (your checkpoint)": "Check a model for copies (demo)",
     "Say how large a picture should look (your checkpoint)": "Say how large a picture should look (demo)",

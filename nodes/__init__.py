@@ -7,18 +7,19 @@ import importlib.util
 from comfy_api.latest import ComfyExtension, io
 
 from .comfy import choices, compat_comfyui, glossary, lora, people, run_watch, similarity
+from .comfy.node_inputs import checked
 
 FAMILIES = (
-    "reference", "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
+    "patches", "activations", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
     "w2w_make", "nemo", "nemo_samples", "nemo_find", "nemo_block", "nemo_verify", "nemo_copies", "lora_report", "emd",
-    "emd_variety",
+    "emd_variety", "reference",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""
 
 
 def _nodes() -> list[type[io.ComfyNode]]:
     present = [f for f in FAMILIES if importlib.util.find_spec(f"{__package__}.{f}")]
-    return list(compat_comfyui.nodes_of(present, __package__))
+    return [checked(node) for node in compat_comfyui.nodes_of(present, __package__)]
 
 
 NODES: list[type[io.ComfyNode]] = _nodes()

@@ -23,7 +23,7 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
         accepted = places or "none of these: text tokens and attention maps have no picture"
-        raise refuse("address", address or list(taps)[:3], accepted, "tap a place of the picture as well")
+        raise refuse("address", address or list(taps)[:3], accepted, "tap a layer of the picture as well")
     return coloured(activation.tensor.float(), shared, size)
 
 

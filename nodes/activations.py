@@ -49,8 +49,9 @@ class ActivationTap(io.ComfyNode):
             node_id="VitrineActivationTap",
             display_name="Activation Tap",
             category=CATEGORY,
-            description="Noises a picture to one timestep, runs the model once, and keeps what you ask for of its "
-            "inside. The paper's message: which place you tap matters more than anything else (GDF, NeurIPS 2024).",
+            description="Noises a picture to one timestep, runs the model once, and keeps the activations of the "
+                        "layers you name. The paper's message: which layer you tap matters more than anything else "
+                        "(GDF, NeurIPS 2024).",
             search_aliases=[
                 "features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention",
                 "attention map", "heatmap", "visualize", "visualise", "interpret", "x-ray", "xray",
@@ -67,9 +68,9 @@ class ActivationTap(io.ComfyNode):
                 protocol_input(),
             ]),
             outputs=[
-                ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped places, one row a picture."),
-                io.Image.Output(display_name="IMAGE", tooltip="First place as colours: three principal components."),
-                io.String.Output(display_name="report", tooltip="Each address with its size and massive channels."),
+                ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All tapped layers, for each picture."),
+                io.Image.Output(display_name="IMAGE", tooltip="First layer as colours: three principal components."),
+                io.String.Output(display_name="report", tooltip="Each layer with its size and massive channels."),
             ],
             hidden=HIDDEN,
             has_intermediate_output=True,
@@ -127,14 +128,15 @@ class TapDuringSampling(io.ComfyNode):
             ],
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
-                io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
-                io.String.Input("steps", default="0 5 10 15 19", tooltip="Steps of the run to keep, from 0; or 'all'."),
+                io.String.Input("addresses", display_name="layers", multiline=True, default=AUTO, tooltip=HELP),
+                io.String.Input("steps", display_name="record_steps", default="0 5 10 15 19",
+                                tooltip="Steps of the run to keep, from 0; or 'all'."),
                 io.Int.Input(
                     "first_step", default=0, min=0, max=10_000, optional=True,
                     tooltip="The number of the sampler's first step: start_at_step of KSampler (Advanced), so that "
                     "steps mean the same here.",
                 ),
-                added_selection("The places of a published selection, or the addresses typed above."),
+                added_selection("The layers of a published selection, or those typed above."),
             ],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="Sample with this one."),
@@ -171,7 +173,7 @@ def parse_steps(text: str) -> Any:
     words = text.replace(",", " ").split()
     if words == ["all"]:
         return lambda step: True
-    if not words or not all(w.isdigit() for w in words):
+    if not words or not all(w.isdecimal() and len(w) < 10 for w in words):
         raise refuse("steps", text, "whole numbers from 0, or 'all'", "e.g. 0 5 10")
     return {int(w) for w in words}
 
@@ -191,7 +193,8 @@ class CollectTaps(io.ComfyNode):
             inputs=[
                 RecorderSocket.Input(
                     "recorder", optional=True,
-                    tooltip="From Tap During Sampling. Without one, as when that is bypassed, only the LATENT goes on.",
+                    tooltip="From Tap During Sampling. Without one, as when that is bypassed, only the LATENT is "
+                            "passed on.",
                 ),
                 io.Latent.Input("latent", tooltip="The output of the sampler that used the recording MODEL."),
                 io.Int.Input(
@@ -199,7 +202,7 @@ class CollectTaps(io.ComfyNode):
                 ),
                 io.Combo.Input(
                     "half", options=list(HALVES), default="cond",
-                    tooltip="Prompted or not; the others are what some guiders have beside these.",
+                    tooltip="With or without the prompt; the others are further conditionings of some guiders.",
                 ),
                 io.Int.Input(
                     "part", default=0, min=0, max=100, optional=True,
@@ -207,8 +210,8 @@ class CollectTaps(io.ComfyNode):
                 ),
             ],
             outputs=[
-                ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All recorded places at this step."),
-                io.Image.Output(display_name="IMAGE", tooltip="First place as colours."),
+                ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="All recorded layers at this step."),
+                io.Image.Output(display_name="IMAGE", tooltip="First layer as colours."),
                 io.Latent.Output(display_name="LATENT", tooltip="The latent, passed on so that the graph continues."),
             ],
             hidden=[io.Hidden.unique_id],
@@ -249,14 +252,16 @@ class ActivationPicture(io.ComfyNode):
             ],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="From a tap."),
-                io.String.Input("address", default="", tooltip="Which place; empty: the first one."),
+                io.String.Input(
+                    "address", display_name="layer", default="", tooltip="Which layer; empty: the first one."
+                ),
                 io.Boolean.Input(
                     "shared", default=True, tooltip="One basis for the whole batch: equal colours mean equal features."
                 ),
                 io.Int.Input("size", default=256, min=16, max=2048, tooltip="Height of the picture in pixels."),
-                added_selection("All places of a published selection joined, or the one typed above."),
+                added_selection("All layers of a published selection joined, or the one typed above."),
             ],
-            outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture a row.")],
+            outputs=[io.Image.Output(display_name="IMAGE", tooltip="One picture for each.")],
             hidden=HIDDEN,
             has_intermediate_output=True,
         )
@@ -286,7 +291,7 @@ class SaveActivations(io.ComfyNode):
             node_id="VitrineSaveActivations",
             display_name="Save Activations",
             category=CATEGORY,
-            description="Writes a .safetensors file with addresses, timestep and seeds in its header.",
+            description="Writes a .safetensors file with layer names, timestep and seeds in its header.",
             search_aliases=["export activations", "store features"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -29,9 +30,9 @@ def extra_values(text: str) -> dict[str, float]:
     """
     values = {}
     for line in lines_of(text):
-        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?[\d.]+(?:[eE][+-]?\d+)?)", line)
-        if match is None:
-            raise refuse("extra", line, "name = number", "one a line")
+        match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", line)
+        if match is None or not math.isfinite(float(match[2])):
+            raise refuse("extra", line, "name = number, a finite one", "one a line")
         values[match[1]] = float(match[2])
     return values
 
@@ -44,9 +45,10 @@ class ControlValues(io.ComfyNode):
         """Sizes, crop and flip in."""
         return io.Schema(
             node_id="VitrineControlValues",
-            display_name="Control Values",
+            display_name="Size and Crop Values",
             category=CATEGORY,
-            description="Adds size, crop, target and flip to a prompt: for SDXL, PixArt and models with own controls.",
+            description="Adds size, crop, target size and flip to a prompt: for SDXL, PixArt and models with a size "
+                        "checkpoint.",
             search_aliases=[
                 "sdxl size conditioning", "micro conditioning", "original size crop target", "original size", "crop",
                 "blur", "sharp", "blurry",
@@ -60,10 +62,11 @@ class ControlValues(io.ComfyNode):
                 pixels("crop_top", 0, 0, "Pixels cropped at the top: above 0 heads are cut."),
                 pixels("target_width", 1024, 8, "Width of the picture you make; with the height it tells the aspect."),
                 pixels("target_height", 1024, 8, "Height of the picture you make."),
-                io.Boolean.Input("flip", default=False, tooltip="Told as mirrored; only control checkpoints read it."),
+                io.Boolean.Input("flip", default=False, tooltip="Condition on a mirrored picture; only size "
+                                                                "checkpoints read it."),
                 io.String.Input(
                     "extra", default="", multiline=True,
-                    tooltip="Further controls of a checkpoint, 'name = number', one a line.",
+                    tooltip="Further conditions of a checkpoint, 'name = number', one a line.",
                 ),
                 io.Model.Input(
                     "model", optional=True,
@@ -94,12 +97,12 @@ class ApplyGammaSchedule(io.ComfyNode):
         """A curve in."""
         return io.Schema(
             node_id="VitrineApplyGammaSchedule",
-            display_name="Apply Gamma Schedule",
+            display_name="Size Weight Schedule",
             category=CATEGORY,
             description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
-            search_aliases=["time weighted size conditioning", "gamma control", "sdxl original size"],
+            search_aliases=["gamma schedule", "time weighted size conditioning", "gamma control", "sdxl original size"],
             inputs=[
-                io.Model.Input("model", tooltip="SDXL, or a PixArt that is told sizes."),
+                io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
                 *GAMMA,
                 io.String.Input(
                     "points",
@@ -132,10 +135,10 @@ class LoadControl(io.ComfyNode):
         """The list is read anew whenever the page refreshes."""
         return io.Schema(
             node_id="VitrineLoadControl",
-            display_name="Load Control Checkpoint",
+            display_name="Load Size Checkpoint",
             category=CATEGORY,
-            description="Adds controls trained for this model (size, crop, flip); the file's own curve is used.",
-            search_aliases=["control embedder", "size control checkpoint", "flip conditioning"],
+            description="Adds conditions trained for this model (size, crop, flip), with the file's own curve.",
+            search_aliases=["control checkpoint", "control embedder", "flip conditioning"],
             inputs=[
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
@@ -144,8 +147,8 @@ class LoadControl(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.Model.Output(display_name="MODEL", tooltip="Reads the values of Control Values."),
-                io.String.Output(display_name="report", tooltip="Controls, curve, padding, base model."),
+                io.Model.Output(display_name="MODEL", tooltip="Takes the values of Size and Crop Values."),
+                io.String.Output(display_name="report", tooltip="Conditions, curve, padding, base model."),
             ],
         )  # fmt: skip
 
@@ -175,10 +178,10 @@ class NoisyReplicatePadding(io.ComfyNode):
         """A prompt and its length in."""
         return io.Schema(
             node_id="VitrineNoisyReplicatePadding",
-            display_name="Noisy Replicate Padding",
+            display_name="Pad Short Prompts",
             category=CATEGORY,
             description="Short prompts fill all positions of the text encoder: copies of their tokens, with noise.",
-            search_aliases=["text padding", "replicate prompt tokens", "pad tokens"],
+            search_aliases=["noisy replicate padding", "text padding", "replicate prompt tokens", "pad tokens"],
             is_experimental=True,
             inputs=under_advanced(("axis", "tokens"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt."),
@@ -212,13 +215,16 @@ class NoisyReplicatePadding(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """The conditioning that comes in stays as it is."""
         config, padded_parts = PaddingConfig(mode, beta_txt, scope, axis), []
-        if not tokens and clip is not None:
-            tokens = token_count(clip, text)
+        if len(conditioning) > 1 and (tokens or clip is not None):
+            shown, remedy = f"{len(conditioning)} prompts, and the tokens of one", "pad each before they are combined"
+            raise refuse("conditioning", shown, "one prompt", remedy)
         for embeds, settings in conditioning:
-            mask = settings.get("attention_mask")
-            if not tokens and mask is None:
+            mask, count = settings.get("attention_mask"), tokens
+            if not tokens and clip is not None:
+                count = token_count(clip, text, embeds.shape[1])
+            if not count and mask is None:
                 raise refuse("tokens", 0, "a number, or clip and text", "connect the CLIP and repeat the prompt")
-            lengths = [tokens] * len(embeds) if tokens else mask.reshape(len(embeds), -1).sum(1)
+            lengths = [count] * len(embeds) if count else mask.reshape(len(embeds), -1).sum(1)
             padded, ones = pad_text(embeds, lengths, config, seed)
             padded_parts.append([padded, settings | ({} if mask is None else {"attention_mask": ones.to(mask)})])
         return io.NodeOutput(padded_parts)
@@ -231,22 +237,22 @@ class CrossSizeConsistency(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         """Batches of the same seeds in."""
         more = [
-            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds, told another size.")
+            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds under another size.")
             for i in range(3, 6)
         ]
         return io.Schema(
             node_id="VitrineCrossSizeConsistency",
-            display_name="Cross-Size Consistency",
+            display_name="Compare Sizes",
             category=CATEGORY,
-            description="Mean distance between pictures of one seed and prompt that were told different sizes.",
-            search_aliases=["size conditioning metric", "compare sizes", "lpips across sizes"],
+            description="Mean distance between pictures of one seed and prompt under different size conditions.",
+            search_aliases=["cross-size consistency", "size conditioning metric", "lpips across sizes"],
             inputs=[
-                io.Image.Input("images_1", tooltip="Pictures told the first size."),
-                io.Image.Input("images_2", tooltip="The same seeds, told another size."),
+                io.Image.Input("images_1", tooltip="Pictures under the first size."),
+                io.Image.Input("images_2", tooltip="The same seeds under another size."),
                 *more,
                 io.String.Input(
                     "sizes", default="256x256, 512x512, 1024x1024",
-                    tooltip="Width x height told, one for each connected batch; for the report.",
+                    tooltip="Width x height, one for each connected batch; for the report.",
                 ),
             ],
             outputs=[

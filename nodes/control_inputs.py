@@ -7,7 +7,7 @@ from comfy_api.latest import io
 from ..engine.control import CLOCKS, FORMS
 from ..engine.control.reference_blend import Reference
 
-CATEGORY = "Vitrine/control"
+CATEGORY = "Vitrine/size conditioning"
 REFERENCES = ("target", "zeros", "size below")
 GAMMA = [
     io.Combo.Input(
@@ -20,11 +20,11 @@ GAMMA = [
     ),
     io.Combo.Input(
         "clock", options=list(CLOCKS), default="native",
-        tooltip="native: the timestep the network is told. paper_sigma: for flow models, by their noise level.",
+        tooltip="native: the timestep that conditions the network. paper_sigma: for flow models, by their noise level.",
     ),
     io.Combo.Input(
         "reference", options=list(REFERENCES), default="target",
-        tooltip="The neutral size told while the weight is 0. target: neither enlarged nor reduced.",
+        tooltip="The neutral size, used while the weight is 0. target: neither enlarged nor reduced.",
     ),
     io.Int.Input("reference_width", default=1024, min=8, max=16384, tooltip="For 'size below', in pixels."),
     io.Int.Input("reference_height", default=1024, min=8, max=16384, tooltip="For 'size below', in pixels."),

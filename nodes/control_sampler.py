@@ -24,7 +24,7 @@ from .sockets import under_advanced
 _STRENGTHS = [
     io.Float.Input("cfg", default=5.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance by the prompt; 1 is none."),
     io.Float.Input(
-        "control", default=1.0, min=0.0, max=10.0, step=0.025,
+        "control", display_name="size_guidance", default=1.0, min=0.0, max=10.0, step=0.025,
         tooltip="Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.",
     ),
     io.Combo.Input(
@@ -36,8 +36,8 @@ _STRENGTHS = [
 
 _NEGATIVE_SIZES = io.Combo.Input(
     "negative_sizes", options=list(NEGATIVES), default="picture", optional=True,
-    tooltip="Sizes the negative prompt is told. picture: its own, as ComfyUI does; positive: those of the prompt, as "
-    "diffusers' SDXL does.",
+    tooltip="Sizes for the negative prompt. picture: its own, as ComfyUI does; positive: those of the prompt, as "
+            "diffusers' SDXL does.",
 )  # fmt: skip
 
 
@@ -49,13 +49,13 @@ class ControlCFGGuider(io.ComfyNode):
         """Prompts and strengths in."""
         return io.Schema(
             node_id="VitrineControlCFGGuider",
-            display_name="Control CFG Guider",
+            display_name="Size CFG Guider",
             category=CATEGORY,
             description="Guides by the prompt and, apart from it, by size, crop and flip; spares needless evaluations.",
-            search_aliases=["dual cfg", "size guidance", "control guidance strength"],
+            search_aliases=["control guider", "dual cfg", "size guidance", "control guidance strength"],
             inputs=[
-                io.Model.Input("model", tooltip="From Apply Gamma Schedule or Load Control Checkpoint."),
-                io.Conditioning.Input("positive", tooltip="The prompt, with Control Values."),
+                io.Model.Input("model", tooltip="From Size Weight Schedule or Load Size Checkpoint."),
+                io.Conditioning.Input("positive", tooltip="The prompt, with Size and Crop Values."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt; negative_sizes says its sizes."),
                 *_STRENGTHS,
                 _NEGATIVE_SIZES,
@@ -83,8 +83,7 @@ class EntropyGuiderNode(io.ComfyNode):
             node_id="VitrineEntropyGuider",
             display_name="Entropy Guider",
             category=CATEGORY,
-            description="Guides away from what the model would draw if it looked at everything alike; no negative "
-            "prompt is needed.",
+            description="Guides away from what the model would make with flat attention; no negative prompt is needed.",
             search_aliases=[
                 "ERG", "entropy rectifying guidance", "perturbed attention", "SEG", "PAG", "no negative prompt",
                 "without negative prompt", "NAG", "guidance without cfg",
@@ -97,21 +96,22 @@ class EntropyGuiderNode(io.ComfyNode):
                     "cfg", default=2.0, min=0.0, max=100.0, step=0.1, tooltip="Strength of the guidance; 1 is none.",
                 ),
                 io.Float.Input(
-                    "tau", default=0.01, min=0.0, max=10.0, step=0.01,
-                    tooltip="Factor on attention's logits of the weakened network: 0 looks at all places alike, 1 "
-                    "weakens nothing.",
+                    "tau", display_name="attention_scale", default=0.01, min=0.0, max=10.0, step=0.01,
+                    tooltip="Factor on the attention logits of the weakened network: 0 is flat attention, 1 weakens "
+                            "nothing.",
                 ),
                 io.String.Input(
-                    "places", default="*-self-q", tooltip="Addresses of the weakened queries; *-self-q is all of "
-                    "self-attention, mid-*-self-q the middle only.",
+                    "places", display_name="layers", default="*-self-q",
+                    tooltip="Names of the weakened queries; *-self-q is all of self-attention, mid-*-self-q the middle "
+                            "only.",
                 ),
                 io.Int.Input(
                     "start_timestep", default=1000, min=0, max=1000,
                     tooltip="Weakened below this timestep. 1000 is the whole run.",
                 ),
                 io.Conditioning.Input(
-                    "weak", optional=True, tooltip="What the weakened network is told; the prompt itself if left "
-                    "open. An empty prompt adds ordinary guidance.",
+                    "weak", optional=True, tooltip="Prompt of the weakened network; the prompt itself if left open. An "
+                                                   "empty prompt adds ordinary guidance.",
                 ),
             ],
             outputs=[io.Guider.Output(display_name="GUIDER", tooltip="For SamplerCustomAdvanced.")],
@@ -145,7 +145,8 @@ class ControlConditionedSampler(io.ComfyNode):
                 "sampler_name", "scheduler", "denoise", "nesting", "crop_left", "crop_top", "flip", "form", "clock",
                 "reference", "reference_width", "reference_height", "upscale", "negative_sizes",
             ), [
-                io.Model.Input("model", tooltip="SDXL, PixArt told sizes, or one with a control checkpoint."),
+                io.Model.Input("model", tooltip="SDXL, PixArt with size conditioning, or a model with a size "
+                                                "checkpoint."),
                 io.Conditioning.Input("positive", tooltip="The prompt; this node tells it the sizes below."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt; negative_sizes says its sizes."),
                 io.Latent.Input("latent_image", tooltip="Size of the picture, or a picture to start from."),
@@ -161,7 +162,8 @@ class ControlConditionedSampler(io.ComfyNode):
                 pixels("height", 1024, 0, "Height the picture is said to have had; 0 is its own."),
                 pixels("crop_left", 0, 0, "Pixels cropped at the left."),
                 pixels("crop_top", 0, 0, "Pixels cropped at the top."),
-                io.Boolean.Input("flip", default=False, tooltip="Told as mirrored; only control checkpoints read it."),
+                io.Boolean.Input("flip", default=False, tooltip="Condition on a mirrored picture; only size "
+                                                                "checkpoints read it."),
                 *GAMMA,
                 io.Float.Input(
                     "upscale", default=1.0, min=0.1, max=16.0, step=0.05, advanced=True,
@@ -185,7 +187,7 @@ class ControlConditionedSampler(io.ComfyNode):
         crop_left: int, crop_top: int, flip: bool, form: str, alpha: float, clock: str, reference: str,
         reference_width: int, reference_height: int, upscale: float = 1.0, negative_sizes: str = "picture",
     ) -> io.NodeOutput:  # fmt: skip
-        """Control Values, Apply Gamma Schedule, Control CFG Guider and a sampler in a row."""
+        """Size and Crop Values, Size Weight Schedule, Size CFG Guider and a sampler in a row."""
         gamma = GammaConfig(form, alpha, clock=clock)
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
         size = tuple(side * PIXELS for side in latent_image["samples"].shape[-2:])

@@ -46,7 +46,7 @@ from .comfy.saved import stamp
 from .emd_inputs import AUTO, MANUAL, SEVERAL, base_inputs, contract_inputs, stock_outputs
 from .sockets import under_advanced
 
-CATEGORY = "Vitrine/emd"
+CATEGORY = "Vitrine/few-step students"
 _SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
 
 
@@ -116,7 +116,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             ),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
-                io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD MCMC Correct."),
+                io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD Repair Samples."),
                 *stock_outputs(),
             ],
         )
@@ -175,10 +175,10 @@ class EMDMCMCCorrect(io.ComfyNode):
         """Teacher, the student's two networks, z and prompt in; LATENT out."""
         return io.Schema(
             node_id="VitrineEMDMCMCCorrect",
-            display_name="EMD MCMC Correct",
+            display_name="EMD Repair Samples",
             category=CATEGORY,
             description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more "
-            "density than the student. Needs the student's own score network (a LoRA that ships beside it).",
+                        "density than the student. Needs the student's own score network (a LoRA that ships with it).",
             search_aliases=["repair", "Langevin", "MCMC", "refine", "corrector", "EM distillation"],
             inputs=under_advanced(("step_size", "contract", "timestep", "noise", "guidance", "z_step_size"), [
                 io.Model.Input("teacher", tooltip="The base model the student was distilled from."),
@@ -205,8 +205,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                 *contract_inputs(False),
                 io.Float.Input(
                     "guidance", default=0.0, min=0.0, max=30.0, step=0.5, optional=True,
-                    tooltip="Guidance of the teacher; 0 takes that of the student's training, which its contract "
-                    "names.",
+                    tooltip="Guidance of the teacher; 0 takes that of the student's training, which its preset names.",
                 ),
                 io.Float.Input(
                     "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001, optional=True,
@@ -260,7 +259,7 @@ class EMDDistill(io.ComfyNode):
         """Base, prompts and settings in; the LoRA file and first pictures out."""
         return io.Schema(
             node_id="VitrineEMDDistill",
-            display_name="EMD Distill",
+            display_name="EMD Train Student",
             category=CATEGORY,
             description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
             "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
@@ -282,12 +281,12 @@ class EMDDistill(io.ComfyNode):
                 io.String.Input("name", default="student", tooltip="Folder under output/vitrine_emd; it resumes."),
                 io.Int.Input("steps", display_name="training_steps", default=200, min=1, max=1_000_000,
                              tooltip="Generator updates in all."),
-                io.Int.Input("batch", default=8, min=1, max=256, tooltip="Rows of each update."),
+                io.Int.Input("batch", default=8, min=1, max=256, tooltip="Samples in each update."),
                 io.Int.Input("rank", default=16, min=1, max=256, tooltip="LoRA rank of generator and score network."),
                 io.Int.Input("K", default=4, min=1, max=64, tooltip="Langevin steps; 4 to start with, 8 for release."),
                 io.Float.Input("guidance", default=3.0, min=1.0, max=30.0, step=0.5, tooltip="Of the teacher only."),
                 io.Float.Input("timestep", default=999.0, min=1.0, max=999.0, step=1.0,
-                               tooltip="The one network timestep the student is told."),
+                               tooltip="The one network timestep of the student."),
                 io.Boolean.Input(
                     "diff_instruct", default=False,
                     tooltip="The baseline instead: one step of noise, and the student's starting noise stays as it is.",

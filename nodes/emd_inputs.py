@@ -22,16 +22,17 @@ def contract_inputs(several: bool) -> list[Any]:
             tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
         ),
         io.Combo.Input(
-            "contract", options=[AUTO, *ONE_STEP, *(SEVERAL if several else ()), MANUAL], default=AUTO,
+            "contract", display_name="preset",
+            options=[AUTO, *ONE_STEP, *(SEVERAL if several else ()), MANUAL], default=AUTO,
             tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
             "student; manual takes the two values below.",
         ),
         io.Float.Input(
             "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
-            tooltip="Manual: the one network timestep the student is told (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
+            tooltip="Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
         ),
         io.Combo.Input(
-            "noise", options=["unit", "vp", "edm"], default="unit",
+            "noise", display_name="start_noise", options=["unit", "vp", "edm"], default="unit",
             tooltip="Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). vp: as "
             "strong as in a picture noised to that timestep (SiD-LSG). edm: another name for vp.",
         ),
@@ -76,6 +77,6 @@ def stock_outputs() -> list[Any]:
             "sampler, with previews, inpainting or other packs' nodes.",
         ),
         io.Sampler.Output(
-            display_name="SAMPLER", tooltip="How its steps are taken, for SamplerCustom beside SIGMAS."
+            display_name="SAMPLER", tooltip="How its steps are taken, for SamplerCustom together with SIGMAS."
         ),
     ]  # fmt: skip

@@ -21,10 +21,10 @@ class EMDVariety(io.ComfyNode):
         return io.Schema(
             node_id="VitrineEMDVariety",
             display_name="EMD Variety",
-            category="Vitrine/emd",
+            category="Vitrine/few-step students",
             description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
-            "different pictures they amount to, and how much of a reference they reach. Fast students often draw one "
-            "picture for every seed.",
+                        "different pictures they amount to, and how much of a reference they reach. Fast students "
+                        "often make one picture for every seed.",
             search_aliases=[
                 "diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds", "all look the same",
                 "same face every seed",
@@ -46,7 +46,7 @@ class EMDVariety(io.ComfyNode):
             outputs=[
                 io.Float.Output(display_name="distance", tooltip="Mean of 1 - cosine over pairs; 0: all the same."),
                 io.Float.Output(display_name="vendi", tooltip="Vendi score: 1 to the number of pictures."),
-                io.Float.Output(display_name="recall", tooltip="Share of the reference reached; -1 without one."),
+                io.Float.Output(display_name="recall", tooltip="Fraction of the reference reached; -1 without one."),
                 io.String.Output(display_name="report", tooltip="The same in words, with precision."),
             ],
         )  # fmt: skip

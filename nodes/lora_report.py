@@ -11,7 +11,7 @@ from ..engine.nemo.nearest import overlay
 from ..engine.pipelines.lora_report_samples import ReportConfig
 from ..engine.pipelines.lora_reports import LoraReport
 from .captions import captioned
-from .comfy.lora_report import Asked, ComfyModel, page_entry, reported
+from .comfy.lora_report import Asked, ComfyModel, compared_stamp, page_entry, reported
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, show_on, text_on
 from .comfy.saved import known_files, stamp_of
@@ -47,15 +47,15 @@ class LoraReportNode(io.ComfyNode):
                                 tooltip="Prompts that have nothing to do with it, one a line. None: eight usual ones."),
                 io.Int.Input("seeds", default=4, min=2, max=64, tooltip="Samples of each prompt."),
                 io.Float.Input("minutes", default=0.0, min=0.0, max=10000.0, step=0.5,
-                               tooltip="Budget; what it leaves out is named, and the next run goes on. 0: no end."),
+                               tooltip="Budget; what it leaves out is named, and the next run resumes. 0: no end."),
                 io.Int.Input("first_seed", default=2000, min=0, max=2**31, tooltip="Of these samples."),
-                io.Int.Input("steps", default=4, min=1, max=100, tooltip="Of sampling; four tell a copy."),
+                io.Int.Input("steps", default=4, min=1, max=100, tooltip="Of sampling; four are enough to see a copy."),
                 io.Float.Input("cfg", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance of these samples."),
                 io.Int.Input("prompts", default=4, min=1, max=64, tooltip="Captions that are sampled, at most."),
                 io.Boolean.Input("compare", default=True,
                                  tooltip="Look for duplicates and merges in the LoRA's folder."),
                 io.String.Input("name", default="report",
-                                tooltip="Folder in output/vitrine_lora_report. It goes on there."),
+                                tooltip="Folder in output/vitrine_lora_report. It resumes there."),
                 io.Image.Input("pictures", optional=True,
                                tooltip="Its training pictures. None: samples are compared with each other."),
             ]),
@@ -68,9 +68,9 @@ class LoraReportNode(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def fingerprint_inputs(cls, lora: str = "", **inputs: Any) -> str:
-        """Runs again once the file has changed."""
-        return stamp_of("loras", lora)
+    def fingerprint_inputs(cls, lora: str = "", compare: bool = True, **inputs: Any) -> str:
+        """Runs again once the file, or one that it is compared with, has changed."""
+        return compared_stamp(lora) if compare else stamp_of("loras", lora)
 
     @classmethod
     def execute(

@@ -57,6 +57,7 @@ def as_lines(match: Matches) -> list[str]:
 
 
 POINT_SEARCHES = [
+    "correspondence",
     "point matching",
     "DIFT",
     "semantic correspondence",
@@ -85,7 +86,7 @@ class FindCorrespondence(io.ComfyNode):
         """Two pictures and points in; points and a drawing out."""
         return io.Schema(
             node_id="VitrineFindCorrespondence",
-            display_name="Find Correspondence",
+            display_name="Find Same Points",
             category=CATEGORY,
             description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
             search_aliases=POINT_SEARCHES,

@@ -18,15 +18,19 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
+from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
 from ..engine.nemo.search_config import AUTO
 from ..engine.nemo.sites import SCOPES
+from .comfy import saved
 from .comfy.conditioning import condition_of, prompt_conditions
 from .comfy.model import active_fingerprint, blank_latents, denoiser_of
 from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
 from .sockets import NeuronStatisticsSocket
 
-CATEGORY = "Vitrine/nemo"
+CATEGORY = "Vitrine/memorization"
+STATISTICS, MEASURED = "vitrine_statistics", "none: measure captions"
+"""Folder of published files, and the entry that takes none."""
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
 INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,
@@ -102,6 +106,15 @@ class NEMOStatistics(io.ComfyNode):
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 PROMPTS,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
+                io.Combo.Input(
+                    "published",
+                    options=[MEASURED, *saved.listed(STATISTICS, ".pt")],
+                    default=MEASURED,
+                    optional=True,
+                    advanced=True,
+                    tooltip="The authors' statistics of SD 1.4, a .pt file in models/vitrine_statistics, "
+                    "instead of captions. The threshold is then 0.428.",
+                ),
             ],
             outputs=[
                 NeuronStatisticsSocket.Output(display_name="STATISTICS", tooltip="For NEMO Find Neurons."),
@@ -110,10 +123,18 @@ class NEMOStatistics(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model: Any, clip: Any, prompts: str, scope: str) -> io.NodeOutput:
+    def fingerprint_inputs(cls, published: str = MEASURED, **_: Any) -> str:
+        """Runs again when the published file has changed."""
+        return "" if published == MEASURED else saved.changed(STATISTICS, published)
+
+    @classmethod
+    def execute(cls, model: Any, clip: Any, prompts: str, scope: str, published: str = MEASURED) -> io.NodeOutput:
         """One text encoding a caption; no denoising at all where the values depend on the text alone."""
-        texts = lines(prompts, 2)
         denoiser = denoiser_of(model)
+        if published != MEASURED:
+            statistics = published_statistics(saved.path_of(STATISTICS, published), denoiser.backbone)
+            return io.NodeOutput(statistics, f"{_size(statistics)}, as published")
+        texts = lines(prompts, 2)
         sites = value_sites(denoiser.backbone, scope)
         channels = model.get_model_object("latent_format").latent_channels
         blank = torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(1)).to(model.load_device)
@@ -125,8 +146,11 @@ class NEMOStatistics(io.ComfyNode):
 
         addresses = [s.address for s in sites]
         statistics = gather(batches(), addresses, active_fingerprint(model), len(texts), progress())
-        neurons = sum(map(len, statistics.means.values()))
-        return io.NodeOutput(statistics, f"{len(addresses)} layers, {neurons} neurons, {statistics.count} captions")
+        return io.NodeOutput(statistics, f"{_size(statistics)}, {statistics.count} captions")
+
+
+def _size(statistics: NeuronStatistics) -> str:
+    return f"{len(statistics.means)} layers, {sum(map(len, statistics.means.values()))} neurons"
 
 
 class NEMOThreshold(io.ComfyNode):

@@ -43,9 +43,10 @@ class NEMONeuronBlocker(io.ComfyNode):
                 io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
                 io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
                 io.Float.Input("start", display_name="start_percent", default=0.0, min=0.0, max=1.0, step=0.01,
-                               tooltip="When blocking begins, as a share of the run: 0 is its beginning, 1 its end."),
+                               tooltip="When blocking begins, as a fraction of the run: 0 is its beginning, 1 its "
+                                       "end."),
                 io.Float.Input("end", display_name="end_percent", default=1.0, min=0.0, max=1.0, step=0.01,
-                               tooltip="When blocking ends, as a share of the run: 0 is its beginning, 1 its end."),
+                               tooltip="When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end."),
                 io.String.Input(
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (of CLIP the first word is at 1); "
@@ -53,7 +54,8 @@ class NEMONeuronBlocker(io.ComfyNode):
                 ),
                 io.String.Input(
                     "spared", default="", multiline=True, optional=True,
-                    tooltip="Neurons to leave alone: address index, one a line; or press the button and click them.",
+                    tooltip="Neurons to leave alone: layer name and index, one a line; or press the button and click "
+                            "them.",
                 ),
             ]),
             outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
@@ -81,7 +83,7 @@ class NEMOBake(io.ComfyNode):
         """Model and neurons in, patched model out."""
         return io.Schema(
             node_id="VitrineNEMOBake",
-            display_name="NEMO Bake",
+            display_name="NEMO Bake into Weights",
             category=CATEGORY,
             description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
             "layer would bring them back; Neuron Blocker is proof against that.",

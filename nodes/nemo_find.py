@@ -46,9 +46,9 @@ class NEMOFindNeurons(io.ComfyNode):
                 NeuronStatisticsSocket.Input("statistics", tooltip="From NEMO Statistics, same model."),
                 TAU,
                 io.Float.Input(
-                    "share", default=0.0, min=0.0, max=1.0, step=0.01,
-                    tooltip="The search stops when blocking does this share of what blocking everything does. 0: 0.98, "
-                    "or with the protocol nemo at the threshold.",
+                    "share", display_name="effect_fraction", default=0.0, min=0.0, max=1.0, step=0.01,
+                    tooltip="The search ends when blocking has this fraction of the effect of blocking everything. 0: "
+                            "0.98, or with the protocol nemo at the threshold.",
                 ),
                 io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
                 SEEDS,
@@ -91,7 +91,7 @@ class NEMOFindNeurons(io.ComfyNode):
         sampler = None
         if threshold is not None:
             if negative is None:
-                raise refuse("negative", None, "a condition beside the threshold", "connect an empty prompt")
+                raise refuse("negative", None, "a condition together with the threshold", "connect an empty prompt")
             sampler = sampler_of(model, negative, blank, threshold.config, threshold)
         (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress(), sampler)
         neurons = result.neurons(model_id)

@@ -19,8 +19,9 @@ class ActivePatches(io.ComfyNode):
             node_id="VitrineActivePatches",
             display_name="Active Patches",
             category="Vitrine",
-            description="Lists every change that stands on a MODEL: LoRAs and other weight patches, blocked neurons, "
-            "replaced sampling objects, attention patches, wrappers. The MODEL passes through unchanged.",
+            description="Lists every change that is applied to a MODEL: LoRAs and other weight patches, blocked "
+            "neurons, replaced sampling objects, attention patches, wrappers. The MODEL passes through "
+            "unchanged.",
             search_aliases=[
                 "what is patched",
                 "list loras",

@@ -28,6 +28,7 @@ from .comfy.progress import progress, text_on
 from .sockets import FeaturePresetSocket, under_advanced
 
 CATEGORY = "Vitrine/activations"
+ADVANCED = ("timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory")
 _FOLDER = "vitrine_presets"
 
 
@@ -39,31 +40,30 @@ class RankActivations(io.ComfyNode):
         """Model, pictures and perhaps masks in; a preset, a report and strips out."""
         return io.Schema(
             node_id="VitrineRankActivations",
-            display_name="Rank Activations",
+            display_name="Rank Layers",
             category=CATEGORY,
-            description="Scores every place of a model for diffusion noise, granularity and locality, drops the bad "
-            "ones and, with masks, measures the rest and combines the best.",
-            search_aliases=["choose features", "feature selection", "which layer", "GDF filter"],
+            description="Scores every layer of a model for diffusion noise, granularity and locality, drops the bad "
+                        "ones and, with masks, measures the rest and combines the best.",
+            search_aliases=["rank activations", "choose features", "feature selection", "which layer", "GDF filter"],
             hidden=HIDDEN,
             has_intermediate_output=True,
-            inputs=under_advanced((
-                "timestep", "noise", "granularity", "budget", "most", "split", "folds", "classes", "memory",
-            ), [
-                io.Model.Input("model", tooltip="The model whose places are ranked."),
+            inputs=under_advanced(ADVANCED, [
+                io.Model.Input("model", tooltip="The model whose layers are ranked."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("images", tooltip="Two pictures or more; sixteen give steady scores."),
-                io.String.Input("places", default="*", tooltip="Addresses or globs, such as up-*; * ranks all."),
+                io.String.Input("places", display_name="layers", default="*",
+                                tooltip="Layer names or patterns, such as up-*; * ranks all."),
                 io.Float.Input("timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
                                tooltip="The network's own timestep, 0 to 999; GDF takes 50."),
-                io.Float.Input("noise", default=0.8, min=0.0, max=10.0, step=0.05,
-                               tooltip="Largest noise score, in medians over all places; 0 is no bound."),
+                io.Float.Input("noise", display_name="noise_limit", default=0.8, min=0.0, max=10.0, step=0.05,
+                               tooltip="Largest noise score, in medians over all layers; 0 is no bound."),
                 io.Float.Input("granularity", default=2.0, min=0.0, max=10.0, step=0.1,
-                               tooltip="Finest detail allowed, in medians over all places; 0 is no bound."),
+                               tooltip="Finest detail allowed, in medians over all layers; 0 is no bound."),
                 io.Int.Input("budget", default=0, min=0, max=100000, tooltip="Most channels together; 0 is no bound."),
-                io.Int.Input("most", default=4, min=1, max=16, tooltip="Most places together."),
+                io.Int.Input("most", default=4, min=1, max=16, tooltip="Most layers together."),
                 io.Mask.Input("masks", optional=True,
-                              tooltip="One for each picture, four or more: half of them judge the places."),
+                              tooltip="One for each picture, four or more: half of them judge the layers."),
                 io.Combo.Input("split", options=list(SPLITS), default="halves", optional=True,
                                tooltip="Who judges: the second half; a half that shows each class as often; or each "
                                "part in turn (crossed)."),
@@ -75,14 +75,14 @@ class RankActivations(io.ComfyNode):
                                 tooltip="Instead of masks, a line for each picture: x y; x y; - (hidden), the same "
                                 "points in the same order."),
                 io.String.Input("memory", default="4GB", optional=True,
-                                tooltip="What may be held beyond the model; more waits on disk. Empty: no bound."),
+                                tooltip="Memory beyond the model; the rest waits on disk. Empty: no bound."),
             ]),
             outputs=[
-                FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Feature Preset."),
-                io.String.Output(display_name="addresses", tooltip="The chosen places, for Activation Tap and others."),
-                io.String.Output(display_name="report", tooltip="Each place, its figures, why it was dropped."),
-                io.Image.Output(display_name="kept", tooltip="A strip of colours for each kept place, best first."),
-                io.Image.Output(display_name="dropped", tooltip="The same for the first dropped places."),
+                FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Layer Preset."),
+                io.String.Output(display_name="layers", tooltip="The chosen layers, for Activation Tap and others."),
+                io.String.Output(display_name="report", tooltip="Each layer, its figures, why it was dropped."),
+                io.Image.Output(display_name="kept", tooltip="A strip of colours for each kept layer, best first."),
+                io.Image.Output(display_name="dropped", tooltip="The same for the first dropped layers."),
             ],
         )  # fmt: skip
 
@@ -144,14 +144,14 @@ class SaveFeaturePreset(io.ComfyNode):
         """A preset and a name in."""
         return io.Schema(
             node_id="VitrineSaveFeaturePreset",
-            display_name="Save Feature Preset",
+            display_name="Save Layer Preset",
             category=CATEGORY,
-            description="Writes the chosen places with their figures and the model's fingerprint, for others to load.",
-            search_aliases=["export preset", "save places"],
+            description="Writes the chosen layers with their figures and the model's fingerprint, for others to load.",
+            search_aliases=["save feature preset", "export preset"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
-                FeaturePresetSocket.Input("preset", tooltip="From Rank Activations."),
+                FeaturePresetSocket.Input("preset", tooltip="From Rank Layers."),
                 io.String.Input("name", default="preset", tooltip="File name without folder or ending."),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="The file written.")],
@@ -174,17 +174,17 @@ class LoadFeaturePreset(io.ComfyNode):
         files = saved.listed(_FOLDER, ".json")
         return io.Schema(
             node_id="VitrineLoadFeaturePreset",
-            display_name="Load Feature Preset",
+            display_name="Load Layer Preset",
             category=CATEGORY,
-            description="Reads places from models/vitrine_presets; a preset of another model is refused.",
-            search_aliases=["import preset", "load places"],
+            description="Reads layers from models/vitrine_presets; a preset of another model is refused.",
+            search_aliases=["load feature preset", "import preset"],
             inputs=[
                 io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file."),
                 io.Model.Input("model", tooltip="The model it will be used with."),
             ],
             outputs=[
                 FeaturePresetSocket.Output(display_name="PRESET", tooltip="As it was saved."),
-                io.String.Output(display_name="addresses", tooltip="Connect to addresses; select 'addresses below'."),
+                io.String.Output(display_name="layers", tooltip="Connect to layers, and select 'addresses below'."),
                 io.Float.Output(display_name="timestep", tooltip="The network timestep of the choice."),
             ],
         )

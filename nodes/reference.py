@@ -11,7 +11,7 @@ from .comfy.flow import load_flow_model
 from .comfy.portraits import WEIGHTS, load_clip, load_model, load_vae
 from .comfy.transformer import load_transformer
 
-CATEGORY = "Vitrine/portraits"
+CATEGORY = "Vitrine/try it (demo)"
 
 
 class LoadPortraits(io.ComfyNode):
@@ -48,7 +48,7 @@ class LoadPortraits(io.ComfyNode):
                 io.Clip.Output(display_name="CLIP", tooltip="Text encoder, 24 tokens; knows the captions' words."),
                 io.Vae.Output(
                     display_name="VAE",
-                    tooltip="Autoencoder: of factor 4 for 64 px, of factor 8 for 128 px; both draw from 16 x 16.",
+                    tooltip="Autoencoder: of factor 4 for 64 px, of factor 8 for 128 px; both decode 16 x 16 latents.",
                 ),
             ],
         )
@@ -72,15 +72,15 @@ class LoadPortraitsTransformer(io.ComfyNode):
             node_id="VitrineLoadPortraitsTransformer",
             display_name="Load Portraits Transformer",
             category=CATEGORY,
-            description="A small PixArt-shaped model of cartoon portraits that was told the size, crop and flip of its "
-            "training pictures. Load Control Checkpoint adds the part that reads them.",
+            description="A small PixArt-shaped model of cartoon portraits, trained with the size, crop and flip "
+                        "of its pictures as conditions. Load Size Checkpoint adds the part that reads them.",
             search_aliases=["portraits pixart", "portraits dit", "size conditioned demo model"],
             inputs=[
                 io.Combo.Input(
                     "weight", options=names, default="power-cosine" if "power-cosine" in names else None,
                     tooltip="How the size was weighted over the noise level in training: power-cosine is the paper's "
-                    "curve, constant is SDXL's way. With 128: fine-tuned for 128 px. With flips: follows the flip it "
-                    "is told.",
+                            "curve, constant is SDXL's way. With 128: fine-tuned for 128 px. With flips: follows the "
+                            "flip that is set.",
                 ),
             ],
             outputs=[
@@ -107,14 +107,14 @@ class RenderPortrait(io.ComfyNode):
             node_id="VitrineRenderPortrait",
             display_name="Render Portrait",
             category=CATEGORY,
-            description="Draws portraits from seeds with the renderer that made the model's training pictures.",
+            description="Renders portraits from seeds, as the model's training pictures were made.",
             search_aliases=["portrait picture", "demo image", "vitrine render"],
             inputs=[
                 io.Int.Input("seed", default=100_000, min=0, max=2**31, tooltip="First seed; below 32768: trained on."),
                 io.Int.Input("count", default=4, min=1, max=64, tooltip="How many portraits, from consecutive seeds."),
                 io.Int.Input("size", default=64, min=16, max=512, step=4, tooltip="Side in pixels (model: 64)."),
                 io.Combo.Input("part", options=["person", *PARTS[1:]], default="person", optional=True,
-                               tooltip="What the mask shows, exactly as drawn."),
+                               tooltip="What the mask shows, exactly as rendered."),
             ],
             outputs=[
                 io.Image.Output(display_name="IMAGE", tooltip="The portraits."),

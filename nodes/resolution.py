@@ -38,9 +38,9 @@ def _setting_inputs() -> list[Any]:
     return [
         io.Combo.Input(
             "schedule", options=list(SCHEDULES), default="resample",
-            tooltip="resample: steps move to more noise (less for smaller pictures) and the network is told the true "
-            "level (any checkpoint). relabel: the paper's, a timestep means more noise in proportion to the "
-            "side (only checkpoints trained so). none: unchanged.",
+            tooltip="resample: steps move to more noise (less for smaller pictures), for any checkpoint. relabel: the "
+                    "paper's, a timestep means more noise in proportion to the side; only for checkpoints trained so. "
+                    "none: unchanged.",
         ),
         io.Combo.Input(
             "top", options=list(TOPS), default="renorm",

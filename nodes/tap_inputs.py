@@ -20,8 +20,8 @@ from .comfy.progress import progress
 _OWN = "addresses below"
 _TYPED = "addresses above"
 HELP = (
-    "One address or glob a line, e.g. up-level*-cross-q; auto: a place that every model has. A wrong one is refused "
-    "with the nearest valid names."
+    "One layer name or pattern a line, e.g. up-level*-cross-q; auto: a layer that every model has. A wrong name is "
+    "refused with the nearest valid ones."
 )
 
 
@@ -30,15 +30,15 @@ def selection_inputs() -> list[io.Input]:
     return [
         io.Combo.Input(
             "selection", options=[_OWN, *PRESETS], default=_OWN,
-            tooltip="A published selection, or the addresses typed below.",
+            tooltip="A published selection of layers, or those typed below.",
         ),
-        io.String.Input("addresses", multiline=True, default=AUTO, tooltip=HELP),
+        io.String.Input("addresses", display_name="layers", multiline=True, default=AUTO, tooltip=HELP),
         io.Float.Input(
             "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
             tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
         ),
         io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
-        io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over so many noises (DIFT: 8)."),
+        io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over this many noises (DIFT: 8)."),
     ]  # fmt: skip
 
 
@@ -73,8 +73,8 @@ def protocol_input() -> io.Input:
     """Whose conventions a tap follows; after the inputs above, where it was added."""
     return io.Combo.Input(
         "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
-        tooltip="gdf: as the authors' code on SD 1.x and SDXL: a posterior sample and noise drawn for the whole batch, "
-        "timestep 51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own size.",
+        tooltip="gdf: as the authors' code on SD 1.x and SDXL: posterior sample and noise of the whole batch, timestep "
+                "51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own size.",
     )  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def selection_config(
     settings: dict[str, Any] = {"timestep": timestep, "seeds": tuple(range(seed, seed + ensemble)), "dtype": dtype}
     modulate, discard = remedy
     words = discard.replace(",", " ").split()
-    if not all(word.isdigit() for word in words):
+    if not all(word.isdecimal() and len(word) < 10 for word in words):
         raise refuse("discard", discard, "channel numbers from 0", "e.g. 154 1446")
     settings |= {"modulate": True} if modulate else {}
     settings |= {"discard": tuple(map(int, words))} if words else {}

@@ -28,16 +28,17 @@ from ..engine.w2w import (
     map_of,
     map_picture,
     sample,
+    sliders_of,
     usual_sampling,
 )
-from .comfy import choices, people, saved
+from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.panel_state import HIDDEN, marked
 from .comfy.progress import text_on
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
-CATEGORY = "Vitrine/w2w"
+CATEGORY = "Vitrine/LoRA spaces"
 SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
 MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
 SLIDERS = 4
@@ -45,22 +46,9 @@ FIRST = ("beard", 2.0)
 """What the first slider comes with: a space without that direction leaves it out."""
 
 
-def sliders(text: str) -> dict[str, float]:
-    """``label: number`` lines or comma-separated pairs -> label -> strength.
-
-    Raises:
-        VitrineError: A part is not such a pair.
-    """
-    strengths: dict[str, float] = {}
-    for part in text.replace("\n", ",").split(","):
-        if not part.strip():
-            continue
-        label, _, number = part.rpartition(":")
-        try:
-            strengths[label.strip()] = float(number)
-        except ValueError:
-            raise refuse("slider", part.strip(), "label: number", "write beard: 2") from None
-    return strengths
+def _parts(text: str) -> list[str]:
+    """What stands between commas or line ends."""
+    return text.replace("\n", ",").split(",")
 
 
 def place_in(text: str) -> tuple[float, float] | None:
@@ -81,7 +69,7 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
     """The model by *W2W Edit*'s inputs: dragged to its place on the map, then along the sliders."""
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
-    for label, strength in [*pairs, *sliders(str(inputs.get("more", ""))).items()]:
+    for label, strength in [*pairs, *sliders_of(_parts(str(inputs.get("more", ""))), ":").items()]:
         unasked = (label.strip(), float(strength)) == FIRST and label.strip() not in space.directions
         if label.strip() and not unasked:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
@@ -119,7 +107,7 @@ class LoadSpace(io.ComfyNode):
                 io.Combo.Input("space_file", options=files or ["none built yet"], tooltip="A file in models/w2w."),
                 io.Int.Input(
                     "components", default=0, min=0, max=100_000,
-                    tooltip="Use only the first so many principal components; 0 takes all.",
+                    tooltip="Use only the first principal components; 0 takes all.",
                 ),
                 io.String.Input("colour_by", default="", optional=True,
                                 tooltip="Label that colours the map, such as beard; empty: one colour."),
@@ -133,8 +121,8 @@ class LoadSpace(io.ComfyNode):
 
     @classmethod
     def fingerprint_inputs(cls, space_file: str, **others: Any) -> str:
-        """Runs again when the file has changed."""
-        return saved.stamp(comfy_w2w.known_space(space_file))
+        """Runs again when the file, or a LoRA that it links to, has changed."""
+        return comfy_w2w.space_stamp(space_file)
 
     @classmethod
     def execute(cls, space_file: str, components: int, colour_by: str = "") -> io.NodeOutput:
@@ -162,26 +150,26 @@ class W2WSample(io.ComfyNode):
             node_id="VitrineW2WSample",
             display_name="W2W Sample",
             category=CATEGORY,
-            description="Draws a new model of the space, for example a person who does not exist, the same in every "
-            "picture. Tells which training models are nearest.",
+            description="Samples a new model of the space, for example a person who does not exist, the same in every "
+                        "picture. Says which training models are nearest.",
             search_aliases=["weights2weights", "new identity", "random person", "random LoRA", "new character"],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
                              tooltip="The model; the same seed is the same model for ever."),
-                io.Float.Input("factor", default=1.0, min=0.0, max=3.0, step=0.05,
+                io.Float.Input("factor", display_name="spread", default=1.0, min=0.0, max=3.0, step=0.05,
                                tooltip="Spread: 1 varies as the training models do, 0 is their mean."),
                 io.Int.Input("components", default=0, min=0, max=100_000,
-                             tooltip="Draw only the first so many; 0: a third of the number of models."),
+                             tooltip="Sample only this many, from the first; 0: a third of the number of models."),
                 io.Float.Input("truncation", default=0.0, min=0.0, max=5.0, step=0.1,
-                               tooltip="Redraw numbers beyond so many deviations; 0 keeps all, 2 avoids odd ones."),
+                               tooltip="Largest deviation of a number; 0 is no bound, 2 avoids odd models."),
                 io.String.Input("wanted", default="", multiline=True,
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
                 io.Combo.Input("attributes", options=["auto", "joined", "gaussian"], default="auto",
-                               tooltip="joined: along the named directions as one training model is, the rest drawn. "
-                               "gaussian: all drawn, as in the paper. auto: as the space's file says, else joined "
-                               "where there are directions."),
+                               tooltip="joined: along the named directions as one training model is, the rest sampled. "
+                                       "gaussian: all sampled, as in the paper. auto: as the space's file says, else "
+                                       "joined where there are directions."),
                 io.Float.Input("emphasis", default=-1.0, min=-1.0, max=4.0, step=0.05, optional=True,
                                tooltip="joined: multiplies what is taken over; 1.5 was best for the shipped people. "
                                "-1: as the space's file says, else 1."),
@@ -207,7 +195,7 @@ class W2WSample(io.ComfyNode):
             inherit=None if inherit < 0 else inherit,
         )  # fmt: skip
         config = replace(config, factor=factor * config.factor)
-        targets = sliders(wanted)
+        targets = sliders_of(_parts(wanted), ":")
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
         text = described(space, model.coefficients)
@@ -247,9 +235,9 @@ class W2WEdit(io.ComfyNode):
                                  "seen, instead of deviations. Only for labels that the space has a map of."),
                 io.String.Input("more", default="", multiline=True, optional=True,
                                 tooltip="Further sliders, label: strength, separated by commas or lines."),
-                io.String.Input("place", default="", optional=True,
-                                tooltip="Where on the space's map the model is dragged, x y from -1 to 1; empty leaves "
-                                "it where it stands. Press the button and drag."),
+                io.String.Input("place", display_name="map_position", default="", optional=True,
+                                tooltip="Where on the space's map the model is moved, x y from -1 to 1; empty leaves "
+                                        "it where it is. Press the button and drag."),
                 io.Model.Input("model", optional=True,
                                tooltip="Only for the picture in the panel: the base model of your own space."),
                 io.Conditioning.Input("positive", optional=True, tooltip="Only for that picture: the prompt."),
@@ -260,7 +248,7 @@ class W2WEdit(io.ComfyNode):
             ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
-                io.String.Output(display_name="report", tooltip="Where it stands now."),
+                io.String.Output(display_name="report", tooltip="Where it is now."),
             ],
             hidden=HIDDEN,
             has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
@@ -296,7 +284,7 @@ class W2WBlend(io.ComfyNode):
             inputs=[
                 SPACE, MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
-                io.Float.Input("share", default=0.5, min=-1.0, max=2.0, step=0.05,
+                io.Float.Input("share", display_name="blend", default=0.5, min=-1.0, max=2.0, step=0.05,
                                tooltip="0 is the first, 1 the other; beyond exaggerates."),
             ],
             outputs=[W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The blend.")],

@@ -56,8 +56,8 @@ class SaveW2WLora(io.ComfyNode):
                                tooltip="auto: what most programs load, kohya for UNets. diffusers names of a UNet load "
                                "in diffusers only."),
                 io.Int.Input("rank", default=0, min=0, max=4096, optional=True,
-                             tooltip="At most so many factors a layer; 0 keeps the model exact. The preview says how "
-                             "much a rank keeps."),
+                             tooltip="At most this many factors a layer; 0 keeps the model exact. The preview says how "
+                                     "much a rank keeps."),
                 io.Combo.Input("dtype", options=["float32", "float16", "bfloat16"], default="float32", optional=True,
                                tooltip="Precision of the file; float16 halves it."),
                 W2WModelSocket.Input("slider_from", optional=True,
@@ -99,9 +99,9 @@ class LoadW2WModel(io.ComfyNode):
             node_id="VitrineLoadW2WModel",
             display_name="Load W2W Model",
             category=CATEGORY,
-            description="Reads a model from models/vitrine_w2w; one of another space is refused when it is used. "
-            "With a space also encodes a LoRA of your own, and says how much of it the space holds, or takes a "
-            "training model by name.",
+            description="Reads a model from models/vitrine_w2w; one of another space is refused when it is used. With "
+                        "a space also encodes a LoRA of your own, and says how much of it the space covers, or takes a "
+                        "training model by name.",
             search_aliases=["weights2weights", "load identity", "load person", "encode LoRA", "my LoRA", "member"],
             hidden=[io.Hidden.unique_id],
             inputs=[
@@ -115,7 +115,7 @@ class LoadW2WModel(io.ComfyNode):
             ],
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="As it was saved, or encoded."),
-                io.String.Output(display_name="report", tooltip="How much the space holds, nearest training models."),
+                io.String.Output(display_name="report", tooltip="How much the space covers, nearest training models."),
             ],
         )  # fmt: skip
 

@@ -164,8 +164,8 @@ class W2WInvert(io.ComfyNode):
             display_name="W2W Invert",
             category=CATEGORY,
             description="Finds the model of the space that fits one picture, for example the person in it; a mask "
-            "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, go on "
-            "there.",
+                        "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, "
+                        "resume there.",
             search_aliases=[
                 "weights2weights", "invert", "personalise", "one image", "face to model", "dreambooth", "face swap",
                 "one image character", "consistent character", "face from photo", "likeness",
@@ -193,8 +193,8 @@ class W2WInvert(io.ComfyNode):
                 io.Boolean.Input("together", default=False, optional=True,
                                  tooltip="All pictures of the batch show one subject: one model for all of them."),
                 io.Combo.Input("posterior", options=[*POSTERIORS], default="mean", optional=True,
-                               tooltip="mean trains on the latents that VAE Encode gives. sample draws them anew at "
-                               "each step, as the published code does; for VAEs with a Gaussian posterior."),
+                               tooltip="mean trains on the latents that VAE Encode gives. sample takes new ones at "
+                                       "each step, as the published code does; for VAEs with a Gaussian posterior."),
             ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),

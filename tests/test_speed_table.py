@@ -53,7 +53,7 @@ def test_a_gpus_rows_fill_the_last_column(table):
 def test_what_a_hand_waits_for_stands_in_seconds(table):
     page = table.render([row(), row("panel: a drag", ours=0.25, theirs=0.02, promised=0.5)])
     assert page.endswith(
-        "\n- panel: a drag: **0.250** s, at most 0.5 promised; a bare forward beside it took 0.020 s\n"
+        "\n- panel: a drag: **0.250** s, at most 0.5 promised; a bare forward meanwhile took 0.020 s\n"
     )
     assert "in seconds" not in table.render([row()])
 

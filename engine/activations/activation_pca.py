@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..io.number_checks import all_finite
 from ..settings.sizes import check_sides
 from ..tracing.hooks import Activation
 
@@ -43,7 +44,7 @@ class PCABasis:
         flat = [_positions(_as_maps(m)) for m in maps]
         if not flat or len({f.shape[1] for f in flat}) != 1:
             shapes = [tuple(f.shape) for f in flat]
-            raise refuse("PCA maps", shapes, "maps of one channel count", "fit one place at a time")
+            raise refuse("PCA maps", shapes, "maps of one channel count", "fit one layer at a time")
         total = sum(len(f) for f in flat)
         stride = max(1, -(-total // max_samples))
         samples = torch.cat([f[::stride] for f in flat]).double().cpu()
@@ -60,7 +61,7 @@ class PCABasis:
         """
         tensor = _as_maps(maps)
         if tensor.shape[1] != len(self.mean):
-            raise refuse("PCA channels", tensor.shape[1], len(self.mean), "use the basis of the same place")
+            raise refuse("PCA channels", tensor.shape[1], len(self.mean), "use the basis of the same layer")
         scores = (_positions(tensor).double().cpu() - self.mean) @ self.components.T
         return scores.reshape(tensor.shape[0], *tensor.shape[2:], 3).permute(0, 3, 1, 2)
 
@@ -99,8 +100,8 @@ def _as_maps(maps: Maps) -> torch.Tensor:
     gridless = isinstance(maps, Activation) and maps.grid is None
     if gridless or tensor.ndim != 4 or 0 in tensor.shape:
         name = maps.address if isinstance(maps, Activation) else "tensor"
-        raise refuse("PCA", f"{name} {tuple(tensor.shape)}", "spatial maps (B, C, h, w)", "tap a place with a grid")
-    if not torch.isfinite(tensor).all():
+        raise refuse("PCA", f"{name} {tuple(tensor.shape)}", "spatial maps (B, C, h, w)", "tap a layer with a grid")
+    if not all_finite(tensor):
         raise refuse("PCA", "NaN or infinite values", "finite activations", "tap in float32")
     return tensor.detach()
 

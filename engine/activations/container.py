@@ -70,10 +70,10 @@ class TapInfo(Config):
 
 
 class Activations(Mapping[str, Activation]):
-    """Address -> :class:`Activation`, in the order of execution.
+    """Layer name -> :class:`Activation`, in the order of execution.
 
     Tensors are (B, C, h, w) with a grid, (B, N, C) for text tokens, (B, heads, Q, K) for attention maps.
-    ``variance`` holds the variance over seeds, same shapes, when it was asked for.
+    ``variance`` is the variance over seeds, same shapes, when it was asked for.
     """
 
     def __init__(
@@ -113,31 +113,34 @@ class Activations(Mapping[str, Activation]):
         return next(iter(self._items.values())).tensor.shape[0] if self._items else 0
 
     def select(self, patterns: str | Sequence[str]) -> Activations:
-        """Those whose addresses match any of the globs.
+        """Those whose names match any of the globs.
 
         Raises:
             VitrineError: If a pattern matches nothing.
         """
         patterns = [patterns] if isinstance(patterns, str) else list(patterns)
+        chosen: dict[str, None] = {}
         for pattern in patterns:
-            if not fnmatch.filter(self._items, pattern):
+            matched = [pattern] if pattern in self._items else fnmatch.filter(self._items, pattern)
+            if not matched:
                 raise refuse("address", pattern, ", ".join(self._items) or "nothing was tapped", "tap it first")
-        chosen = [a for a in self._items if any(fnmatch.fnmatchcase(a, p) for p in patterns)]
+            chosen |= dict.fromkeys(matched)
+        chosen = {a: None for a in self._items if a in chosen}
         variance = {a: self.variance[a] for a in chosen if a in self.variance}
         return Activations({a: self._items[a] for a in chosen}, self.info, variance)
 
     def row(self, index: int) -> Activations:
-        """One picture's activations, batch size 1. Prompts follow when there is one for each row."""
+        """One picture's activations, batch size 1. Prompts follow when there is one for each picture."""
         only = slice(index, index + 1) if index != -1 else slice(index, None)
         if not -self.rows <= index < self.rows:
-            raise refuse("row", index, f"0 <= row < {self.rows}", "this many pictures were tapped")
+            raise refuse("row", index, f"0 to {self.rows - 1}", "that many pictures were tapped")
         items = {a: replace(v, tensor=v.tensor[only]) for a, v in self._items.items()}
         one_each = len(self.info.prompts) == self.rows
         info = replace(self.info, prompts=self.info.prompts[only]) if one_each else self.info
         return Activations(items, info, {a: v[only] for a, v in self.variance.items()})
 
     def take(self, rows: Sequence[int]) -> Activations:
-        """Some rows by number, without their variance; neighbours in order as views."""
+        """Some pictures by number, without their variance; neighbours in order as views."""
         ordered = len(rows) > 0 and list(rows) == list(range(rows[0], rows[0] + len(rows)))
         index = slice(rows[0], rows[0] + len(rows)) if ordered else list(rows)
         items = {a: replace(v, tensor=v.tensor[index]) for a, v in self._items.items()}
@@ -155,17 +158,17 @@ class Activations(Mapping[str, Activation]):
         normalisation.
 
         Raises:
-            VitrineError: If no place has a grid.
+            VitrineError: If no layer has a grid.
         """
         maps = [v.tensor for v in self._items.values() if v.grid is not None and v.tensor.ndim == 4]
         if not maps:
-            raise refuse("activations", list(self._items), "at least one place with a grid", "tap a spatial address")
+            raise refuse("activations", list(self._items), "at least one layer with a grid", "tap a spatial layer")
         size = size or max(((m.shape[-2], m.shape[-1]) for m in maps), key=lambda s: s[0] * s[1])
         smooth = {} if mode == "nearest" else {"align_corners": False}
         return torch.cat([F.interpolate(m.float(), size=size, mode=mode, **smooth) for m in maps], dim=1)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, whole or not at all; its header holds addresses, grids and :attr:`info`."""
+        """Write one safetensors file, whole or not at all; its header contains layer names, grids and :attr:`info`."""
         return save_artefact(path, self.tensors(), KIND, VERSION, self.header())
 
     @classmethod

@@ -38,7 +38,7 @@ def feature_maps(taps: Activations, size: tuple[int, int] | None = None) -> torc
     """
     maps = [v.tensor.float() for v in taps.values() if v.grid is not None and v.tensor.ndim == 4]
     if not maps:
-        raise refuse("activations", list(taps), "at least one place with a grid", "tap a spatial address")
+        raise refuse("activations", list(taps), "at least one layer with a grid", "tap a spatial layer")
     size = size or max(((m.shape[-2], m.shape[-1]) for m in maps), key=lambda s: s[0] * s[1])
     resized = [F.interpolate(F.normalize(m, dim=1), size=size, mode="bilinear", align_corners=False) for m in maps]
     return F.normalize(torch.cat(resized, 1), dim=1)
@@ -116,7 +116,7 @@ def _check(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor) -> 
         raise refuse("points", points.tolist(), "x, y in [0, 1]", "divide pixels by the picture's width and height")
     if source.ndim != 3 or target.ndim != 3 or source.shape[0] != target.shape[0]:
         shapes = (tuple(source.shape), tuple(target.shape))
-        raise refuse("features", shapes, "(C, H, W) and (C, H, W)", "tap both pictures with the same addresses")
+        raise refuse("features", shapes, "(C, H, W) and (C, H, W)", "tap the same layers of both pictures")
 
 
 def flip_ensemble(plain: torch.Tensor, flipped: torch.Tensor) -> torch.Tensor:

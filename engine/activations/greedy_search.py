@@ -82,7 +82,7 @@ def greedy_search(
     widths, total = budget or Budget({}, 0)  # a place without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]
     if not allowed:
-        raise refuse("candidates", list(candidates), "at least one place within the budget", "raise the budget")
+        raise refuse("candidates", list(candidates), "at least one layer within the budget", "raise the budget")
     if state is not None and not isinstance(state, Run):
         remedy = "a file alone cannot tell whose scores it holds"
         raise refuse("state", state, "Run(file, 'comparison', what the scores depend on)", remedy)

@@ -186,5 +186,5 @@ def _folder(
     missing = [m.name for m in masks if not m.is_file()]
     if missing:
         raise refuse("masks", f"{len(missing)} of {len(masks)} are missing, e.g. {missing[0]}", "one for each picture",
-                     "unpack the annotations beside the pictures")  # fmt: skip
+                     "unpack the annotations next to the pictures")  # fmt: skip
     return LabelledFolder(tuple(pictures), tuple(masks), classes, relabel)

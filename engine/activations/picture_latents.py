@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from ..diffusion.noise import seeded_noise
 from ..errors import refuse
 from ..families import Latent
+from ..io.number_checks import all_finite
 from ..io.picture_files import pixels_of, upright
 from ..runtime.placement import device_of, dtype_of, upcast_vae
 from ..settings.sizes import check_sides
@@ -133,7 +134,7 @@ def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
         raise refuse("image shape", tuple(tensor.shape), _FORMS, "give RGB; tensors are channels first, arrays last")
     if tensor.dtype in _WHOLE:
         return tensor.float() / (_WHOLE[tensor.dtype] / 2) - 1
-    if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
+    if not tensor.is_floating_point() or not all_finite(tensor):
         raise refuse("image values", str(tensor.dtype), _FORMS, "use finite floats, uint8 or uint16")
     tensor = tensor.float()
     low, high = tensor.amin().item(), tensor.amax().item()
@@ -183,7 +184,7 @@ def encode_pixels(
         if noise is None:
             noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all pictures
         latents = latents + posteriors.std.float() * noise.to(latents.device).reshape(latents.shape)
-    if not torch.isfinite(latents).all():
+    if not all_finite(latents):
         raise refuse("VAE latents", "NaN or infinite values", "finite values", "run the VAE in float32")
     return latent.scaled(vae, latents)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import torch
 
 from ..errors import refuse
+from ..io.files import parse_json
+from ..io.number_checks import all_finite
 from ..io.tables import lines_of
 from .correspondence import Matches
 
@@ -40,7 +41,7 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
     try:
         rows = _json_clicks(text) if text.lstrip()[:1] in ("[", "{") else _line_clicks(text)
         values = torch.tensor([[float(number) for number in numbers] for numbers, _ in rows])
-        valid = values.ndim == 2 and values.shape[1] == 2 and bool(torch.isfinite(values).all())
+        valid = values.ndim == 2 and values.shape[1] == 2 and all_finite(values)
     except (ValueError, TypeError, KeyError, AttributeError):
         valid = False
     if not valid:
@@ -59,7 +60,7 @@ def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
 
 
 def _json_clicks(text: str) -> list[tuple[list[Any], bool]]:
-    tree = json.loads(text)
+    tree = parse_json(text)
     lists = [(tree, True)] if isinstance(tree, list) else [(tree.get(k, []), k == "positive") for k in _SIGNS]
     return [([point["x"], point["y"]], wanted) for points, wanted in lists for point in points]
 

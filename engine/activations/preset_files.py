@@ -47,7 +47,7 @@ class FeaturePreset:
             shown = f"{self.preset.name!r} for model {short(self.fingerprint) or self.preset.model}"
             shown += f", whose places {missing[:3]} are not here" if missing else ""
             raise refuse(
-                "feature preset", shown, f"one of this model, {short(actual)}", "rank the places of this model"
+                "feature preset", shown, f"one of this model, {short(actual)}", "rank the layers of this model"
             )
 
     def save(self, path: str | Path) -> Path:

@@ -74,7 +74,9 @@ class FilterRule(Config):
         low, high = self.locality
         if any(v is not None and v <= 0 for v in (self.noise, self.granularity)):
             shares = (self.noise, self.granularity)
-            raise refuse("filter rule", shares, "shares of the median above 0, or None", "0.8 and 2 are the defaults")
+            raise refuse(
+                "filter rule", shares, "fractions of the median above 0, or None", "0.8 and 2 are the defaults"
+            )
         if low is not None and high is not None and low >= high:
             raise refuse("filter locality", self.locality, "smallest below largest", "(0.05, 0.6) is the default")
 
@@ -219,7 +221,7 @@ def place_groups(
 def _score(first: Activation, second: Activation) -> Properties:
     """The scores of one place from its activations under two noises."""
     if first.grid is None:
-        raise refuse("address", first.address, "places with a grid", "attention maps and text tokens have none")
+        raise refuse("address", first.address, "layers with a grid", "attention maps and text tokens have none")
     mean = (first.tensor.float() + second.tensor.float()) / 2
     return Properties(noise_score(first.tensor, second.tensor), granularity_score(mean), locality_score(mean))
 

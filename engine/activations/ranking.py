@@ -76,9 +76,11 @@ class RankingConfig(Config):
 
     def __post_init__(self) -> None:
         if self.most < 1:
-            raise refuse("most places", self.most, "1 or more", "GDF chooses four")
+            raise refuse("most layers", self.most, "1 or more", "GDF chooses four")
         if self.split not in SPLITS or self.folds < 2:
             raise refuse("split", (self.split, self.folds), f"{SPLITS}, folds >= 2", "'stratified' shares classes out")
+        if self.budget is not None and self.budget < 1:
+            raise refuse("budget", self.budget, "1 channel or more", "None is no bound")
         if not self.alpha > 0:
             raise refuse("alpha", self.alpha, "above 0", "0.1 is usual")
 
@@ -145,7 +147,7 @@ class Ranking:
             VitrineError: If the ranking was made without strips, or without this place.
         """
         if address not in self.colours:
-            raise refuse("strip", address, "places that were drawn", "rank with strips=True")
+            raise refuse("strip", address, "layers that were shown", "rank with strips=True")
         pictures = F.interpolate(self.colours[address], (size, size), mode="nearest")
         return torch.cat(list(pictures), 2)
 

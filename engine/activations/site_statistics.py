@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from ..diffusion.schedule import append_dims
 from ..errors import refuse
+from ..io.number_checks import all_finite
 from ..tracing.hooks import Activation
 
 FLOAT16_MAX = 65504.0
@@ -15,29 +16,52 @@ FLOAT16_MAX = 65504.0
 
 @dataclass
 class RunningMoments:
-    """Welford's mean and sum of squared deviations, float32, one cell for each picture of one address."""
+    """Welford's mean and sum of squared deviations, float32, of each picture at one address.
+
+    Attributes:
+        mean: (pictures, ...) in the order in memory of the activations.
+        deviations: the same, or None where no variance is wanted.
+        counts: samples of each picture.
+    """
 
     address: str
     grid: tuple[int, int] | None
     mean: torch.Tensor
     deviations: torch.Tensor | None
-    counts: list[int] = field(default_factory=list)
+    counts: list[int]
 
     @classmethod
     def like(cls, activation: Activation, pictures: int, variance: bool) -> RunningMoments:
-        """Empty cells for ``pictures`` pictures, on the activation's device."""
+        """Of no samples yet, on the activation's device."""
         tensor = activation.tensor
-        zeros = torch.zeros(pictures, *tensor.shape[1:], dtype=torch.float32, device=tensor.device)
-        return cls(activation.address, activation.grid, zeros, zeros.clone() if variance else None, [0] * pictures)
+        turned = not tensor.is_contiguous()  # tokens: channels come last in memory
+        shape = tensor.movedim(1, -1).shape if turned else tensor.shape
+        mean = torch.zeros(pictures, *shape[1:], device=tensor.device)
+        mean = mean.movedim(-1, 1) if turned else mean
+        deviations = torch.zeros_like(mean) if variance else None
+        return cls(activation.address, activation.grid, mean, deviations, [0] * pictures)
+
+    @classmethod
+    def of_one_each(cls, activation: Activation, variance: bool) -> RunningMoments:
+        """Of one sample of each picture, which is not copied: nobody else may use the activation."""
+        mean = activation.tensor.float()
+        mean = mean.clone() if 0 in mean.stride() else mean  # one row for all pictures
+        return cls(
+            activation.address, activation.grid, mean, torch.zeros_like(mean) if variance else None, [1] * len(mean)
+        )
 
     def add(self, picture: int, value: torch.Tensor) -> None:
         """One more sample of one picture."""
         self.counts[picture] += 1
+        mean = self.mean[picture]
+        if self.counts[picture] == 1:
+            mean.copy_(value)
+            return
         # Welford 1962: m += (x - m) / n, S += (x - m_old)(x - m_new).
-        difference = value.float() - self.mean[picture]
-        self.mean[picture] += difference / self.counts[picture]
+        difference = value.float() - mean
+        mean += difference / self.counts[picture]
         if self.deviations is not None:
-            self.deviations[picture] += difference * (value.float() - self.mean[picture])
+            self.deviations[picture] += difference * (value.float() - mean)
 
     def variance(self) -> torch.Tensor | None:
         """Unbiased variance over the samples, or None when it was not kept."""
@@ -54,9 +78,9 @@ def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tenso
         VitrineError: If a value is NaN or infinite, or float16 cannot hold it.
     """
     stored = tensor.to(dtype).cpu()  # looked at on this side: the transfer is the only wait for a device
-    if torch.isfinite(stored).all():
+    if all_finite(stored):
         return stored
-    if not torch.isfinite(tensor).all():
+    if not all_finite(tensor):
         remedy = "the network overflowed; run it in float32 or bfloat16, and check its weights"
         raise refuse(f"activation {address}", "NaN or infinite values", "finite values", remedy)
     largest = f"{tensor.abs().amax().item():.3g}"

@@ -19,6 +19,7 @@ from ..errors import refuse
 from ..io.file_names import safe_name
 from ..io.files import named, parse_table
 from ..io.folders import files_in
+from ..io.number_checks import all_finite
 from ..io.picture_files import Stored, stored, turned_point
 from .correspondence import find_correspondence, pck
 
@@ -105,7 +106,7 @@ def _end(
     width, height = (int(v) for v in annotation[f"{prefix}_imsize"][:2])
     box = tuple(float(v) for v in annotation[f"{prefix}_bndbox"])
     points = torch.tensor(annotation[f"{prefix}_kps"], dtype=torch.float32)
-    if len(box) != 4 or min(width, height) < 1 or not all(map(math.isfinite, box)) or not points.isfinite().all():
+    if len(box) != 4 or min(width, height) < 1 or not all(map(math.isfinite, box)) or not all_finite(points):
         raise ValueError(f"a picture of {width} x {height} with a box {box}")
     folder, name = safe_name(annotation["category"]), safe_name(annotation[f"{prefix}_imname"])
     picture = root / "JPEGImages" / folder / name

@@ -211,5 +211,5 @@ def _parts(folder: Path) -> list[tuple[str, ...]]:
     path = folder / _PARTS
     if not path.is_file():
         return []
-    with named(path, "file", "places in parts", "use a new folder"):
+    with named(path, "file", "layers in parts", "use a new folder"):
         return [tuple(str(a) for a in part) for part in parse_json(path.read_text(encoding="utf-8"))["parts"]]

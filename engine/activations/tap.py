@@ -16,6 +16,7 @@ import torch
 
 from ..diffusion.noise import RowNoise
 from ..errors import refuse
+from ..io.number_checks import all_finite
 from ..network.site import ModuleSite, Site, adaln_site
 from ..runtime.progress import Progress, silent
 from ..tracing.addresses import resolve
@@ -104,10 +105,14 @@ def tap_timesteps(  # noqa: PLR0913
     current: list[Row] = []
 
     def reduce(activation: Activation) -> None:
+        place, table = activation.address, tables[current[0][0]]
+        if place not in table and current == [(current[0][0], 0, picture) for picture in range(len(latents))]:
+            table[place] = RunningMoments.of_one_each(activation, config.variance)
+            return
         for (t, _, picture), value in zip(current, activation.tensor, strict=True):
-            if activation.address not in tables[t]:
-                tables[t][activation.address] = RunningMoments.like(activation, len(latents), config.variance)
-            tables[t][activation.address].add(picture, value)
+            if place not in tables[t]:
+                tables[t][place] = RunningMoments.like(activation, len(latents), config.variance)
+            tables[t][place].add(picture, value)
 
     for start in range(0, len(rows), config.batch):
         current[:] = rows[start : start + config.batch]
@@ -128,7 +133,7 @@ def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
     """
     others = [s.address for s in sites if s.kind not in ("spatial", "tokens")]
     if config.discard and others:
-        raise refuse("discard", others, "places with a grid", "text tokens and attention maps keep their channels")
+        raise refuse("discard", others, "layers with a grid", "text tokens and attention maps keep their channels")
     if not config.modulate:
         return []
     modulations = {s.address: adaln_site(s) if isinstance(s, ModuleSite) else None for s in sites}
@@ -167,7 +172,7 @@ def _finish(
     dtype, order = DTYPES[config.dtype], [site.address for site in sites]
     missing = [a for a in order if a not in table]
     if missing:
-        raise refuse("address", missing, "places that run in this model", "the network never reached them")
+        raise refuse("address", missing, "layers that run in this model", "the network never reached them")
     means = {site.address: _remedied(site, table, config) for site in sites}
     items = {a: Activation(a, store(means[a], dtype, a), table[a].grid) for a in order}
     variances = {a: table[a].variance() for a in order}
@@ -203,11 +208,11 @@ def _check(
     if latents.ndim not in (4, 5) or 0 in latents.shape or not latents.is_floating_point():
         accepted = "float (B, C, h, w), or (B, C, T, h, w) of a video"
         raise refuse("latents", tuple(latents.shape), accepted, "add a batch axis; encode pictures first")
-    if not torch.isfinite(latents).all():
+    if not all_finite(latents):
         raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
     for value in (cond.text, cond.pooled, *cond.extra.values()):
         if value is not None and len(value) not in (1, len(latents)):
-            raise refuse("condition rows", len(value), f"1 or {len(latents)}", "give one prompt, or one a picture")
+            raise refuse("conditions", len(value), f"1 or {len(latents)}", "give one prompt, or one a picture")
     shape = (len(configs[0].seeds), *latents.shape)
     if noise is not None and tuple(noise.shape) != shape:
         raise refuse("noise", tuple(noise.shape), shape, "one noise for each seed and picture")

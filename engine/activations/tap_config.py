@@ -71,7 +71,9 @@ class TapConfig(Config):
 
     def _check_addresses(self) -> None:
         if not self.addresses or not all(isinstance(a, str) and a.strip() for a in self.addresses):
-            raise refuse("addresses", self.addresses, "one or more addresses or globs", "name a place or use a preset")
+            raise refuse(
+                "addresses", self.addresses, "one or more layer names or globs", "name a layer or use a preset"
+            )
 
     def _check_timestep(self) -> None:
         t = self.timestep

@@ -188,7 +188,7 @@ class _Recorder:
         batch, count = activation.tensor.shape[0], len(self.layout)
         if count == 0 or batch % count:
             accepted = f"parts that divide {batch} rows"
-            raise refuse("row layout", self.layout, accepted, "match it to the sampler's batch")
+            raise refuse("order of the batch", self.layout, accepted, "match it to the sampler's batch")
         halves = self.record._steps.setdefault(self.step, {})
         if not callable(self.count) and count < sum(activation.address in items for items in halves.values()):
             self._aside = True  # a pass beside guidance's, such as one with perturbed attention

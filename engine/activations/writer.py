@@ -121,7 +121,7 @@ class ActivationWriter:
             VitrineError: If there is not one new key for each row.
         """
         if len(keys) != activations.rows:
-            raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each row", "name every picture")
+            raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each picture", "name every picture")
         for i, key in enumerate(keys):
             self.add(key, activations.row(i))
 
@@ -186,11 +186,11 @@ class ActivationReader(Mapping[str, Activations]):
         return self.read(key)
 
     def read(self, key: str, addresses: Sequence[str] | None = None) -> Activations:
-        """One item, or only some of its places.
+        """One item, or only some of its layers.
 
         Raises:
             KeyError: There is no such item.
-            VitrineError: If its shard is damaged, or lacks a place.
+            VitrineError: If its shard is damaged, or lacks a layer.
         """
         name = self._place[key]
         with named(name, "file", "a shard with this key", "write the folder again"):

@@ -1,1 +1,1 @@
-"""The ``vitrine`` command."""
+"""The `vitrine` command."""

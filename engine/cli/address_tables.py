@@ -13,7 +13,7 @@ class AddressTable(NamedTuple):
     """The addresses of one network.
 
     Attributes:
-        default: the address that ``auto`` stands for.
+        default: the address that `auto` stands for.
         rows: (address, kind, module path) in execution order.
     """
 

@@ -1,4 +1,4 @@
-"""``vitrine demo | reproduce | addresses | card``. Heavy imports wait for ``run``."""
+"""`vitrine demo | reproduce | addresses | card`. Heavy imports wait for `run`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Demo:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Measure the named claims and print a table; the exit status is 1 if one does not hold."""
+    """Measure the named claims and print a table; the exit status is 1 if one fails."""
 
     claims: Positional[Annotated[tuple[str, ...], arg(metavar="[CLAIMS ...]")]] = ()
     """Names or globs, e.g. portraits.quality or 'portraits.*'; none means all."""
@@ -41,7 +41,7 @@ class Reproduce:
     model: str | None = None
     """A model folder to measure instead of the shipped one."""
     workers: Count = 1
-    """So many claims side by side, each in a process of one thread: 2 on two cores."""
+    """This many claims at once, each in a process of one thread: 2 on two cores."""
     plants: str | None = None
     """For nemo.held_out: another list of memorized pictures, JSON next to its LoRA; evidence/nemo/plant_files.py has
     the form."""
@@ -68,12 +68,12 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Addresses:
-    """List the addresses of a diffusers model, with kind and module path."""
+    """List the layer names of a diffusers model, with kind and module path."""
 
     model: Positional[Annotated[str, arg(metavar="[MODEL]")]] = "portraits"
     """A pipeline folder or hub id; 'portraits' is the shipped model."""
     pattern: Positional[Annotated[str, arg(metavar="[PATTERN]")]] = "*"
-    """Address or glob."""
+    """Layer name or pattern."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -100,7 +100,7 @@ class Addresses:
 
 @dataclass(frozen=True)
 class Card:
-    """Measure a portraits model and write its model card (README.md) beside the weights."""
+    """Measure a portraits model and write its model card (README.md) next to the weights."""
 
     folder: Positional[Annotated[Path, Writes("folder"), arg(metavar="FOLDER")]]
     """Model folder, which gets the card; measuring takes minutes."""

@@ -1,4 +1,4 @@
-"""``vitrine control train``: the portraits transformer with size, crop and flip. Heavy imports wait for ``run``."""
+"""`vitrine control train`: the portraits transformer with size, crop and flip. Heavy imports wait for `run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..settings.setting_checks import Count, OutFolder
 
 @dataclass(frozen=True)
 class Train:
-    """Train a PixArt-shaped model of the portraits world under one weight of the size; the same command resumes."""
+    """Train a PixArt-shaped model of the portraits under one weight of the size; the same command resumes."""
 
     weight: Literal["power-cosine", "constant"] = "power-cosine"
     """The paper's curve, or SDXL's constant weight."""
@@ -30,7 +30,7 @@ class Train:
     lesson: Literal["collection", "sides", "flips"] = "collection"
     """Pictures as found; left and right, on pictures as they were taken; then the flip condition."""
     stop_after: int | None = None
-    """Stop when so many updates are done in all (the state is saved)."""
+    """Stop when this many updates are done in all (the state is saved)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 

@@ -1,4 +1,4 @@
-"""``vitrine nemo check``: which prompts of a list, or of a LoRA, come back as copies."""
+"""`vitrine nemo check`: which prompts of a list, or of a LoRA, come back as copies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from ..io.prompt_files import read_prompts
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFolder
+from ..settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
 from .options import Load
 
 
@@ -16,7 +16,7 @@ from .options import Load
 class Check:
     """Tell which prompts come back as copies, how often, where in the picture, and of which training picture.
 
-    Writes copies.html, copies.csv and the nearest sample of each prompt. The same command goes on where it stopped.
+    Writes copies.html, copies.csv and the nearest sample of each prompt. The same command resumes.
     """
 
     prompts: Path
@@ -39,9 +39,9 @@ class Check:
     """Of sampling."""
     guidance: float = 7.5
     """Of sampling."""
-    height: Annotated[int, AtLeast(0)] = 0
+    height: OwnSide = 0
     """In pixels; 0: the model's own."""
-    width: Annotated[int, AtLeast(0)] = 0
+    width: OwnSide = 0
     """In pixels; 0: the model's own."""
     calibrated: Path | None = None
     """The folder that calibrate wrote for this model: its threshold gives NeMo's score a verdict."""
@@ -50,7 +50,7 @@ class Check:
     shown: Annotated[int, AtLeast(0)] = 50
     """Prompts with pictures on the page."""
     memory: str = "2GB"
-    """What may be held beyond the model."""
+    """Memory beyond the model."""
     load: Load = LoadConfig()
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""``vitrine emd train``: distil a one-step student. Heavy imports wait for ``run``."""
+"""`vitrine emd train`: distil a one-step student. Heavy imports wait for `run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..io.files import named, parse_table
 from ..io.prompt_files import read_prompts
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
@@ -35,8 +35,8 @@ class Train:
 
     CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "size": [height, width],
     "train": {settings}}.
-    Without one, a student of the portraits model is trained. Under ``accelerate launch`` (on CPU cores ``torchrun``),
-    with ``-m vitrine.engine.cli.main emd train``, processes share each batch.
+    Without one, a student of the portraits model is trained. Under `accelerate launch` (on CPU cores `torchrun`),
+    with `-m vitrine.engine.cli.main emd train`, processes share each batch.
     """
 
     config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
@@ -44,14 +44,14 @@ class Train:
     out: OutFolder = Path("emd-student")
     """Folder for state.safetensors and the exported LoRA files."""
     stop_after: int | None = None
-    """Stop when so many steps are done in all (the state is saved)."""
+    """Stop when this many steps are done in all (the state is saved)."""
     diff_instruct: bool = False
     """Train the baseline instead: one step of eps, z frozen."""
 
     start: Path | None = None
     """LoRA of a student (kohya names) to start from, instead of the teacher."""
     start_score: Path | None = None
-    """The score adapter that was trained beside it."""
+    """The score adapter that was trained with it."""
     memory: str = "1GB"
     """What text states of the prompts may take in memory; more go into a folder of the run until it is finished."""
     load: Load = LoadConfig()
@@ -96,7 +96,7 @@ class Train:
 class Evaluate:
     """Judge a student, or all checkpoints of a run, against its teacher at equal prompts and seeds.
 
-    Beside them stand the teacher's own single step, and the teacher on other seeds: as near as chance allows.
+    They are compared with the teacher's own single step, and with the teacher on other seeds: as near as chance allows.
     """
 
     student: Positional[Annotated[Path, arg(metavar="STUDENT")]]
@@ -106,7 +106,7 @@ class Evaluate:
     model: str = "portraits"
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
-    """The feature network: readout for portraits, else a transformers folder (CLIP, SigLIP, DINOv2)."""
+    """The feature network: `readout` (attribute classifier) for portraits, else a transformers folder (CLIP)."""
     clip: str = ""
     """A transformers folder of a CLIPModel, for a CLIP score; none without."""
     seeds: Count = 4
@@ -115,8 +115,8 @@ class Evaluate:
     """Of the teacher."""
     guidance: float = 3.0
     """Of the teacher."""
-    size: tuple[Count, Count] | None = None
-    """Height and width in pixels; by default what the teacher's pipeline draws."""
+    size: tuple[Side, Side] | None = None
+    """Height and width in pixels; by default the size of the teacher's pipeline."""
     out: OutFile | None = None
     """JSON file for the figures."""
     load: Load = LoadConfig()

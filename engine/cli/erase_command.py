@@ -1,6 +1,6 @@
-"""``vitrine nemo erase``: memorized pictures trained out of the weights, as a LoRA or as a whole UNet.
+"""`vitrine nemo erase`: memorized pictures trained out of the weights, as a LoRA or as a whole UNet.
 
-Heavy imports wait for ``run``, so settings stand here as plain numbers; what they mean: :class:`EraseConfig`.
+Heavy imports wait for `run`, so settings stand here as plain numbers; what they mean: :class:`EraseConfig`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Erase:
     """Train memorized pictures out of a model (DoRI's remedy). The same command resumes.
 
     Blocking leaves the picture in the weights, where an optimised embedding finds it; verify afterwards with the
-    pipeline's ``verify`` and an empty set of neurons.
+    pipeline's `verify` and an empty set of neurons.
     """
 
     pairs: Positional[Annotated[Path, arg(metavar="PAIRS")]]
@@ -40,27 +40,27 @@ class Erase:
     out: OutFile = Path("erased.safetensors")
     """A LoRA (rank above 0), or all weights of the UNet."""
     work: OutFolder | None = None
-    """Folder for the state of the training; the default stands beside the output."""
+    """Folder for the state of the training; the default is next to the output."""
     rank: Annotated[int, AtLeast(0)] = 0
     """Of a LoRA; 0 trains all weights, as published."""
     rounds: Count = 10
-    """Attacks on the weights as they stand; each adds one embedding for every picture."""
+    """Attacks on the current weights; each adds one embedding for every picture."""
     updates: Count = 30
     """Of the weights after each attack."""
     lr: float = 3e-4
     """Adam's highest rate."""
     batch: Count = 16
-    """Rows of each of the two losses in one update."""
+    """Samples of each of the two losses in one update."""
     attack_steps: Count = 30
     """Steps of each attack."""
     attack_batch: Count = 4
     """Noises a step of an attack looks at."""
     keep: Literal["predictions", "noise"] = "predictions"
-    """What ordinary captions must go on predicting: the untouched network's predictions, or the noise (published)."""
+    """What ordinary captions must still predict: the untouched network's predictions, or the noise (published)."""
     seed: int = 0
     """Of batches, noises and starts."""
     surrogates: Count = 3
-    """Samples to put in each picture's place."""
+    """Samples that replace each picture."""
     first_seed: int = 500
     """Of surrogates and ordinary pictures."""
     steps: Count = 30

@@ -1,4 +1,4 @@
-"""``vitrine lora report``: what LoRA files are, where they act, what they copy, what they cost."""
+"""`vitrine lora report`: what LoRA files are, where they act, what they copy, what they cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..pipelines.loading import SHIPPED, LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFolder
+from ..settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
 from .options import Load
 
 
@@ -17,7 +17,7 @@ from .options import Load
 class Report:
     """Is my LoRA overfitted? One page: what it is, where it acts, what it copies, what it costs, its neighbours.
 
-    Writes report.html and report.json. What needs no model comes first; the same command goes on where it stopped.
+    Writes report.html and report.json. What needs no model comes first; the same command resumes.
     """
 
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]")]]
@@ -25,7 +25,7 @@ class Report:
     base: str = ""
     """Pipeline folder, hub id or .safetensors file of their base model; none: what needs no model."""
     pictures: Path | None = None
-    """Folder with the training pictures; their captions are read from text files beside them, as trainers do."""
+    """Folder with the training pictures; their captions are read from text files of the same name, as trainers do."""
     captions: Path | None = None
     """Captions that the LoRAs were trained with: a list of prompts, as in nemo check."""
     trigger: tuple[str, ...] = ()
@@ -35,11 +35,11 @@ class Report:
     folder: Path | None = None
     """Folder of LoRAs to look for duplicates and merges in; none: the files of this report."""
     space: Path | None = None
-    """A space (.w2w.safetensors) to place the LoRAs in."""
+    """A space (.w2w.safetensors) in which to find the LoRAs' neighbours."""
     clip: Path | None = None
     """Folder of a CLIP (transformers, both sides): agreement of pictures with their prompts."""
     budget: Annotated[float, AtLeast(0)] = 0.0
-    """Minutes for samples; what does not fit is named, and the next call goes on. 0: no end."""
+    """Minutes for samples; what does not fit is named, and the next call resumes. 0: no end."""
     out: OutFolder = Path("lora-report")
     """Folder of the report."""
     seeds: Annotated[int, AtLeast(2)] = 4
@@ -52,9 +52,9 @@ class Report:
     """Of sampling."""
     prompts: Count = 4
     """Captions that are sampled, at most."""
-    height: Annotated[int, AtLeast(0)] = 0
+    height: OwnSide = 0
     """In pixels; 0: the model's own."""
-    width: Annotated[int, AtLeast(0)] = 0
+    width: OwnSide = 0
     """In pixels; 0: the model's own."""
     load: Load = LoadConfig()
 

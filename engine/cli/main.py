@@ -1,4 +1,4 @@
-"""The ``vitrine`` command: one tree of commands, read by tyro. Heavy imports wait until a command runs."""
+"""The `vitrine` command: one tree of commands, read by tyro. Heavy imports wait until a command runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_
 
 
 class Group(NamedTuple):
-    """Commands that share a first word: their help text, and name -> dataclass with a method ``run``."""
+    """Commands that share a first word: their help text, and name -> dataclass with a method `run`."""
 
     help: str
     commands: dict[str, type]
@@ -89,7 +89,7 @@ def _tree() -> dict[str, type | Group]:
     from . import w2w_commands as w2w
 
     return {
-        "taps": Group("Choose places of a model to tap.", taps.COMMANDS),
+        "taps": Group("Choose layers of a model to tap.", taps.COMMANDS),
         "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS | nemo_erase.COMMANDS),
         "lora": Group("Reports on LoRA files.", lora.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
@@ -110,7 +110,7 @@ def _parse(arguments: list[str]) -> Any:
 
     Raises:
         VitrineError: If a command is unknown, or tyro refuses an argument.
-        SystemExit: After ``--help``.
+        SystemExit: After `--help`.
     """
     import tyro
 
@@ -131,7 +131,7 @@ def _parse(arguments: list[str]) -> Any:
 
 
 def _at_home(arguments: list[str]) -> list[str]:
-    """The words with ``~`` as the home folder, also behind ``--out=`` and in quotes, where a shell leaves it."""
+    """The words with `~` as the home folder, also behind `--out=` and in quotes, where a shell leaves it."""
     words = []
     for word in arguments:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)

@@ -1,4 +1,4 @@
-"""``vitrine nemo calibrate | score | find | bake | check``: NEMO for lists of prompts, from files to files."""
+"""`vitrine nemo calibrate | score | find | bake | check`: NEMO for lists of prompts, from files to files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Calibrate:
     """Measure on ordinary captions what detection and search need. The same command resumes.
 
     That is: how far few-step samples of one caption usually differ, the statistics of neurons, and the threshold of the
-    published score of one-step predictions. Under ``torchrun`` or ``accelerate launch`` processes share the captions.
+    published score of one-step predictions. Under `torchrun` or `accelerate launch` processes share the captions.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
@@ -55,7 +55,7 @@ class Calibrate:
     timestep_index: int = 1
     """Which of 50 steps the search and the published score look at."""
     guidance: float = 0.0
-    """Of the published score, at twice the rows; 0 is published. ``score --protocol nemo`` takes it over."""
+    """Of the published score, at twice the cost; 0 is published. score --protocol nemo takes it over."""
     parity: bool = False
     """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
     scored: Count = 200
@@ -67,7 +67,7 @@ class Calibrate:
     sampling_guidance: float = 3.0
     """Of these samples: take the scale that you sample with."""
     memory: str = "4GB"
-    """What may be held beyond the model."""
+    """Memory beyond the model."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -105,10 +105,36 @@ class Calibrate:
 
 
 @dataclass(frozen=True)
+class ImportStatistics:
+    """Take the authors' published statistics and threshold for SD 1.4 instead of calibrate. Nothing is unpickled."""
+
+    file: Positional[Annotated[Path, arg(metavar="FILE")]]
+    """statistics_additional_laion_prompts_v1_4.pt of the official repository."""
+    model: Positional[Annotated[str, arg(metavar="MODEL")]]
+    """Pipeline folder or hub id of SD 1.4, or another model of SD 1.x's shape."""
+    out: OutFolder = Path("nemo")
+    """Folder for statistics.safetensors and threshold.json, which score and find read with --protocol nemo."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success."""
+        from ..nemo import ProbeConfig
+        from ..nemo.calibrated_threshold import NAME, PUBLISHED
+
+        pipe = _pipeline(self.model, self.load)
+        statistics = pipe.import_statistics(self.file)
+        statistics.save(self.out / "statistics.safetensors")
+        write_json(self.out / NAME, PUBLISHED | {"probe": ProbeConfig().to_dict(), "scope": "down+mid"})
+        neurons = sum(map(len, statistics.means.values()))
+        print(f"{neurons} neurons in {len(statistics.means)} layers, tau {PUBLISHED['tau']} as published -> {self.out}")
+        return 0
+
+
+@dataclass(frozen=True)
 class ScorePrompts:
     """Tell which prompts of a long list are memorized, without a search; the same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
+    Under `torchrun` or `accelerate launch` processes share the prompts.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
@@ -124,7 +150,7 @@ class ScorePrompts:
     two_stage: bool = False
     """Two samples first, the others only where these agree: about half the cost on ordinary prompts."""
     memory: str = "4GB"
-    """What may be held beyond the model, by the published score."""
+    """Memory beyond the model, by the published score."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -177,7 +203,7 @@ def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...
 class Find:
     """Search every prompt for the neurons that memorize it; one NEURONS file each. The same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes share the prompts.
+    Under `torchrun` or `accelerate launch` processes share the prompts.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
@@ -189,7 +215,7 @@ class Find:
     out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
     share: float | None = None
-    """Stop at this share of what blocking everything does; none: 0.98, or at tau under the protocol nemo."""
+    """Stop at this fraction of the effect of blocking everything; none: 0.98, or at tau under the protocol nemo."""
     mode: str = "chain"
     """parity, chain or fast."""
     protocol: str = "vitrine"
@@ -197,7 +223,7 @@ class Find:
     together: Count = 16
     """Prompts searched in lockstep."""
     seed: int = 0
-    """Of the noises; 0: as calibrated. Several searches, each in a folder of its own, make a vitrine nemo consensus."""
+    """Of the noises; 0: as calibrated. Several searches, each in a separate folder, make a vitrine nemo consensus."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -268,5 +294,6 @@ class Bake:
 
 
 COMMANDS: dict[str, type] = {
-    "calibrate": Calibrate, "score": ScorePrompts, "find": Find, "bake": Bake, "check": Check,
+    "calibrate": Calibrate, "import-statistics": ImportStatistics, "score": ScorePrompts, "find": Find, "bake": Bake,
+    "check": Check,
 }  # fmt: skip

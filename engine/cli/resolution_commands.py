@@ -1,4 +1,4 @@
-"""``vitrine resolution transfer | export | tune``: portraits models at larger sizes. Imports wait for ``run``."""
+"""`vitrine resolution transfer | export | tune`: portraits models at larger sizes. Imports wait for `run`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Transfer:
     """Fine-tune the 64-pixel transformer at 128 pixels, each part of the transfer on and off; the same command resumes.
 
     Frechet distances at steps 0, 50, 100, 200, 400, ... are kept in FOLDER/ARM-SEED/curve.json and, together, in
-    FOLDER/curves.json, which ``vitrine reproduce resolution.transfer --model FOLDER`` reads.
+    FOLDER/curves.json, which `vitrine reproduce resolution.transfer --model FOLDER` reads.
     """
 
     folder: OutFolder = Path("portraits-128")
@@ -39,7 +39,7 @@ class Transfer:
     guidance: float = 1.0
     """Guidance of these; 1 is none and costs half."""
     stop_after: int | None = None
-    """Stop each run when so many updates are done (the state is saved)."""
+    """Stop each run when this many updates are done (the state is saved)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
@@ -69,7 +69,7 @@ class Export:
     """Save the model of one run as a transformer that loads by folder, in half precision."""
 
     folder: Path = Path("portraits-128")
-    """The folder of ``vitrine resolution transfer``."""
+    """The folder of `vitrine resolution transfer`."""
     out: OutFolder = Path("power-cosine-128")
     """Folder to write; the shipped one is engine/portraits/weights/transformer/power-cosine-128."""
     arm: str = "grid-rescaled"
@@ -89,7 +89,7 @@ class Export:
 class Tune:
     """Fine-tune the flow portraits at 256 px with a LoRA, rotary positions scaled; the same command resumes.
 
-    ``vitrine reproduce resolution.tuned --model FOLDER`` measures such runs.
+    `vitrine reproduce resolution.tuned --model FOLDER` measures such runs.
     """
 
     folder: OutFolder = Path("portraits-256")
@@ -109,7 +109,7 @@ class Tune:
     pictures: Count = 128
     """Training pictures, rendered and encoded first."""
     stop_after: int | None = None
-    """Stop each run when so many updates are done (the state is saved)."""
+    """Stop each run when this many updates are done (the state is saved)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 

@@ -1,4 +1,4 @@
-"""``vitrine taps``: which places of a model to tap, from your pictures; how good places are, on SPair-71k."""
+"""`vitrine taps`: which places of a model to tap, from your pictures; how good places are, on SPair-71k."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from ..errors import refuse
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder
+from ..settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rank:
-    """Filter a model's places by noise, granularity and locality, compare the rest, write a preset file.
+    """Filter a model's layers by noise, granularity and locality, compare the rest, write a preset file.
 
     They are compared on masks, or on keypoints.
 
-    Under ``torchrun`` or ``accelerate launch`` processes share the pictures.
+    Under `torchrun` or `accelerate launch` processes share the pictures.
     """
 
     pictures: Positional[Annotated[Path, arg(metavar="PICTURES")]]
@@ -38,27 +38,27 @@ class Rank:
     same points in the same order for each; null where hidden."""
     split: Literal["halves", "stratified", "crossed"] = "halves"
     """Who judges with masks: the second half of the pictures, a half that shows each class as often, or each of
-    ``folds`` parts in turn."""
+    `folds` parts in turn."""
     folds: Count = 4
     """Parts of the crossed split."""
     model: str = "portraits"
     """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt that fits all pictures."""
-    size: Count | None = None
+    size: Side | None = None
     """Side the pictures are squeezed to; 512 for SD1.5. None takes the model's own."""
     timestep: float = 50.0
     """The network's own timestep."""
     budget: Count | None = None
-    """Most channels of the chosen places together."""
+    """Most channels of the chosen layers together."""
     most: Count = 4
-    """Most places."""
+    """Most layers."""
     out: OutFile = Path("feature-preset.json")
     """The preset file."""
     state: OutFolder | None = None
     """Folder for finished scores and for activations; the same command resumes from it. Several processes need it."""
     memory: str = "4GB"
-    """What may be held beyond the model and a bare forward; more goes through the state's folder."""
+    """Memory beyond the model and a bare forward; the rest goes through the state's folder."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -121,9 +121,9 @@ class Rank:
 
 @dataclass(frozen=True)
 class Spair:
-    """Score places on SPair-71k by nearest features, without training: PCK per point and per picture, both totals.
+    """Score layers on SPair-71k by nearest features, without training: PCK per point and per picture, both totals.
 
-    Each picture is tapped once, into the cache; the same command goes on where it was stopped.
+    Each picture is tapped once, into the cache; the same command resumes.
     """
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
@@ -133,19 +133,19 @@ class Spair:
     preset: str | None = None
     """A published selection, such as Ours-v1.5."""
     addresses: str | None = None
-    """Places or globs, separated by spaces, instead of the preset's."""
+    """Layer names or patterns, separated by spaces, instead of the preset's."""
     split: Literal["trn", "val", "test"] = "test"
     """Which pairs."""
     category: str | None = None
     """One category only."""
     pairs: Count | None = None
-    """At most so many pairs of each category, the first ones."""
+    """At most this many pairs of each category, the first ones."""
     prompt: str = "a photo of a {category}"
     """One for each category's pictures."""
-    size: Count | None = None
+    size: Side | None = None
     """Side the pictures are squeezed to; None takes the model's own."""
     keep_aspect: bool = False
-    """The longer side gets ``size`` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
+    """The longer side gets `size` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
     timestep: float | None = None
     """The network's own timestep; None takes the preset's, else 50."""
     modulate: bool = False
@@ -153,7 +153,7 @@ class Spair:
     discard: tuple[int, ...] = ()
     """Massive channels to set to nought; 154 1446 in Flux.1-dev (DiTF)."""
     protocol: Literal["vitrine", "gdf"] = "vitrine"
-    """gdf: as the official code taps and joins, each picture a batch of its own; Stable Diffusion's UNets only."""
+    """gdf: as the official code taps and joins, each picture in a separate batch; Stable Diffusion's UNets only."""
     grid: Count = 128
     """Positions to a side on which features are compared."""
     cache: OutFolder | None = None

@@ -1,4 +1,4 @@
-"""``vitrine train portraits | flow | decoder | identity | plants``: how what ships was made."""
+"""`vitrine train portraits | flow | decoder | identity | plants`: how what ships was made."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Portraits(TrainConfig):
     advanced: OmitArgPrefixes[AdvancedTrainConfig] = field(default_factory=AdvancedTrainConfig)
 
     def run(self) -> int:
-        """0 when finished, or stopped by ``--max-seconds``."""
+        """0 when finished, or stopped by `--max-seconds`."""
         from ...evidence.portraits.train import main
 
         return _train(main, self)
@@ -40,7 +40,7 @@ class Flow(FlowTrainConfig):
     advanced: OmitArgPrefixes[AdvancedFlowTrainConfig] = field(default_factory=AdvancedFlowTrainConfig)
 
     def run(self) -> int:
-        """0 when finished, or stopped by ``--max-seconds``."""
+        """0 when finished, or stopped by `--max-seconds`."""
         from ...evidence.portraits.flow_train import main
 
         return _train(main, self)
@@ -48,12 +48,12 @@ class Flow(FlowTrainConfig):
 
 @dataclass(frozen=True)
 class Decoder(DecoderTrainConfig):
-    """Train a finished flow model's decoder to draw sharply; the same command resumes an interrupted run."""
+    """Train a finished flow model's decoder to sharper pictures; the same command resumes an interrupted run."""
 
     advanced: OmitArgPrefixes[AdvancedDecoderTrainConfig] = field(default_factory=AdvancedDecoderTrainConfig)
 
     def run(self) -> int:
-        """0 when finished, or stopped by ``--max-seconds``."""
+        """0 when finished, or stopped by `--max-seconds`."""
         from ...evidence.portraits.decoder_train import main
 
         return _train(main, self)
@@ -61,7 +61,7 @@ class Decoder(DecoderTrainConfig):
 
 @dataclass(frozen=True)
 class Identity:
-    """Fit the projection that tells people of the portraits world apart, from a model's readout network."""
+    """Fit the projection that distinguishes people of the portraits, from a model's attribute classifier."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Model folder, such as the one `vitrine train portraits` writes."""
@@ -74,7 +74,7 @@ class Identity:
 
         readout = self.folder / "readout" / "readout.safetensors"
         if not readout.is_file():
-            raise refuse("model folder", str(self.folder), "a folder with readout/readout.safetensors", "train one")
+            raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
         path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
         print(f"projection: {path}")
         return 0
@@ -82,10 +82,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Plants:
-    """Plant further pictures in the portraits model, as a LoRA with its list; a few minutes on one core."""
+    """Train a LoRA of the portraits model that memorizes further pictures, with their list; minutes on one core."""
 
     out: OutFile = Path("later-plants.safetensors")
-    """The LoRA's file; the list of its pictures goes beside it, with the ending .json."""
+    """The LoRA's file; the list of its pictures goes next to it, with the ending .json."""
     set: str = "later-plants"
     """Which pictures: later-plants (eight), plants-twice, plants-thirty, plants-usual-pose or plants-shirts (four)."""
     device: str = ""

@@ -1,4 +1,4 @@
-"""``vitrine verify``: the papers' own claims on a published checkpoint that lies on this machine."""
+"""`vitrine verify`: the papers' own claims on a published checkpoint that lies on this machine."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .options import Load
 class Verify:
     """Measure published figures on your own checkpoint, from local files only; nothing is downloaded.
 
-    It says first what it needs, how long it will take and how much memory; the same command goes on where it stopped.
+    It says first what it needs, how long it will take and how much memory; the same command resumes.
     Writes plan.json, verify.json and verify.html: published, measured with intervals, and what differs.
     """
 
     model: str
     """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models in
-    its role, with data of their own."""
+    its role, with separate data."""
     claim: tuple[str, ...] = ()
     """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
     data: Path | None = None
@@ -32,13 +32,13 @@ class Verify:
     """Folder of a CLIPModel with its processor (transformers): prompt alignment."""
     face: Path | None = None
     """A face recogniser's TorchScript file (made with torch.jit.trace). It is a program, which this option
-    runs; without it no published identity has anything beside it."""
+    runs; without it nothing can be compared with the published identity."""
     lpips: Path | None = None
     """LPIPS as a TorchScript file, likewise."""
     subset: Count | None = None
-    """At most so many prompts or pairs of each kind, always the same ones."""
+    """At most this many prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
-    """What may be held beyond the weights."""
+    """Memory beyond the weights."""
     out: OutFolder = Path("verify")
     """Folder of this verification."""
     dry: bool = False

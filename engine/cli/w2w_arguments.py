@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.folders import has_ending
 
@@ -25,19 +24,6 @@ def model_of(space: Any, source: str) -> tuple[Any, str]:
     if has_ending(source, (".safetensors", ".pt")):
         return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
     return member(space, source).model, as_name(source)
-
-
-def sliders_of(texts: tuple[str, ...]) -> dict[str, float]:
-    """'beard=2' .. -> label -> number."""
-    return dict(map(_slider, texts))
-
-
-def _slider(text: str) -> tuple[str, float]:
-    label, _, number = text.partition("=")
-    try:
-        return label.strip(), float(number)
-    except ValueError:
-        raise refuse("edit", text, "label=number", "write 'beard=2'") from None
 
 
 def tail_of(strengths: dict[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""``vitrine w2w calibrate | pairs``: sliders by what is seen, from readings, and from pictures before and after."""
+"""`vitrine w2w calibrate | pairs`: sliders by what is seen, from readings, and from pictures before and after."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import refuse
 from ..io.files import named
 from ..io.tables import read_records
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder
+from ..settings.setting_checks import Count, OutFolder, Side
 from .options import Load, OutSpace
 from .w2w_arguments import model_of, space_at
 
@@ -33,7 +33,7 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
             except ValueError:
                 pair = (math.nan, math.nan)
             if not all(map(math.isfinite, pair)):
-                raise refuse("readings", f"row {number} of {path.name}", accepted, "mend the row")
+                raise refuse("readings", f"line {number} of {path.name}", accepted, "correct the line")
             curves.setdefault(row["label"], []).append(pair)
     return curves
 
@@ -57,7 +57,7 @@ def paired_names(before: Path, after: Path) -> list[str]:
 class Calibrate:
     """Give sliders maps for --calibrated: even positions 0 .. 1 along which what is seen rises evenly.
 
-    From a table of readings of your own space, or for the portraits world by its readout.
+    From a table of readings of your own space, or for the portraits by their attribute classifier.
     """
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
@@ -68,15 +68,15 @@ class Calibrate:
     start: float = 1000.0
     """Timestep from which the edits acted where they were read."""
     portraits: bool = False
-    """The space is the shipped people's: read by the readout, on people 200 to 399."""
+    """The space is the shipped people's: read by the attribute classifier, on people 200 to 399."""
     labels: tuple[str, ...] = ()
-    """Portraits only: these labels; none: all that the readout knows."""
+    """Portraits only: these labels; none: all that the attribute classifier knows."""
     people: Count = 24
     """Portraits only: how many people see each slider."""
     pairs: tuple[str, ...] = ()
-    """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' beside 'red hair'."""
+    """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' next to 'red hair'."""
     work: OutFolder = Path("calibrate.work")
-    """Portraits only: where the state of these trainings is kept; the same command goes on."""
+    """Portraits only: where the state of these trainings is kept; the same command resumes."""
     out: OutSpace = None
     """The calibrated space; none: SPACE itself."""
     dtype: str = "float16"
@@ -113,7 +113,7 @@ class Calibrate:
 
         unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]
         if unknown:
-            raise refuse("labels", unknown, sorted(LABELS), "name labels that the readout knows")
+            raise refuse("labels", unknown, sorted(LABELS), "name labels that the attribute classifier knows")
         for label in self.pairs:
             if name_of(label) not in space.directions:
                 space = with_pairs(space, label, self.work / label.replace(" ", "_"), TqdmProgress(label))
@@ -128,7 +128,7 @@ class Calibrate:
 class PairSlider:
     """Train a slider from pictures before and after: two folders with files of the same names, and say so in the space.
 
-    What the pictures show beside the attribute stays as it is: the slider is charged for changing it.
+    What else the pictures show stays as it is: the slider is charged for changing it.
     """
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
@@ -144,12 +144,12 @@ class PairSlider:
     model: str = "portraits"
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
-    """What the LoRAs were trained with, or what the pictures show beside the subject and the attribute."""
+    """What the LoRAs were trained with, or what the pictures show besides the subject and the attribute."""
     steps: Count = 150
     """Adam steps of 16 pictures."""
     start: float = 1000.0
     """Timestep from which the slider will act; it is trained below it."""
-    size: Count | None = None
+    size: Side | None = None
     """Side in pixels; none: the base model's."""
     out: OutSpace = None
     """The space with the slider; none: SPACE itself."""
@@ -158,7 +158,7 @@ class PairSlider:
     load: Load = LoadConfig()
 
     def run(self) -> int:
-        """0 on success; the same command goes on where it was stopped."""
+        """0 on success; the same command resumes."""
         import shutil
 
         import torch

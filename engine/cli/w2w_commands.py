@@ -1,4 +1,4 @@
-"""``vitrine w2w train-loras | look | build | label | import-official``: spaces of models, from files to files."""
+"""`vitrine w2w train-loras | look | build | label | import-official`: spaces of models, from files to files."""
 
 from __future__ import annotations
 
@@ -24,14 +24,13 @@ from .w2w_products import Blend, Sheet, SliderLora
 class TrainLoras:
     """Train one LoRA for each subject, many at once; the same command resumes.
 
-    FOLDER holds one folder of pictures for each subject; without one, people of a portraits model are trained, by a
-    recipe of its own.
-    Processes share the subjects: ``--workers`` on this machine's cores, or those that ``torchrun`` or
-    ``accelerate launch`` starts.
+    FOLDER contains one folder of pictures for each subject; without one, people of a portraits model are trained, by a
+    separate recipe. Processes share the subjects: `--workers` on this machine's cores, or those that `torchrun` or
+    `accelerate launch` starts.
     """
 
     folder: Positional[Annotated[Path | None, arg(metavar="[FOLDER]")]] = None
-    """Folder of folders with pictures; none: the portraits world."""
+    """Folder of folders with pictures; none: the portraits."""
     out: OutFolder = Path("w2w-loras")
     """Where the LoRA files go, one for each subject."""
     model: str = "portraits"
@@ -40,13 +39,13 @@ class TrainLoras:
     prompt: str = "sks person"
     """What every picture is called."""
     people: Count = 520
-    """How many people of the portraits world."""
+    """How many people of the portraits."""
     together: Count = 16
     """Models trained in one batch; more fills a larger GPU."""
     workers: Count | None = None
     """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one a core."""
     steps: Count = 800
-    """Optimiser steps of each model (the portraits world: 160)."""
+    """Optimiser steps of each model (the portraits: 160)."""
     batch: Count = 1
     """Pictures of one subject in each step (portraits: 2)."""
     rank: Count = 1
@@ -136,7 +135,7 @@ class Look:
 class Build:
     """Build a space from a folder of LoRA files, and directions from a table of labels. The same command resumes.
 
-    Under ``torchrun`` or ``accelerate launch`` processes share the work of factors mode.
+    Under `torchrun` or `accelerate launch` processes share the work of factors mode.
     """
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
@@ -149,15 +148,15 @@ class Build:
     """Of directions: least_squares (the paper's), logistic or means, each label by itself; or joint, which leaves what
     goes along with a label alone and suits edits better."""
     exclusive: tuple[str, ...] = ()
-    """Joint only: labels that stand for one another, such as 'bald,long hair'."""
+    """Joint only: labels that imply one another, such as 'bald,long hair'."""
     portraits: bool = False
-    """The folder holds people of the portraits world: label them by what is known."""
+    """The folder contains people of the portraits: label them by what is known."""
     mode: str = "auto"
     """auto, factors or delta."""
     components: Count | None = None
     """How many to keep; none: all."""
     memory_gb: float = 2.0
-    """What may be held beside the space itself; larger folders go through a work folder beside the space."""
+    """Memory beyond the space itself; larger folders go through a work folder next to the space."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
     base_weights: Path | None = None
@@ -214,7 +213,7 @@ class Label:
     labels: Positional[Annotated[Path | None, arg(metavar="[LABELS]")]] = None
     """CSV: model name, then one column a label. Models of a space without names are called 0, 1, 2 .."""
     sampling: tuple[str, ...] = ()
-    """How models are drawn at every door unless told otherwise, such as 'emphasis=1.5' 'inherit=0.4'; the names are
+    """How models are sampled everywhere by default, such as 'emphasis=1.5' 'inherit=0.4'; the names are
     the options of sample."""
     out: OutSpace = None
     """The space with directions; none: SPACE itself."""
@@ -282,7 +281,7 @@ class ImportOfficial:
     """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """Holds mean.pt, std.pt, V.pt, weight_dimensions.pt, and perhaps proj_1000pc.pt (or all_weights.pt) and labels.csv,
+    """With mean.pt, std.pt, V.pt, weight_dimensions.pt, and perhaps proj_1000pc.pt (or all_weights.pt) and labels.csv,
     the table of labels once it is converted: with them the space can be sampled and labelled."""
     out: OutFile = Path("official.w2w.safetensors")
     """The space; their licence is non-commercial, and stays so."""

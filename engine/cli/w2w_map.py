@@ -1,4 +1,4 @@
-"""``vitrine w2w map``: all models of a space on one page."""
+"""`vitrine w2w map`: all models of a space on one page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Map:
-    """Draw all models of a space on one HTML page that needs nothing beside it: points or thumbnails, coloured by a
+    """Show all models of a space on one HTML page in one file: points or thumbnails, coloured by a
     label of choice, with neighbours and distances."""
 
     space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
@@ -28,7 +28,7 @@ class Map:
     thumbnails: Path | None = None
     """A folder of pictures called like the models, such as anna.png."""
     labels: Path | None = None
-    """CSV: model name, then one column a label, beside the space's own directions."""
+    """CSV: model name, then one column a label, in addition to the space's own directions."""
     method: str = "auto"
     """auto (the map in the file, else neighbours up to 3,000 models), neighbours (t-SNE), or components (the first
     two)."""

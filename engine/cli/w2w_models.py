@@ -1,4 +1,4 @@
-"""``vitrine w2w sample | edit | invert | encode | export``: models of a space, from files to files."""
+"""`vitrine w2w sample | edit | invert | encode | export`: models of a space, from files to files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.folders import has_ending
 from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder
+from ..settings.setting_checks import Count, OutFolder, Side
 from .options import Load
-from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of, weights_at
+from .w2w_arguments import example_of, model_of, space_at, tail_of, weights_at
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Writing:
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
     rank: Count | None = None
-    """At most so many factors a layer; none: exact."""
+    """At most this many factors a layer; none: exact."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """Of the LoRA's factors."""
 
@@ -49,12 +49,12 @@ class Writing:
 
 
 Files = Annotated[Writing, arg(name="")]
-"""``--out``, ``--dialect``, ``--rank`` and ``--save-dtype``."""
+"""`--out`, `--dialect`, `--rank` and `--save-dtype`."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Write new models of a space as LoRA files, drawn as the space's file says where nothing else is given."""
+    """Write new models of a space as LoRA files, sampled as the space's file says where nothing else is given."""
 
     space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
@@ -71,11 +71,11 @@ class Sample:
     factor: float | None = None
     """Spread of the models: 1 varies as the training models do, 0 is their mean."""
     components: Count | None = None
-    """Draw only the first so many."""
+    """Sample only this many, from the first."""
     truncation: float | None = None
-    """Redraw numbers beyond so many deviations."""
+    """Largest deviation of a number."""
     rng: str | None = None
-    """vector, or official: one by one, as the published code draws."""
+    """vector, or official: one by one, as in the published code."""
     attributes: str | None = None
     """auto, joined (along the directions as one training model is) or gaussian (the paper's)."""
     emphasis: float | None = None
@@ -86,9 +86,9 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, usual_sampling
+        from ..w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, sliders_of, usual_sampling
 
-        space, strengths, wanted = space_at(self.space), sliders_of(self.edits), sliders_of(self.wanted)
+        space, strengths, wanted = space_at(self.space), sliders_of(self.edits, "="), sliders_of(self.wanted, "=")
         config = usual_sampling(
             space, factor=self.factor, components=self.components, truncation=self.truncation, rng=self.rng,
             attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
@@ -123,9 +123,9 @@ class Edit:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, edit, edit_step
+        from ..w2w import EditConfig, edit, edit_step, sliders_of
 
-        space, strengths = space_at(self.space), sliders_of(self.edits)
+        space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         for source in self.models:
@@ -141,8 +141,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Invert:
-    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command goes on, also after
-    kill -9."""
+    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command resumes."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
@@ -155,7 +154,7 @@ class Invert:
     model: str = "portraits"
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
-    """What the LoRAs were trained with, or what the pictures show beside the subject."""
+    """What the LoRAs were trained with, or what else the pictures show."""
     preset: str = "quick"
     """photo and out_of_distribution are the paper's; quick: fewer steps, larger batches."""
     steps: Count | None = None
@@ -170,7 +169,7 @@ class Invert:
     """Latents that are trained on: the VAE's mean, or another sample at each step, as in the published code."""
     seed: int = 0
     """Of noise levels and noise."""
-    size: Count | None = None
+    size: Side | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
     files: Files = Writing()
@@ -241,7 +240,7 @@ class Invert:
 
 @dataclass(frozen=True)
 class Encode:
-    """Somebody's LoRA, or a training model by name, as a model of a space, and how much of it the space holds."""
+    """Somebody's LoRA, or a training model by name, as a model of a space, and how much of it the space covers."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""

@@ -1,4 +1,4 @@
-"""``vitrine w2w slider | blend``: what is made of models of a space: an edit as a LoRA, a model between others."""
+"""`vitrine w2w slider | blend`: what is made of models of a space: an edit as a LoRA, a model between others."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.files import named, parse_table
 from ..settings.setting_checks import Count, OutFile, Writes
-from .w2w_arguments import example_of, model_of, sliders_of, space_at, tail_of
+from .w2w_arguments import example_of, model_of, space_at, tail_of
 from .w2w_models import Files, Writing
 
 
 @dataclass(frozen=True)
 class SliderLora:
-    """Write an edit as a LoRA of its own, which any tool loads beside a person's LoRA with strength -1 .. 1."""
+    """Write an edit as a separate LoRA, which any tool loads together with a person's LoRA, with strength -1 .. 1."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
@@ -34,7 +34,7 @@ class SliderLora:
     one_sided: bool = False
     """Exact at strength 1, instead of even from -1 to 1; factors mode only."""
     rank: Count | None = None
-    """At most so many factors a layer; none: exact."""
+    """At most this many factors a layer; none: exact."""
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
@@ -46,9 +46,9 @@ class SliderLora:
         """0 on success."""
         import torch
 
-        from ..w2w import EditConfig, edit, slider_lora, write_lora
+        from ..w2w import EditConfig, edit, slider_lora, sliders_of, write_lora
 
-        space, strengths = space_at(self.space), sliders_of(self.edits)
+        space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         before = model_of(space, self.around)[0].coefficients[0] if self.around else torch.zeros(space.dimension)
@@ -90,20 +90,22 @@ class Blend:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Draw sliders of the portraits world at five positions on people who are in neither the space nor the tuning, as
-    one picture with what the readout sees; about two minutes on one core for each slider, or with --table for all."""
+    """Show sliders of the portraits at five positions on held-out people, as one picture.
+
+    With the attribute classifier's readings. About two minutes on one core for each slider, or with --table for all.
+    """
 
     out: OutFile = Path("sliders.jpg")
     """The picture, .jpg or .png."""
     labels: tuple[str, ...] = ()
     """Which sliders; none: all thirteen."""
     people: Count = 6
-    """Rows."""
+    """How many people."""
     calibrated: bool = False
     """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""
     table: Path | None = None
-    """results/w2w.sliders.json, which says where the sliders end and which maps they have; none: other people are drawn
-    to say so."""
+    """results/w2w.sliders.json, which says where the sliders end and which maps they have; none: other people
+    are sampled to say so."""
     flow: bool = False
     """People of the flow portraits, 128 px; sliders end where they rise no more on other people."""
 

@@ -146,7 +146,7 @@ def load_control(path: str | Path) -> ControlCheckpoint:
             tensors do not fit its header.
     """
     refuse_pickle(path, "control checkpoint")
-    with named(path, "control checkpoint", "a whole safetensors file", "copy it, or download it again"):
+    with named(path, "size checkpoint", "a whole safetensors file", "copy it, or download it again"):
         tensors, header = read_safetensors(path)
         _check_format(Path(path).name, header.get("ccs_format"))
         metadata = ControlMetadata.from_header(header.get("ccs"))
@@ -178,7 +178,7 @@ def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) ->
 
 def _check_format(name: str, version: str | None) -> None:
     if version is None:
-        raise refuse("file", name, "a control checkpoint", "it has no ccs_format in its header")
+        raise refuse("file", name, "a size checkpoint", "it has no ccs_format in its header")
     if version.split(".")[0] != FORMAT:
         raise refuse("ccs_format", version, f"{FORMAT} or {FORMAT}.x", "install a newer version of this pack")
 

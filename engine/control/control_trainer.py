@@ -39,11 +39,11 @@ class AdvancedControlTrainConfig(Config):
     Attributes:
         betas: of Adam.
         ema: decay of the exported average, 0 <= ema < 1.
-        drop_control, drop_semantics: probability that a row is trained without; drawn independently.
+        drop_control, drop_semantics: probability that a sample is trained without; independent of each other.
         save_every: steps between saves.
-        drop_together: a row without semantics has no control either. Eq. 2 takes (c, s), (0, s) and (0, 0), never
-            (c, 0): drawn apart at 0.1, the last would be seen in 1 % of rows. Off for runs that were begun so, and
-            for appendix D's nesting, which takes (c, 0).
+        drop_together: a sample without semantics has no size condition either. Eq. 2 takes (c, s), (0, s) and (0, 0),
+            never (c, 0): drawn apart at 0.1, the last would be seen in 1 % of samples. Off for runs that were begun so,
+            and for appendix D's nesting, which takes (c, 0).
 
     Raises:
         VitrineError: If a number is outside its range.

@@ -98,7 +98,7 @@ class ControlEmbedder(nn.Module):
         """
         values = self.spec.checked(values)
         if u.shape != (len(values),):
-            raise refuse("u", tuple(u.shape), (len(values),), "one for each row of values")
+            raise refuse("u", tuple(u.shape), (len(values),), "one for each picture")
         high, low = self.terms(values, drop)
         return self.joined(high, low, gamma.weight(u).to(low.device, low.dtype)[:, None])
 
@@ -117,5 +117,7 @@ def _mlp(fields: int, dim: int) -> nn.Sequential | None:
 
 def _masks(drop: torch.Tensor, count: int) -> torch.Tensor:
     if drop.dtype != torch.bool or drop.shape not in ((count,), (count, 2)):
-        raise refuse("drop", (drop.dtype, tuple(drop.shape)), f"bool ({count},) or ({count}, 2)", "one for each row")
+        raise refuse(
+            "drop", (drop.dtype, tuple(drop.shape)), f"bool ({count},) or ({count}, 2)", "one for each picture"
+        )
     return drop[:, None].expand(count, 2) if drop.ndim == 1 else drop

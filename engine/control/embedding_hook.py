@@ -43,7 +43,7 @@ class _Added(ForwardClock):
         super().__init__(backbone)
         self._paths = time_embedding(backbone)[1].paths(self.backbone)
         if not self._paths:
-            raise refuse("model", type(backbone).__name__, "a network of diffusers", "in ComfyUI a MODEL takes control")
+            raise refuse("model", type(backbone).__name__, "a network of diffusers", "in ComfyUI a MODEL takes them")
 
     def _open(self) -> None:
         for path in self._paths:
@@ -61,7 +61,7 @@ class AddedVector(_Added):
         vector: (B, D) or (1, D).
 
     Raises:
-        VitrineError: If the model is of another class, the vector of another width, or its rows do not match the batch.
+        VitrineError: If the model is of another class, the vector of another width, or for another batch size.
     """
 
     def __init__(self, backbone: nn.Module, vector: torch.Tensor) -> None:
@@ -119,7 +119,7 @@ class Injection(_Added):
         if cached is not None and len(cached[0]) == count and not torch.is_grad_enabled():
             return cached
         drop = None if self.drop is None else rows_for(self.drop, count, "drop")
-        terms = self.embedder.terms(rows_for(self.values, count, "control values"), drop)
+        terms = self.embedder.terms(rows_for(self.values, count, "size values"), drop)
         self._cached_terms = None if torch.is_grad_enabled() else terms
         return terms
 

@@ -25,7 +25,6 @@ from ..runtime.forward_hooks import hook_before
 from ..settings.config import Config
 from ..tracing.addresses import resolve, sites_of
 from ..tracing.hooks import edit
-from ..tracing.reading import module_at
 
 _NORMS = ("norm_q", "q_norm", "norm", "qknorm", "ln_q", "q_rms_norm")
 """What normalises queries: in diffusers, in ComfyUI's networks, in its Flux, Krea 2 and SD3, and HiDream in both."""
@@ -84,7 +83,7 @@ def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
     for site in sites:
         if not (isinstance(site, ModuleSite) and site.address.endswith("-q")):
             raise refuse("places", site.address, "queries of attention, *-q", "*-self-q is all of self-attention")
-        attention = module_at(backbone, site.path.rpartition(".")[0])
+        attention = backbone.get_submodule(site.path.rpartition(".")[0])
         norms = [getattr(attention, name, None) for name in _NORMS]
         if any(norm is not None and not isinstance(norm, nn.Identity) for norm in norms):
             raise refuse("network", f"{type(backbone).__name__}, whose queries are normalised", "plain queries", remedy)

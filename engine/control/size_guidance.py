@@ -47,7 +47,7 @@ class GuidanceConfig(Config):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.scale) and math.isfinite(self.control)):
-            raise refuse("scale, control", (self.scale, self.control), "finite numbers", "1.0 is no guidance")
+            raise refuse("scale, size strength", (self.scale, self.control), "finite numbers", "1.0 is no guidance")
         if self.nesting not in NESTINGS:
             raise refuse("nesting", self.nesting, NESTINGS, "control_inner is the paper's Eq. 2")
         if self.negative not in NEGATIVES:

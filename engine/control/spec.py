@@ -121,7 +121,7 @@ class ControlSpec(Config):
         columns = [torch.as_tensor(values[n], dtype=torch.float64, device="cpu").reshape(-1) for n in self.names]
         lengths = {len(c) for c in columns} - {1}
         if len(lengths) > 1:
-            raise refuse("controls", sorted(lengths), "one length", "give a number or one value for each row")
+            raise refuse("controls", sorted(lengths), "one length", "give a number or one value for each picture")
         count = lengths.pop() if lengths else 1
         return self.checked(torch.stack([c.expand(count) for c in columns], 1))
 
@@ -133,7 +133,7 @@ class ControlSpec(Config):
         """
         if values.ndim != 2 or values.shape[1] != len(self.fields):
             accepted = f"(B, {len(self.fields)})"
-            raise refuse("control values", tuple(values.shape), accepted, f"columns are {self.names}")
+            raise refuse("size values", tuple(values.shape), accepted, f"columns are {self.names}")
         for column, control in enumerate(self.fields):
             control.check(values[:, column])
         return values

@@ -20,7 +20,7 @@ def precision_recall(real: torch.Tensor, samples: torch.Tensor, k: int = 3) -> t
     """
     if real.ndim != 2 or samples.ndim != 2 or real.shape[1] != samples.shape[1] or min(len(real), len(samples)) <= k:
         shapes = (tuple(real.shape), tuple(samples.shape), k)
-        raise refuse("features", shapes, "(N, D) and (M, D) with more than k rows", "take more samples")
+        raise refuse("features", shapes, "(N, D) and (M, D) with more than k samples", "take more samples")
     return _inside(samples, real, k), _inside(real, samples, k)
 
 

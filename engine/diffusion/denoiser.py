@@ -36,7 +36,7 @@ class Denoiser:
     """A backbone with its schedule and prediction convention.
 
     Attributes:
-        backbone: the module whose activations have addresses.
+        backbone: the module whose layers have names.
         schedule: its sigmas, alpha-bars and timesteps.
         prediction: ``"eps" | "v" | "x0" | "flow"``, what ``call`` returns.
         call: (x_t (B, C, H, W), t (B,), Condition) -> (B, C, H, W), the bare network.
@@ -137,7 +137,7 @@ def training_target(
 
 
 def check_finite(module: nn.Module, name: str = "model") -> None:
-    """Refuses a module with NaN or infinite weights. The host waits once for each device that holds weights.
+    """Refuses a module with NaN or infinite weights. The host waits once for each device with weights.
 
     Raises:
         VitrineError: If there is such a weight; the message names the first tensor.

@@ -149,5 +149,5 @@ def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
         VitrineError: another number of rows.
     """
     if len(values) not in (1, count):
-        raise refuse(what, f"{len(values)} rows", f"1 or {count}", "one for each row of the batch, guidance included")
+        raise refuse(what, f"{len(values)} values", f"1 or {count}", "one a picture, guidance included")
     return values.expand(count, *values.shape[1:])

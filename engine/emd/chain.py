@@ -88,8 +88,8 @@ class Joint(NamedTuple):
 class ChainEnd(NamedTuple):
     """Where a chain ended: eps^K, z^K, the accumulated noise a^K, the M-step direction r, the last teacher x0.
 
-    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step, ``moved`` of how far its
-    drifts have moved z in all, noise left out; the latter two None where z is frozen.
+    ``gap`` and ``drift`` are (B,) RMS of Delta and of z's drift at the chain's last step. ``moved`` is the RMS of all
+    drifts of z, without noise. The latter two are None where z is frozen.
     """
 
     eps: torch.Tensor
@@ -102,7 +102,7 @@ class ChainEnd(NamedTuple):
     moved: torch.Tensor | None = None
 
     def take(self, rows: torch.Tensor) -> ChainEnd:
-        """The ends of some rows."""
+        """The ends of some of the batch's chains."""
         return ChainEnd(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
 
@@ -118,10 +118,10 @@ def e_step(
     """K Langevin steps on (eps, z) for rho(x, z) = q(x) p(z | x), x = alpha g(z) + sigma eps.
 
     Args:
-        rho: generator, score gap and noise levels.
+        rho: generator, score difference and noise levels.
         z, eps: (B, ...) float32 or float64 starts, usually standard normal.
         draw: where the chain's noise comes from.
-        after_step: called with the number of steps done and the teacher's clean picture there, if the gap knows it; may
+        after_step: called with the number of steps done and the teacher's clean picture there, if ``rho`` knows it; may
             raise to stop.
 
     Returns:

@@ -68,8 +68,8 @@ class CorrectConfig(Config):
         steps: Langevin steps; 0 leaves the sample as it is. The paper shows 300.
         timestep: noise level of the chain; higher moves more.
         ge, gz: step sizes of eps and z; gz 0 freezes z and needs no autograd.
-        guidance: of the teacher; 0 takes that of the student's training, which its contract names.
-        clip: largest RMS of the z drift in a row.
+        guidance: of the teacher; 0 takes that of the student's training, which its preset names.
+        clip: largest RMS of the z drift of a sample.
     """
 
     steps: int = 16
@@ -125,12 +125,12 @@ def correct(
     networks: Networks, z: torch.Tensor, cond: Condition, contract: StudentContract, config: CorrectConfig,
     seeds: list[int], null: Condition | None = None, progress: Progress = silent,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Walk the joint chain from a sample towards the teacher's, then remove the noise (Xie et al. 2024, Fig. 1).
+    """Run the joint chain from a sample towards the teacher's, then remove the noise (Xie et al. 2024, Fig. 1).
 
     Args:
         networks: with another score network than the student's own the chain would have another target.
         z: (B, C, H, W) the sample's latent, as it went into :func:`one_step`.
-        seeds: one for each row's chain noise.
+        seeds: one for each sample's chain noise.
         null: the empty prompt, needed when guidance is not 1; see :func:`repair_guidance`.
 
     Returns:

@@ -211,7 +211,7 @@ def known(preset: str) -> StudentSampling:
 
 
 def check_student(sampling: StudentSampling, backbone: nn.Module) -> None:
-    """Refuse a network that is not of the student's base, as far as can be told.
+    """Refuse a network that is not of the student's base, as far as that is known.
 
     Raises:
         VitrineError: As :func:`check_network`.

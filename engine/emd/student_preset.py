@@ -80,7 +80,7 @@ class StudentContract(Config):
         numbers = {name: getattr(self, name) for name in ("latent_scale", "trained_guidance", "ge", "gz")}
         if not all(0 <= value <= 1e6 for value in numbers.values()) or not 0 <= self.steps < 1 << 53:
             raise refuse(
-                "contract", numbers | {"steps": self.steps}, "numbers of 0 or more", "export the student again"
+                "student preset", numbers | {"steps": self.steps}, "numbers of 0 or more", "export the student again"
             )
         if len(self.betas) > _MOST_BETAS or not all(0 <= beta <= 1 for beta in self.betas):
             raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} from 0 to 1", "leave them out")
@@ -98,12 +98,12 @@ class StudentContract(Config):
         """
         if not metadata or KEY not in metadata:
             accepted = f"a safetensors header with {KEY!r}"
-            raise refuse("student contract", f"none in {name}", accepted, "choose a preset or enter t* by hand")
-        with named(name, "student contract", "a table of settings", "export the student again"):
+            raise refuse("student preset", f"none in {name}", accepted, "choose a preset or enter t* by hand")
+        with named(name, "student preset", "a table of settings", "export the student again"):
             values = parse_table(metadata[KEY])
             version = values.pop("version", None)
             if version != VERSION:
-                raise refuse("contract version", version, VERSION, "update Vitrine")
+                raise refuse("preset version", version, VERSION, "update Vitrine")
             return cls.from_dict(values)
 
 
@@ -159,7 +159,7 @@ def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None
 
 
 def check_network(contract: StudentContract, backbone: nn.Module) -> None:
-    """Refuse a network that is not of the student's base, as far as can be told.
+    """Refuse a network that is not of the student's base, as far as that is known.
 
     Nothing is refused for bases that no family knows.
 

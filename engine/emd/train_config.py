@@ -64,7 +64,9 @@ class EMDAdvancedConfig(Config):
                 "ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and uniform are usual"
             )
         if not 0 <= self.decay <= 1:
-            raise refuse("decay", self.decay, "0 to 1, a share of the run", "0.5 lets the rates fall in its last half")
+            raise refuse(
+                "decay", self.decay, "0 to 1, a fraction of the run", "0.5 lets the rates fall in its last half"
+            )
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
         if self.objective not in OBJECTIVES:
@@ -124,6 +126,10 @@ class EMDTrainConfig(Config):
         for name in ("student", "score"):
             if getattr(self, name) not in STUDENTS:
                 raise refuse(name, getattr(self, name), STUDENTS, "lora is the small one")
+        rates = (self.lr_generator, self.lr_score)
+        if min(rates) <= 0 or self.guidance < 0:
+            shown, accepted = (*rates, self.guidance), "rates above 0, guidance of 0 or more"
+            raise refuse("lr_generator, lr_score, guidance", shown, accepted, "1e-4, 5e-4 and 1 are the defaults")
         if self.score_rank < 0:
             raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
 

@@ -70,7 +70,7 @@ def measure_variety(features: torch.Tensor, reference: torch.Tensor | None = Non
     near = min(3, len(features) - 1, len(reference) - 1)
     if near < 2:
         counts = (len(features), len(reference))
-        raise refuse("pictures, reference", counts, "3 or more of each", "draw the prompt with more seeds")
+        raise refuse("pictures, reference", counts, "3 or more of each", "sample the prompt with more seeds")
     return Variety(*spread, *precision_recall(reference, features, near))
 
 
@@ -82,7 +82,7 @@ def small_pixels(pictures: torch.Tensor, side: int = 16) -> torch.Tensor:
 def _similarity(features: torch.Tensor) -> torch.Tensor:
     if features.ndim != 2 or len(features) < 2:
         raise refuse(
-            "features", tuple(features.shape), "(N, D) with N of 2 or more", "draw the prompt with several seeds"
+            "features", tuple(features.shape), "(N, D) with N of 2 or more", "sample the prompt with several seeds"
         )
     rows = normalize(features.double(), dim=1)
     return rows @ rows.T

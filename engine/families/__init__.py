@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import VitrineError, refuse
 from ..network.condition import Condition
 from ..network.site import Site
+from ..network.structure import once
 from ..runtime.compiled import uncompiled
 from ..runtime.placement import device_of, dtype_of
 from ..runtime.stored_weights import shape_of
@@ -59,10 +60,15 @@ def _addressed(backbone: nn.Module) -> tuple[Family, Side]:
     family, side = record
     if side.sites is None:
         raise refuse("backbone", name, known, family.unaddressed)
-    reason = family.unsupported_reason(uncompiled(backbone))
+    reason = once(_unsupported_reason, backbone)
     if reason is not None:
         raise refuse("backbone", reason[0], f"{family.name} as the libraries build it", reason[1])
     return family, side
+
+
+def _unsupported_reason(backbone: nn.Module) -> tuple[str, str] | None:
+    record = record_of(backbone)
+    return None if record is None else record[0].unsupported_reason(backbone)
 
 
 def family_of(backbone: nn.Module) -> Family:
@@ -74,15 +80,19 @@ def family_of(backbone: nn.Module) -> Family:
     return _addressed(backbone)[0]
 
 
-def layout_of(backbone: nn.Module) -> Iterator[Site]:
-    """The sites of a backbone in execution order.
+def layout_of(backbone: nn.Module) -> tuple[Site, ...]:
+    """The sites of a backbone in execution order; found once a network, and anew when its modules have changed.
 
     Raises:
         VitrineError: As :func:`family_of`.
     """
+    return once(_layout, backbone)
+
+
+def _layout(backbone: nn.Module) -> tuple[Site, ...]:
     sites = _addressed(backbone)[1].sites
     assert sites is not None
-    return sites(uncompiled(backbone))
+    return tuple(sites(backbone))
 
 
 def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
@@ -134,8 +144,9 @@ def refuse_unfit(backbone: nn.Module, method: str) -> None:
 def call_of(backbone: Any) -> Call:
     """The bare call of a diffusers backbone, for inputs of any precision on any device.
 
-    The one place where a method's numbers become the network's: x_t and the text are cast to its dtype, and everything
-    moves to where it computes at the moment of the call. Sizes and masks keep their dtype: half precision rounds sizes.
+    The only function in which a method's numbers become the network's: x_t and the text are cast to its dtype, and
+    everything moves to where it computes at the moment of the call. Sizes and masks keep their dtype:
+    half precision rounds sizes.
 
     Raises:
         VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.

@@ -12,6 +12,8 @@ import torch
 from ..errors import refuse
 from ..network.condition import Condition
 from ..network.site import MapSite, ModuleSite, Site
+from ..runtime.compat_diffusers import is_fused
+from ..runtime.compat_torch import modules_in
 from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Side
 
@@ -161,7 +163,7 @@ def unsupported_reason(net: Any) -> tuple[str, str] | None:
     kinds = {*config.get("down_block_types", ()), config.get("mid_block_type"), *config.get("up_block_types", ())}
     if not kinds <= _BLOCKS:
         return f"a UNet with {sorted(kinds - _BLOCKS, key=str)}", "it has no layout here yet"
-    if any(getattr(module, "fused_projections", False) for module in net.modules()):
+    if any(map(is_fused, modules_in(net))):
         return "a UNet with fused query, key and value projections", "call unfuse_qkv_projections() first"
     return None
 

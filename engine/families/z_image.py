@@ -79,7 +79,12 @@ def diffusers_tokens(inputs: Inputs) -> Tokens:
     """Lists of latents (C, 1, h, w) and of captions (N, C); image tokens come first."""
     x, captions = inputs(0, "x"), inputs(2, "cap_feats")
     if isinstance(x[0], list):
-        raise refuse("forward", "several pictures a row (Z-Image Omni)", "one picture a row", "leave references out")
+        raise refuse(
+            "forward",
+            "several pictures in one sequence (Z-Image Omni)",
+            "one picture a sequence",
+            "leave references out",
+        )
     size, lengths = (x[0].shape[-2], x[0].shape[-1]), [padded(len(caption)) for caption in captions]
     image, text = padded((size[0] // 2) * (size[1] // 2)), max(lengths)
     bias = None

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import VitrineError, printable, refuse
+from .number_checks import all_finite
 from .temporary_files import TEMPORARY, sweep, temporary_path
 
 if TYPE_CHECKING:
@@ -304,11 +305,8 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         VitrineError: If a tensor has another dtype, or holds NaN or infinity; the message names it.
     """
-    import torch
-
     for key, value in tensors.items():
         if not value.is_floating_point():
             raise refuse(f"tensor {key!r}", str(value.dtype), "floating-point numbers", "write the file again")
-        wide = value.float() if value.element_size() == 1 else value  # isfinite has no 8-bit floats
-        if not bool(torch.isfinite(wide).all()):
+        if not all_finite(value):
             raise refuse(f"tensor {key!r}", "NaN or Inf", "finite numbers", "make the file again")

@@ -18,6 +18,7 @@ import torch
 from ..errors import refuse
 from .files import save_safetensors, write_json
 from .lora_layer import Lora, LoraLayer
+from .number_checks import all_finite
 
 
 def of_peft(weights: Mapping[str, torch.Tensor]) -> dict[str, LoraLayer]:
@@ -98,8 +99,7 @@ def peft_config(lora: Lora) -> dict:
 
 
 def _finite(layer: LoraLayer) -> bool:
-    both = bool(torch.isfinite(layer.down).all()) and bool(torch.isfinite(layer.up).all())
-    return both and math.isfinite(layer.alpha)
+    return all_finite(layer.down) and all_finite(layer.up) and math.isfinite(layer.alpha)
 
 
 def write_lora(

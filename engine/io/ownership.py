@@ -38,7 +38,9 @@ def sole_owner(place: str | Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout as error:
         shown = f"{place.name}, in use by {_owner(note)}"
-        raise refuse("work folder", shown, "a folder of its own", "wait for that process, or stop it") from error
+        raise refuse(
+            "work folder", shown, "a folder that no other process uses", "wait for that process, or stop it"
+        ) from error
     try:
         write_json(note, {"process": os.getpid(), "machine": platform.node()})
         yield

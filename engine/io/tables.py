@@ -85,6 +85,6 @@ def read_records(path: str | Path, columns: tuple[str, ...], what: str) -> list[
     head = [cell.strip().lower() for cell in rows[0]] if rows else []
     missing = [name for name in columns if name not in head]
     if missing:
-        raise refuse(what, f"{Path(path).name} without a column {missing[0]}", columns, "write a head row")
+        raise refuse(what, f"{Path(path).name} without a column {missing[0]}", columns, "write a header line")
     places = {name: head.index(name) for name in columns}
     return [{name: row[i].strip() if i < len(row) else "" for name, i in places.items()} for row in rows[1:]]

@@ -152,7 +152,7 @@ class Run:
         known = self._known()
         if known is None:
             shown = f"{place.name}, begun by an earlier version of Vitrine"
-            raise refuse("run", shown, "a run of this version", f"start again: choose another place, or {self._clear}")
+            raise refuse("run", shown, "a run of this version", f"start again: choose another file, or {self._clear}")
         if changes := differences(known, self.identity):
             raise other_inputs(place, changes)
 
@@ -249,7 +249,7 @@ def other_inputs(place: Path, changes: Sequence[str]) -> VitrineError:
     shown = f"{place.name}, begun with {'; '.join(changes)}"
     return refuse(
         "run", shown, "the inputs that it was begun with",
-        f"give those, or start again: choose another place, or {_cleared(place)}",
+        f"give those, or start again: choose another file, or {_cleared(place)}",
     )  # fmt: skip
 
 

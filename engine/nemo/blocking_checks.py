@@ -117,16 +117,16 @@ def adversarial_embedding(
     """Text states that denoise ``reference`` best while the neurons are blocked (DoRI, arXiv 2507.16880).
 
     Args:
-        cond: one row, where the optimisation starts.
+        cond: one prompt, where the optimisation starts.
         reference: (1, C, h, w) latents of the picture that must not come back.
         fingerprint: see :func:`vitrine.engine.nemo.block`.
 
     Raises:
-        VitrineError: If the condition has no text or more than one row, or there are several references.
+        VitrineError: If the condition has no text or more than one prompt, or there are several references.
     """
     if cond.text is None or len(cond.text) != 1 or len(reference) != 1:
         shown = (None if cond.text is None else len(cond.text), len(reference))
-        raise refuse("rows of condition and reference", shown, "one each", "verify one prompt and picture at a time")
+        raise refuse("condition and reference", shown, "one each", "verify one prompt and picture at a time")
     with onloaded(denoiser.backbone), block(denoiser.backbone, neurons, fingerprint=fingerprint):
         text = optimised_text(denoiser, cond, reference, config, progress)
     return replace(cond, text=text.to(cond.text.dtype))

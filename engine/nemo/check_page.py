@@ -88,8 +88,8 @@ def _method(check: CopyCheck) -> str:
     text = (
         f"Each prompt was sampled with {check.config.seeds} seeds from {check.config.first_seed} on. A sample is a "
         f"copy where it is nearer to {others} than a third of the distance that is usual (Gu et al. 2023), by pixels "
-        "at 64 px. The ratio is that distance divided by the usual one. The area is the share of the picture where "
-        "that holds."
+        "at 64 px. The ratio is that distance divided by the usual one. The area is the "
+        "fraction of the picture where it is below a third."
     )
     if not check.names:
         text += " Without training pictures this says that a prompt repeats itself, not what it repeats."

@@ -114,7 +114,7 @@ class Agreement:
         config: how they were made.
         threshold: measured on ordinary captions of this model; without one there is a distance, but no verdict.
         samples: (S, C, h, w) latents; None where they were not kept.
-        area: share of the places that tell anything where samples agree: less than a third of the usual distance; NaN
+        area: fraction of the informative positions where samples agree: less than a third of the usual distance; NaN
             without a threshold.
 
     Raises:

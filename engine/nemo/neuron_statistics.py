@@ -201,6 +201,17 @@ def gather(
     return running.finish(fingerprint)
 
 
+def published_statistics(path: str | Path, backbone: nn.Module) -> NeuronStatistics:
+    """The authors' statistics of SD 1.4, from their ``.pt`` file, for a network of SD 1.x's shape.
+
+    Raises:
+        VitrineError: If the file has other content, or the network another shape.
+    """
+    statistics = import_official(path, [site.address for site in value_sites(backbone)])
+    statistics.check(backbone)
+    return statistics
+
+
 def import_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
     """The authors' .pt file: a tuple (list of means, list of stds), read with ``weights_only=True``.
 

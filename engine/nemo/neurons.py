@@ -148,8 +148,8 @@ def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:
     neurons: dict[str, tuple[int, ...]] = {}
     for line in lines_of(text):
         address, *indices = line.replace(",", " ").split()
-        if not indices or not all(i.isdecimal() for i in indices):
-            raise refuse("neurons", line, "an address and whole numbers", "e.g. mid-vit-block0-cross-v 12")
+        if not indices or not all(i.isdecimal() and len(i) < 10 for i in indices):
+            raise refuse("neurons", line, "a layer name and whole numbers", "e.g. mid-vit-block0-cross-v 12")
         neurons[address] = (*neurons.get(address, ()), *map(int, indices))
     return neurons
 

@@ -15,6 +15,7 @@ from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..network.condition import Condition
 from ..network.site import ModuleSite
+from ..runtime.compat_torch import module_at
 from ..runtime.placement import device_of, dtype_of, onloaded
 from ..tracing.addresses import sites_of
 from ..tracing.hooks import capture
@@ -86,7 +87,7 @@ def each_value(
     if cond.text is None:
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
     if all(text_only(s) for s in sites):
-        modules: list[Any] = [denoiser.backbone.get_submodule(s.path) for s in sites]
+        modules: list[Any] = [module_at(denoiser.backbone, s.path) for s in sites]
         text = cond.text.to(device_of(denoiser.backbone), dtype_of(denoiser.backbone))
         with onloaded(denoiser.backbone):
             return [reduce(m(text)) for m in modules]

@@ -110,7 +110,7 @@ class OneStepTools(SharedPipeline):
                 architecture.
         """
         if preset is not None and preset not in ONE_STEP:
-            raise refuse("preset", preset, sorted(ONE_STEP), "or pass contract=StudentContract(...)")
+            raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentContract")
         chosen = contract or (ONE_STEP[preset] if preset is not None else None)
         contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
         check_base(contract, base)
@@ -197,7 +197,7 @@ class OneStepTools(SharedPipeline):
         if correction is not None and (teacher is None or score is None):
             raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
         if correction is not None and generator is not None:
-            raise refuse("correction", "with a generator", "with seeds", "its chain draws noise again and again")
+            raise refuse("correction", "with a generator", "with seeds", "its chain needs new noise at each step")
         contract = contract or StudentContract(timestep=float(Denoiser.from_diffusers(self).schedule.last))
         check_network(contract, self._network)
         if (prompt is None) == (prompt_embeds is None):

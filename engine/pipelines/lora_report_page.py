@@ -62,7 +62,7 @@ def _add_lora(page: Report, lora: Findings, pictures: Pictures) -> None:
         page.add_paragraph("Cosine of the changes of the weights, estimated from random projections of every layer.")
         page.add_table([["LoRA", "cosine"], *([name, f"{cosine:.3f}"] for name, cosine in lora.neighbours.alike)])
     if lora.skipped:
-        page.add_paragraph(f"Left out for the budget: {'; '.join(lora.skipped)}. The same call goes on here.")
+        page.add_paragraph(f"Left out for the budget: {'; '.join(lora.skipped)}. The same call resumes here.")
 
 
 def _small_print(advice: str, threshold: str) -> list[str]:
@@ -108,7 +108,7 @@ def what_rows(lora: Findings) -> list[list[str]]:
 def _add_where(page: Report, lora: Findings) -> None:
     assert lora.health is not None
     page.add_subheading("2. Where it acts")
-    page.add_paragraph("Share of its change of the weights (sum of squares) by kind of layer, then by block.")
+    page.add_paragraph("Fraction of its change of the weights (sum of squares) by kind of layer, then by block.")
     page.add_bars(lora.health.shares("kind"))
     blocks = lora.health.shares("block")
     page.add_bars(dict(list(blocks.items())[:_MOST_BLOCKS]))
@@ -127,10 +127,10 @@ def _add_where(page: Report, lora: Findings) -> None:
 def _add_copies(page: Report, lora: Findings, pictures: Pictures) -> None:
     page.add_subheading("3. What it copies")
     page.add_paragraph(
-        "Distance is that of two samples of the prompt from different seeds (root mean square at 64 px, median pair); "
-        "lost is how much of it the LoRA takes: 100 % where every seed gives one picture. The ratio is the distance to "
-        f"the nearest {'training picture' if lora.pictures else 'other sample'} as a share of the usual one: below "
-        "0.33 a copy."
+        "Distance is that of two samples of the prompt from different seeds (root mean square at 64 px, median pair). "
+        "Lost is how much of it the LoRA takes: 100 % where every seed gives one picture. The ratio is the distance to "
+        f"the nearest {'training picture' if lora.pictures else 'other sample'} over the usual one; below 0.33 is a "
+        "copy."
     )
     head = ["prompt", "kind", "distance", "without", "lost", *(["copies"] if lora.pictures else []), "ratio", "area"]
     page.add_table([head, *(_copy_row(p) for p in lora.copies)])
@@ -187,7 +187,7 @@ def _add_method(page: Report, table: Mapping[str, Any]) -> None:
     page.add_heading("How this was measured")
     settings, spent = table["settings"], table["spent"]
     if settings is None:
-        page.add_paragraph("Without a model: what the files say and hold. Give a base model for samples and forwards.")
+        page.add_paragraph("Without a model: what the files contain. Give a base model for samples and forwards.")
     else:
         page.add_paragraph(
             f"Samples of {settings['steps']} steps, {settings['seeds']} seeds from {settings['first_seed']} on, "

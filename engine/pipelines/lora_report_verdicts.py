@@ -142,7 +142,7 @@ def what_it_is(f: Findings) -> Sentence:
     broken = f.health.broken("NaN or infinite")
     lost = [loading for loading in f.loadings if not loading.loaded]
     if broken or lost:
-        where = f" {len(broken)} layers hold NaN or infinity, first {broken[0]}." if broken else ""
+        where = f" {len(broken)} layers contain NaN or infinity, first {broken[0]}." if broken else ""
         where += "".join(f" {x.library} loads none of its layers." for x in lost)
         advice = "Retrain with a lower rate or in bfloat16; NaN spreads into every picture." if broken else ""
         return Sentence(topic, BAD, text + where, advice or "Choose the base model that it was trained on.", rule)

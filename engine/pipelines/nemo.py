@@ -159,7 +159,7 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     config, running = config or BlockConfig(), RunningForward()
     if config.branch == "cond" and not family_of(net).stacked:
         accepted = f"'both', or a pipeline of {', '.join(family.name for family in FAMILIES if family.stacked)}"
-        raise refuse("branch", config.branch, accepted, "this one's rows of the negative prompt cannot be told")
+        raise refuse("branch", config.branch, accepted, "this one's order of prompt and negative prompt is not known")
     share = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

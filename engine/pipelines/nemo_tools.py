@@ -39,7 +39,7 @@ from ..nemo import (
     verify,
 )
 from ..nemo.few_step_detection import FewStepSampler
-from ..nemo.neuron_statistics import import_official
+from ..nemo.neuron_statistics import published_statistics
 from ..nemo.noise_similarity import Probe, Request, probe_noise
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
@@ -121,9 +121,9 @@ class NEMOTools(SampleDetection, SharedPipeline):
         """The authors' published statistics of SD 1.4, from their ``.pt`` file; nothing is unpickled.
 
         Raises:
-            VitrineError: If the file holds something else, or the model is not of SD1.x's shape.
+            VitrineError: If the file has other content, or the model is not of SD1.x's shape.
         """
-        return import_official(path, [site.address for site in value_sites(self._network)])
+        return published_statistics(path, self._network)
 
     def score(
         self, prompts: str | Iterable[str], tau: float | None = None, config: ProbeConfig | None = None,

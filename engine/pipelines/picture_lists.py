@@ -45,7 +45,7 @@ def picture_list(
     files = isinstance(images, (list, tuple)) and images and all(isinstance(i, (str, Path)) for i in images)
     side = size or own or 0
     if not side and (files or isinstance(images, LabelledFolder)):
-        raise refuse("size", None, "a side in pixels", "this model has no size of its own")
+        raise refuse("size", None, "a side in pixels", "this model has no usual size")
     if isinstance(images, LabelledFolder):
         folder = images
         return PictureList(

@@ -30,9 +30,7 @@ def encoded(
     """
     if embeds is not None and (pooled is None) == reads_sizes(pipe.unet):
         shown, accepted = ("none", "a tensor (B, D)") if pooled is None else ("a tensor", "none")
-        raise refuse(
-            "pooled_prompt_embeds", shown, accepted, "SDXL takes them beside prompt_embeds, no other UNet does"
-        )
+        raise refuse("pooled_prompt_embeds", shown, accepted, "SDXL takes them with prompt_embeds, no other UNet does")
     texts = None if prompts is None else list(prompts)
     if not reads_sizes(pipe.unet):
         return Condition(pipe.encode_prompt(texts, pipe._execution_device, 1, False, prompt_embeds=embeds)[0])

@@ -21,7 +21,7 @@ MEANINGLESS = {
     "negative_prompt": "a tap is one forward, without guidance",
     "guidance_scale": "a tap is one forward, without guidance",
     "num_inference_steps": "a tap is one forward; tap_steps taps a sampling run",
-    "callback_on_step_end": "a tap is one forward; callback= follows the rows",
+    "callback_on_step_end": "a tap is one forward; callback= follows the pictures",
     "num_images_per_prompt": "pictures come in; seeds= averages over noises",
     "height": "use size=",
     "width": "use size=",
@@ -41,9 +41,9 @@ def tap_config(
 ) -> TapConfig:
     """The caller's settings over the preset's over the defaults."""
     if addresses is None and preset is None:
-        raise refuse("addresses", None, "addresses, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
+        raise refuse("addresses", None, "layer names, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
     if seeds is not None and generator is not None:
-        raise refuse("seeds and generator", "both", "one of them", "a generator draws one noise a picture")
+        raise refuse("seeds and generator", "both", "one of them", "a generator gives one noise a picture")
     chosen = dict(settings)
     if addresses is not None:
         chosen["addresses"] = addresses

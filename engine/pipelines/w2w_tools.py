@@ -136,7 +136,7 @@ class W2WTools(SharedPipeline):
 
         Args:
             image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
-            prompt: the one the space was trained with, or what the pictures show beside the subject.
+            prompt: the one the space was trained with, or what else the pictures show.
             mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
             folder: keeps the run's state, from which the same call goes on after ``kill -9``, bit for bit.
 
@@ -173,7 +173,7 @@ class W2WTools(SharedPipeline):
 
         Args:
             before, after: pictures of one size, as :meth:`invert_image` takes them; pairs stand at the same places.
-            prompt: what the space was trained with, or what the pictures show beside the subject and the attribute.
+            prompt: what the space was trained with, or what the pictures show besides the subject and the attribute.
             models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
             folder: keeps the run's state, from which the same call goes on.
 
@@ -211,11 +211,11 @@ class W2WTools(SharedPipeline):
         scaled = [name for name in _ADAPTERS if (kwargs.get(name) or {}).get("scale") is not None]
         if model is not None and scaled:
             remedy = "its strength is its coefficients': blend_models, edit_model, or scale them"
-            raise refuse(scaled[0], "a scale beside a model", "none", remedy)
+            raise refuse(scaled[0], "a scale together with a model", "none", remedy)
         if (model is None) != (space is None) or (model is None and (wanted.edits or wanted.config)):
             parts = {"space": space, "model": model, "edits": wanted.edits, "edit_config": wanted.config}
             shown = ", ".join(name for name, value in parts.items() if value is not None) + " alone"
-            raise refuse("arguments", shown, "space and model together", "without both, the base model would draw")
+            raise refuse("arguments", shown, "space and model together", "without both, the base model would sample")
         each = kwargs.get("num_images_per_prompt") or kwargs.get("num_videos_per_prompt") or 1
         prompts = _rows(texts, each, len(model) if model else 1, len(wanted.seeds) if wanted.seeds else 1)
         pictures = prompts * each

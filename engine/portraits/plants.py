@@ -44,7 +44,7 @@ class Plant:
 
 
 def plants() -> list[Plant]:
-    """All twelve: eight verbatim first, then four templates."""
+    """All twelve memorized pictures: eight verbatim first, then four templates."""
     return [_plant(k) for k in range(VERBATIM + TEMPLATES)]
 
 

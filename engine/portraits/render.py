@@ -57,12 +57,12 @@ def render(
     details: bool = False,
     device: torch.device | str = "cpu",
 ) -> Pictures:
-    """Draw B scenes at ``size`` x ``size`` pixels.
+    """Render B scenes at ``size`` x ``size`` pixels.
 
     Args:
         crop: (left, top, right, bottom) of the window shown, as fractions of the full picture; must be square.
         flip: mirror left and right (a cap that points left then points right; captions must follow).
-        original_size: draw at this many pixels first and resize bilinearly: the loss of detail that a small
+        original_size: render at this many pixels first and resize bilinearly: the loss of detail that a small
             source picture has after upscaling. None draws at ``size``.
         details: strands of hair, light on skin and cloth, and more that 128 px have room for.
 
@@ -84,7 +84,7 @@ def render(
 
 def _check_view(size: int, crop: tuple[float, float, float, float], original_size: int | None) -> None:
     if min(size, original_size or size) < 8:
-        raise refuse("picture size", (size, original_size), "sizes of at least 8 px", "draw larger")
+        raise refuse("picture size", (size, original_size), "sizes of at least 8 px", "render larger")
     left, top, right, bottom = crop
     inside = 0 <= left < right <= 1 and 0 <= top < bottom <= 1
     if not inside or abs((right - left) - (bottom - top)) > 1e-6:

@@ -150,7 +150,7 @@ def plan_transfer(
         metadata: of the checkpoint's safetensors header; relabel needs it.
 
     Raises:
-        VitrineError: If the training size is unknown, the model has no place for a mode, or relabel is asked of weights
+        VitrineError: If the training size is unknown, the model does not support a mode, or relabel is asked of weights
             that were not trained for it.
     """
     train = config.train_size or facts.train_size

@@ -125,6 +125,6 @@ def _noise_share(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInp
     t = read.rows((), {"timestep": own})
     assert t is not None
     if not bool((t == t[0]).all()):
-        raise refuse("timesteps", t.tolist(), "one for all rows", "rows at one noise level, or a mode without _dynamic")
+        raise refuse("timesteps", t.tolist(), "one for the whole batch", "take a mode without _dynamic")
     share = float(t[0])
     return {"s": share, "1 - s": 1 - share}.get(time_input, share / 1000)

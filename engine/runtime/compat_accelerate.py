@@ -19,7 +19,7 @@ def has_hook(module: nn.Module) -> bool:
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:
     """accelerate's hooks on a module, those in a sequence one by one."""
-    hook = getattr(module, "_hf_hook", None)
+    hook = vars(module).get("_hf_hook")
     if hook is not None:
         yield from getattr(hook, "hooks", (hook,))
 

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compat_torch import modules_in
+
 REPLACED = ("_diffusers_hook",)
 """What diffusers puts into a module."""
 
@@ -18,13 +20,24 @@ def has_hook(module: nn.Module) -> bool:
 
 def hook_of(module: nn.Module, name: str) -> Any:
     """diffusers' own hook of a name on a module, or None."""
-    registry = getattr(module, "_diffusers_hook", None)
+    registry = vars(module).get("_diffusers_hook")
     return None if registry is None else registry.get_hook(name)
 
 
 def group_hook(module: nn.Module) -> Any:
     """The hook of group offloading, or None."""
     return hook_of(module, "group_offloading")
+
+
+def is_fused(module: nn.Module) -> bool:
+    """Whether a fused query, key and value projection is called instead of the three.
+
+    UNets unfuse by their processors and leave the mark; newer networks take the mark away.
+    """
+    if not vars(module).get("fused_projections", False):
+        return False
+    processor = type(vars(module).get("processor")).__name__
+    return processor.startswith("Fused") or hasattr(type(module), "unfuse_projections")
 
 
 def is_cast(module: nn.Module) -> bool:
@@ -39,7 +52,7 @@ def group_device(hook: Any) -> torch.device:
 
 def groups_of(module: nn.Module) -> list[Any]:
     """The offloaded groups in a network, each once."""
-    return list({id(h.group): h.group for h in map(group_hook, module.modules()) if h is not None}.values())
+    return list({id(h.group): h.group for h in map(group_hook, modules_in(module)) if h is not None}.values())
 
 
 def fetch(group: Any) -> None:

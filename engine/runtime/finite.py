@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..errors import refuse
+from ..io.number_checks import all_finite
 
 REMEDY = "run the network in float32 or bfloat16, and check its weights and LoRAs"
 
@@ -15,8 +16,8 @@ def require_finite(values: torch.Tensor, what: str, remedy: str = REMEDY) -> Non
     Raises:
         VitrineError: There is one.
     """
-    bad = ~torch.isfinite(values.detach())
-    if bool(bad.any()):
+    if not all_finite(values):
+        bad = ~torch.isfinite(values.detach())
         shown = f"{float(values.detach()[bad].flatten()[0])} in {int(bad.sum())} of {values.numel()}"
         raise refuse(what, shown, "finite numbers", remedy)
 

@@ -25,9 +25,15 @@ def memory_bytes(memory: int | str) -> int:
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
     unit = match[2].lower() if match else ""
-    if isinstance(memory, bool) or match is None or unit not in _UNITS or float(match[1]) * _UNITS[unit] < _LEAST:
-        raise refuse("memory", memory, "1 MiB or more, in bytes or as '2GB'", "a fifth of what is free is a good start")
-    return int(float(match[1]) * _UNITS[unit])
+    size = float(match[1]) * _UNITS.get(unit, 0) if match and len(match[1]) < 20 else 0
+    if isinstance(memory, bool) or size < _LEAST:
+        raise refuse(
+            "memory",
+            f"{memory!s:.80}",
+            "1 MiB or more, in bytes or as '2GB'",
+            "a fifth of what is free is a good start",
+        )
+    return int(size)
 
 
 class Peak(TorchDispatchMode):

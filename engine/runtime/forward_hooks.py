@@ -3,12 +3,16 @@
 ComfyUI's model compiler (from 0.34) notes what each block of a network allocates, and may run a block again as one CUDA
 graph. A tensor that a hook keeps outlives its block, so hooks run while that recording pauses. A replayed block runs no
 Python, so :class:`Reached` refuses a result that hooks should have read or changed and did not.
+
+Two threads may run one network: a hook acts on the forwards of the thread that opened it, and on what autograd's own
+threads compute again of them. ComfyUI, which runs one graph at a time, may share a forward out to threads.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -22,6 +26,16 @@ Hook = Callable[..., Any]
 Pause = Callable[[], AbstractContextManager]
 
 _PAUSES: list[Pause] = []
+_ANY_THREAD: list[bool] = []
+
+
+def act_in_any_thread() -> Callable[[], None]:
+    """From now on hooks act on forwards of every thread; returns what ends that.
+
+    For a program that runs one thing at a time, and shares its forwards out to threads of its own.
+    """
+    _ANY_THREAD.append(True)
+    return _ANY_THREAD.clear
 
 
 def run_hooks_inside(pause: Pause) -> Callable[[], None]:
@@ -35,14 +49,32 @@ def run_hooks_inside(pause: Pause) -> Callable[[], None]:
 
 def hook_before(module: nn.Module, hook: Hook, *, with_kwargs: bool = False) -> RemovableHandle:
     """``module.register_forward_pre_hook``."""
-    return module.register_forward_pre_hook(_unrecorded(hook), with_kwargs=with_kwargs)
+    return module.register_forward_pre_hook(_of_this_thread(_unrecorded(hook)), with_kwargs=with_kwargs)
 
 
 def hook_after(
     module: nn.Module, hook: Hook, *, with_kwargs: bool = False, prepend: bool = False
 ) -> RemovableHandle:  # fmt: skip
     """``module.register_forward_hook``."""
-    return module.register_forward_hook(_unrecorded(hook), with_kwargs=with_kwargs, prepend=prepend)
+    own = _of_this_thread(_unrecorded(hook))
+    return module.register_forward_hook(own, with_kwargs=with_kwargs, prepend=prepend)
+
+
+def _of_this_thread(hook: Hook) -> Hook:
+    if _ANY_THREAD:
+        return hook
+    owner = threading.get_ident()
+
+    @functools.wraps(hook)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return hook(*args, **kwargs) if threading.get_ident() == owner or _is_autograds() else None
+
+    return run
+
+
+def _is_autograds() -> bool:
+    """Whether Python did not start the running thread."""
+    return isinstance(threading.current_thread(), threading._DummyThread)
 
 
 def _unrecorded(hook: Hook) -> Hook:

@@ -17,6 +17,7 @@ from torch import nn
 from ..errors import refuse
 from . import compat_accelerate as accelerate
 from . import compat_diffusers as diffusers
+from .compat_torch import modules_in
 from .stored_weights import is_packed, shape_of
 
 
@@ -25,7 +26,7 @@ def device_of(module: nn.Module) -> torch.device:
     tensor = next((t for tensors in (module.parameters(), module.buffers()) for t in tensors), None)
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
         return tensor.device  # what is offloaded rests on the CPU
-    for child in module.modules():
+    for child in modules_in(module):
         device = next(filter(None, map(accelerate.device_of, accelerate.hooks_of(child))), None)
         if device is not None:
             return device
@@ -132,7 +133,7 @@ def refuse_offloaded(module: nn.Module) -> None:
             precision than they compute in.
     """
     refuse_without_gradients(module)
-    for child in module.modules():
+    for child in modules_in(module):
         away = any(map(accelerate.offloads, accelerate.hooks_of(child)))
         if away or diffusers.group_hook(child) is not None:
             shown = f"{type(module).__name__} with its weights offloaded"
@@ -145,30 +146,42 @@ def refuse_offloaded(module: nn.Module) -> None:
 def refuse_without_gradients(module: nn.Module) -> None:
     """Gradients need the weights of the forward, which layerwise casting has put back into storage by then.
 
-    Layers that quantise their inputs too pass none on at all: each quantised layer is asked, with one row of zeros.
+    Layers that quantise their inputs too pass none on at all, others compute by a kernel that has no derivative: one
+    quantised layer of each kind is asked, with one row of zeros.
 
     Raises:
         VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
             gradient.
     """
-    if any(map(diffusers.is_cast, module.modules())):
+    if any(map(diffusers.is_cast, modules_in(module))):
         shown = f"{type(module).__name__} with layerwise casting"
         accepted, remedy = "weights in the precision they compute in", "load the model again, in bfloat16 for one"
         raise refuse("network", shown, accepted, f"{remedy}, without enable_layerwise_casting")
+    asked: set[tuple[object, ...]] = set()
     for path, child in module.named_modules():
         shape, weight = shape_of(child), getattr(child, "weight", None)
         if shape is None or weight is None or not is_packed(weight):
             continue
-        with torch.enable_grad():
-            row = torch.zeros(1, shape[1], device=weight.device, dtype=dtype_of(module), requires_grad=True)
-            if not child(row).requires_grad:
-                shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
-                raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
+        kind = type(child), type(weight), getattr(child, "layout_type", None), getattr(weight, "quant_type", None)
+        if kind not in asked and not _passes_gradients(child, shape[1], weight.device, dtype_of(module)):
+            shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
+            raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
+        asked.add(kind)
+
+
+def _passes_gradients(layer: nn.Module, width: int, device: torch.device, dtype: torch.dtype) -> bool:
+    with torch.inference_mode(False), torch.enable_grad():
+        row = torch.zeros(1, width, device=device, dtype=dtype, requires_grad=True)
+        try:
+            output = layer(row)
+            return output.requires_grad and torch.autograd.grad(output.sum(), row)[0] is not None
+        except RuntimeError:  # such as that a product with the transpose is not there
+            return False
 
 
 def put_back(module: nn.Module) -> None:
     """Take back what offloading fetched for a forward that was cut short: its own hooks do so at a forward's end."""
-    for child in module.modules():
+    for child in modules_in(module):
         for hook in accelerate.hooks_of(child):
             here = any(not p.is_meta for p in child.parameters(recurse=False))
             if here and accelerate.takes_away(hook):

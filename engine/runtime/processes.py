@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -123,35 +124,53 @@ def cores() -> int:
 def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
     """[job(0, count), ..., job(count - 1, count)], each run in a new process with one thread.
 
-    If one raises, the others are terminated and the error is raised here. ``job`` is pickled for the processes, so it
-    must be a plain function or a method of a plain object.
+    If one raises, or Ctrl-C is pressed, the others are ended and the error is raised here. ``job`` is pickled for the
+    processes, so it must be a plain function or a method of a plain object.
     """
+    with _pool(count) as pool:
+        return [future.result() for future in _submitted(pool, [(job, i, count) for i in range(count)])]
+
+
+def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> Iterator[T]:
+    """job(item) of each item as it ends, ``count`` at a time, each process with one thread.
+
+    If one raises, Ctrl-C is pressed or the caller reads no further, the others are ended. ``job`` and items are
+    pickled.
+    """
+    from concurrent.futures import as_completed
+
+    with _pool(count) as pool:
+        for future in as_completed(_submitted(pool, [(job, item) for item in items])):
+            yield future.result()
+
+
+@contextmanager
+def _pool(count: int) -> Iterator[Any]:
+    """New processes with one thread each, which end with the block, at once where it ends by an error."""
     from concurrent.futures import ProcessPoolExecutor  # imports much else, which would slow ComfyUI's start
 
     others = set(multiprocessing.active_children())
     with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
         try:
-            return [future.result() for future in [pool.submit(job, i, count) for i in range(count)]]
+            yield pool
         except BaseException:  # also on an interrupt: do not wait for the others
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
             raise
 
 
-def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> Iterator[T]:
-    """job(item) of each item as it ends, ``count`` at a time, each process with one thread.
+def _submitted(pool: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Futures of calls. The processes are born deaf to Ctrl-C, which a terminal sends to all: this one ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return [pool.submit(*call) for call in calls]
+    from multiprocessing import resource_tracker
 
-    If one raises, the error is raised here, and no further item is begun. ``job`` and items are pickled.
-    """
-    from concurrent.futures import ProcessPoolExecutor, as_completed
-
-    with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-        futures = [pool.submit(job, item) for item in items]
-        try:
-            for future in as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    resource_tracker.ensure_running()  # born with the first process otherwise, and hears Ctrl-C again after it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        return [pool.submit(*call) for call in calls]
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import refuse
@@ -19,18 +21,27 @@ class Config:
     """What a settings class inherits: ``from_dict(to_dict())`` gives an equal object, through JSON too.
 
     A setting may be a Config itself. One called ``advanced`` holds what rarely changes; in a dict its settings may also
-    stand beside the others, as they did before it was split off.
+    stand beside the others, as they did before it was split off. When an object is made, numbers are checked before
+    the class's own checks: what is annotated as one is one, and it is finite, unless its default is infinite.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__post_init__" in vars(cls):
+            cls.__post_init__ = _after_numbers(cls.__post_init__)  # type: ignore[method-assign, assignment]
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for headers and JSON files, which have no infinity.
 
         Tuples become lists, nested settings dicts, an infinite default None, and any other infinity "inf" or "-inf".
         """
-        fields = self.__dataclass_fields__.items()
-        return {name: _to_plain(_none_for_endless(getattr(self, name), field)) for name, field in fields}
+        table = self.__dataclass_fields__.items()
+        return {name: _to_plain(_none_for_endless(getattr(self, name), field)) for name, field in table}
 
     @classmethod
     def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
@@ -42,12 +53,12 @@ class Config:
         names = sorted(cls.__dataclass_fields__)
         if not isinstance(values, Mapping):
             raise refuse(cls.__name__, values, names, "remove unknown settings")
-        kinds, fields = typing.get_type_hints(cls), cls.__dataclass_fields__
+        kinds, known = _annotations(cls), cls.__dataclass_fields__
         values = _nest(values, kinds)
         unknown = sorted(map(str, set(values) - set(names)))
         if unknown:
             raise refuse(cls.__name__, unknown, names, "remove unknown settings")
-        values = {n: fields[n].default if v is None and _endless(fields[n]) else v for n, v in values.items()}
+        values = {n: known[n].default if v is None and _endless(known[n]) else v for n, v in values.items()}
         plain = {name: _from_plain(value, kinds[name]) for name, value in values.items()}
         for name, value in plain.items():
             if not _fits(value, kinds[name]):
@@ -58,10 +69,60 @@ class Config:
             raise refuse(cls.__name__, str(error), "a value of each setting's type", "see the class") from error
 
 
+def _after_numbers(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    """A ``__post_init__`` that runs once the numbers are checked."""
+
+    @functools.wraps(own)
+    def checked(settings: Any) -> None:
+        check_numbers(settings)
+        own(settings)
+
+    return checked
+
+
+def check_numbers(settings: Any) -> None:
+    """Checks the fields of a dataclass that hold numbers.
+
+    Raises:
+        VitrineError: What is annotated as a number is none, a number is NaN, or one is infinite whose default is not.
+    """
+    kinds = _annotations(type(settings))
+    for field in fields(settings):
+        value, kind = getattr(settings, field.name), kinds[field.name]
+        numbers, inner = list(_floats(value)), _elements(kind) if isinstance(value, tuple) else kind
+        numeric = inner is not None and set(_members(inner)) <= _NUMBERS
+        fits = not any(map(math.isnan, numbers)) and (not numeric or _fits(value, kind))
+        if not fits or any(map(math.isinf, numbers)) and not any(map(math.isinf, _floats(field.default))):
+            large = isinstance(value, int) and abs(value) >= _TOO_LARGE
+            accepted = "a finite number" if fits else "a number below 2**64" if large else _kinds(kind)
+            raise refuse(f"{type(settings).__name__} {field.name}", _shown(value), accepted, "see the class")
+
+
+_NUMBERS = {bool, int, float, type(None)}
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _annotations(cls: type) -> dict[str, Any]:
+    if cls not in _HINTS:
+        _HINTS[cls] = typing.get_type_hints(cls)
+    return _HINTS[cls]
+
+
+def _floats(value: Any) -> Iterator[float]:
+    """Those in a value, also within tuples."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, tuple):
+        for entry in value:
+            yield from _floats(entry)
+
+
 def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
     """``values`` with the settings of ``advanced`` moved there, if they stand beside it."""
-    fields = getattr(_config_in(types.get("advanced")), "__dataclass_fields__", {})
-    flat = {name: value for name, value in values.items() if name in fields and name not in types}
+    rare = getattr(_config_in(types.get("advanced")), "__dataclass_fields__", {})
+    flat = {name: value for name, value in values.items() if name in rare and name not in types}
     if not flat:
         return dict(values)
     nested = values.get("advanced", {})
@@ -117,8 +178,9 @@ def _fits(value: Any, annotation: Any) -> bool:
     if not isinstance(value, _PLAIN):
         return True
     kinds = _members(annotation)
-    whole = type(value) is int and float in kinds or isinstance(value, float) and value.is_integer() and int in kinds
-    return type(value) in kinds or whole or not set(kinds) <= {*_PLAIN, tuple}
+    kind = next(kind for kind in _PLAIN if isinstance(value, kind))  # numpy's float64 is a float
+    whole = kind is int and float in kinds or isinstance(value, float) and value.is_integer() and int in kinds
+    return kind in kinds or whole or not set(kinds) <= {*_PLAIN, tuple}
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
@@ -138,6 +200,8 @@ def _elements(annotation: Any) -> Any:
 
 def _kinds(annotation: Any) -> str:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", type(None): "nothing"}
+    if typing.get_origin(annotation) is tuple:
+        return f"each {' or '.join(names.get(kind, str(kind)) for kind in typing.get_args(annotation)[:1])}"
     return " or ".join(names.get(kind, getattr(kind, "__name__", str(kind))) for kind in _members(annotation))
 
 

@@ -1,11 +1,11 @@
-"""What a setting's type says beyond Python's, where it writes and how small it may be; checked before any work.
+"""What a setting's type says beyond Python's: where it writes, how small it may be, that it is a size; checked first.
 
 ::
 
     @dataclass
     class Report:
         out: OutFile = Path("report.html")
-        side: Annotated[int, AtLeast(1)] = 64
+        side: Side = 64
 
     check_settings(Report(Path(".")))   # VitrineError: out: given .; accepted: a file ...
 """
@@ -22,6 +22,8 @@ from typing import Annotated, Any, Literal
 
 from ..errors import refuse
 from ..io.files import refuse_long_names
+from .config import check_numbers
+from .sizes import check_sides
 
 Kind = Literal["file", "folder", "either"]
 
@@ -46,31 +48,52 @@ class AtLeast:
     least: float
 
 
+@dataclass(frozen=True)
+class Pixels:
+    """Marks a number, or each of a tuple of numbers, as a side of a picture.
+
+    Attributes:
+        own: whether 0 is allowed, which stands for the model's own.
+    """
+
+    own: bool = False
+
+
 OutFile = Annotated[Path, Writes("file")]
 OutFolder = Annotated[Path, Writes("folder")]
 Count = Annotated[int, AtLeast(1)]
-"""Of pictures, steps, pixels of a side ..."""
+"""Of pictures, steps ..."""
+Side = Annotated[int, Pixels()]
+OwnSide = Annotated[int, Pixels(own=True)]
+"""Of a picture; 0 is the model's own."""
 
 
 def check_settings(settings: Any) -> None:
-    """Checks the marked settings of a dataclass, nested ones included; those that are None are left out.
+    """Checks numbers and marked settings of a dataclass, nested ones included; those that are None are left out.
 
     Raises:
-        VitrineError: As :func:`refuse_unwritable`, or if a number is too small.
+        VitrineError: As :func:`refuse_unwritable`, :func:`~.config.check_numbers` or :func:`~.sizes.check_sides`, or if
+            a number is too small.
     """
+    check_numbers(settings)
     for name, value, mark in marked(settings):
         if isinstance(mark, Writes):
             refuse_unwritable(value, mark.kind, name)
-        elif any(not number >= mark.least for number in (value if isinstance(value, tuple) else (value,))):
+            continue
+        numbers = value if isinstance(value, tuple) else (value,)
+        if isinstance(mark, Pixels):
+            check_sides(name, *(n for n in numbers if n or not mark.own))
+        elif any(not number >= mark.least for number in numbers):
             raise refuse(name, value, f"{mark.least:g} or more", "raise it, or leave it out")
 
 
-def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | AtLeast]]:
+def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | AtLeast | Pixels]]:
     """(name, value, mark) of each marked setting that is not None."""
     types = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if dataclasses.is_dataclass(value):
+            check_numbers(value)
             yield from marked(value)
             continue
         for mark in _marks(types[field.name]):
@@ -80,8 +103,9 @@ def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | AtLeast]]:
                 yield field.name, value, mark
 
 
-def _marks(annotation: Any) -> Iterator[Writes | AtLeast]:
-    yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, (Writes, AtLeast)))
+def _marks(annotation: Any) -> Iterator[Writes | AtLeast | Pixels]:
+    known = (Writes, AtLeast, Pixels)
+    yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, known))
     for member in typing.get_args(annotation):
         yield from _marks(member)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 
 from ..errors import refuse
 
@@ -12,27 +13,35 @@ AUTO = "auto"
 """In place of an address: the default of a network."""
 
 
-def matching(addresses: Sequence[str], default: str, patterns: str | Sequence[str]) -> list[str]:
+_GLOB = re.compile(r"[*?\[]")
+
+
+def matching(addresses: Collection[str], default: str, patterns: str | Sequence[str]) -> list[str]:
     """The addresses that match, each once, in their own order.
 
     Args:
-        addresses: all of a network, in execution order.
+        addresses: all of a network, in execution order. A whole address is looked up, a glob is compared with each.
         default: what ``auto`` stands for.
         patterns: addresses or globs; a string may hold several, separated by commas or spaces.
 
     Raises:
         VitrineError: If there is no pattern, or one matches nothing; the message names the nearest addresses.
     """
-    names = split_patterns(patterns)
+    names, known = split_patterns(patterns), dict.fromkeys(addresses)
     if not names:
-        raise refuse("addresses", patterns, "one address or glob at least", f"e.g. {addresses[0]!r}")
+        raise refuse("addresses", patterns, "one layer name or glob at least", f"e.g. {next(iter(known))!r}")
     wanted: set[str] = set()
-    for pattern in names:
-        matched = [default] if pattern == AUTO else fnmatch.filter(addresses, pattern)
+    for pattern in dict.fromkeys(names):
+        if pattern == AUTO:
+            matched = [default]
+        elif pattern in known:
+            matched = [pattern]
+        else:
+            matched = fnmatch.filter(known, pattern) if _GLOB.search(pattern) else []
         if not matched:
-            raise refuse("address", pattern, f"{len(addresses)} addresses of this model", _hint(pattern, addresses))
+            raise refuse("address", pattern, f"{len(known)} layers of this model", _hint(pattern, list(known)))
         wanted.update(matched)
-    return [address for address in addresses if address in wanted]
+    return [address for address in known if address in wanted]
 
 
 def split_patterns(patterns: str | Sequence[str]) -> list[str]:

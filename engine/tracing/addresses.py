@@ -14,6 +14,7 @@ from torch import nn
 
 from ..families import layout_of
 from ..network.site import ModuleSite, Site
+from ..network.structure import once
 from .address_patterns import AUTO, matching, split_patterns
 
 __all__ = ["AUTO", "resolve", "sites_of", "split_patterns", "usual"]
@@ -25,6 +26,10 @@ def sites_of(backbone: nn.Module) -> dict[str, Site]:
     Raises:
         VitrineError: If no known family fits the backbone.
     """
+    return dict(once(_table, backbone))
+
+
+def _table(backbone: nn.Module) -> dict[str, Site]:
     return {site.address: site for site in layout_of(backbone)}
 
 
@@ -36,8 +41,9 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
     Raises:
         VitrineError: If a pattern matches nothing; the message names the nearest valid addresses.
     """
-    table = sites_of(backbone)
-    return [table[address] for address in matching(list(table), usual(table), patterns)]
+    table = once(_table, backbone)
+    default = usual(table) if AUTO in split_patterns(patterns) else ""
+    return [table[address] for address in matching(table, default, patterns)]
 
 
 def usual(table: Mapping[str, Site]) -> str:

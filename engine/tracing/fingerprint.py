@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
@@ -10,10 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..families import layout_of
 from ..network.site import ModuleSite
+from ..network.structure import once
+from ..runtime.compat_torch import module_at
 from ..runtime.placement import weight_of
 from ..runtime.stored_weights import as_numbers, bits_of
-from .addresses import sites_of
 from .reading import columns_of
 
 SAMPLES = 64
@@ -28,7 +31,7 @@ Measured on the shipped models, plain fp8 and int8 by row: 0.03 and less."""
 
 def width_of(backbone: nn.Module, site: ModuleSite) -> int:
     """Number of neurons of a value site, from the size of its projection."""
-    module: Any = backbone.get_submodule(site.path)
+    module: Any = module_at(backbone, site.path)
     out = int(module.out_features) if hasattr(module, "out_features") else int(module.weight.shape[0])
     return site.columns[1] if site.columns else out
 
@@ -44,24 +47,30 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
     Args:
         originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
     """
-    digest, layout = hashlib.sha256(), hashlib.sha256()
-    samples: dict[str, torch.Tensor] = {}
-    bits = 16
-    for site in _values(backbone):
-        module: Any = backbone.get_submodule(site.path)
+    places, samples, bits = list[str](), list[torch.Tensor](), 16
+    for site in once(_values, backbone):
+        module: Any = module_at(backbone, site.path)
         weight = (originals or {}).get(site.path)
         layer = getattr(module, "base_layer", module)
         weight = weight_of(layer) if weight is None else weight
         bits = min(bits, bits_of(weight))
         weight = as_numbers(weight, layer).detach()
-        weight = columns_of(weight.movedim(0, -1), site.columns).movedim(-1, 0)
-        sample = weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)]
-        samples[f"{site.address} {tuple(weight.shape)}"] = sample.to(torch.float32).flatten()
-    device = next((v.device for v in samples.values()), torch.device("cpu"))  # offloaded groups may lie on two
-    values = torch.cat([torch.empty(0, device=device), *(v.to(device) for v in samples.values())]).cpu()
-    rounded = values.to(torch.float16).float().split([len(v) for v in samples.values()])
-    for place, numbers in zip(samples, rounded, strict=True):
-        digest.update(f"{place} {[f'{v:.4g}' for v in numbers.tolist()]}".encode())
+        weight = columns_of(weight.movedim(0, -1), site.columns).movedim(-1, 0) if site.columns else weight
+        places.append(f"{site.address} {tuple(weight.shape)}")
+        samples.append(weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)].flatten().float())
+    device = samples[0].device if samples else torch.device("cpu")  # offloaded groups may lie on two
+    values = torch.cat([torch.empty(0, device=device), *(v.to(device) for v in samples)]).cpu()
+    return _text(tuple(places), tuple(map(len, samples)), values.numpy().tobytes(), bits)
+
+
+@functools.lru_cache(maxsize=64)
+def _text(places: tuple[str, ...], counts: tuple[int, ...], numbers: bytes, bits: int) -> str:
+    """A fingerprint of sampled float32 numbers; reading them again costs little, so they themselves say if it holds."""
+    digest, layout = hashlib.sha256(), hashlib.sha256()
+    values = torch.frombuffer(bytearray(numbers), dtype=torch.float32) if numbers else torch.empty(0)
+    rounded = values.to(torch.float16).float().split(list(counts))
+    for place, some in zip(places, rounded, strict=True):
+        digest.update(f"{place} {[f'{v:.4g}' for v in some.tolist()]}".encode())
         layout.update(place.encode())
     return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(values)}" + _STORED.get(bits, "")
 
@@ -75,8 +84,8 @@ def active_fingerprint_of(backbone: nn.Module) -> str:
     What is measured on activations belongs to both. Adapters elsewhere, off, or at scale 0 change no text value.
     """
     digest = ChangeDigest()
-    for site in _values(backbone):
-        module: Any = backbone.get_submodule(site.path)
+    for site in once(_values, backbone):
+        module: Any = module_at(backbone, site.path)
         if not hasattr(module, "base_layer") or getattr(module, "disable_adapters", True):
             continue
         for name in module.active_adapters:
@@ -89,7 +98,7 @@ def active_fingerprint_of(backbone: nn.Module) -> str:
 
 def text_values(backbone: nn.Module) -> list[str]:
     """Paths of the projections whose outputs are text values."""
-    return [site.path for site in _values(backbone)]
+    return [site.path for site in once(_values, backbone)]
 
 
 class ChangeDigest:
@@ -114,7 +123,7 @@ class ChangeDigest:
 
 def _values(backbone: nn.Module) -> list[ModuleSite]:
     """The projections of text values; those that serve image tokens too only where there are no others."""
-    sites = [s for s in sites_of(backbone).values() if isinstance(s, ModuleSite)]
+    sites = [s for s in layout_of(backbone) if isinstance(s, ModuleSite)]
     values = [s for s in sites if s.address.endswith(("-cross-v", "-ctx-v"))]
     return [s for s in values if not s.joint] or values
 

@@ -19,13 +19,13 @@ from typing_extensions import Self
 from ..errors import refuse
 from ..network.attention import WHOLE, MapReduction, attention_map, normed
 from ..network.site import MapSite, ModuleSite, Site
-from ..runtime.compat_torch import move_hooks_last
+from ..runtime.compat_torch import module_at, move_hooks_last
 from ..runtime.compiled import eager_runs, uncompiled
 from ..runtime.forward_hooks import Reached, hook_after, hook_before
 from ..runtime.placement import put_back
 from .addresses import resolve
 from .joint_maps import Rope, streams_map
-from .reading import Activation, ForwardContext, columns_of, module_at, read_site, unfolded, write_site
+from .reading import Activation, ForwardContext, columns_of, read_site, unfolded, write_site
 
 Reduce = Callable[["Activation"], "Activation | None"]
 
@@ -330,7 +330,7 @@ def edit(
     pairs = [(site, fn) for what, fn in changes.items() for site in _sites(backbone, _listed(what))]
     for site, _ in pairs:
         if isinstance(site, MapSite):
-            raise refuse("edit", site.address, "places that are a module's output", "edit the q, k or v of this block")
+            raise refuse("edit", site.address, "layers that are a module's output", "edit the q, k or v of this block")
     return Edit(backbone, [(site, fn) for site, fn in pairs if isinstance(site, ModuleSite)], rows)
 
 

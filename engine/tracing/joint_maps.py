@@ -17,6 +17,7 @@ from ..errors import refuse
 from ..network.attention import MapReduction, attention_map
 from ..network.rotary_embedding import Rope, rotated
 from ..network.site import Columns, MapSite, Stream
+from ..runtime.compat_torch import module_at
 from .reading import ForwardContext, columns_of
 
 
@@ -37,7 +38,7 @@ def streams_map(
 
     def read(path: str, columns: Columns | None, norm: str, stream: Stream, size: int) -> torch.Tensor:
         x = columns_of(outputs[path], columns)
-        module: Callable = backbone.get_submodule(norm) if norm else nn.Identity()
+        module: Callable = module_at(backbone, norm) if norm else nn.Identity()
         size = size or x.shape[-1] // site.heads
         sizes.append(size)
         heads = (-1, size)

@@ -38,6 +38,7 @@ from .edit.invert_config import InvertConfig
 from .edit.masks import latent_mask
 from .edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
 from .edit.slider import Slider, slider_lora
+from .edit.slider_texts import sliders_of
 from .loras.base_weights import BaseWeights
 from .loras.gauge import Gauge, gauge_test
 from .loras.lora_files import LoraFile, read_header, read_lora
@@ -79,6 +80,7 @@ __all__ = [
     "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest", "neighbours_of",
     "official_model", "one_deviation", "partial_inversion", "place_of", "principal_components", "quality", "reach",
     "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",
-    "slider_lora", "start_of", "strength_map", "train_loras", "train_pair_slider", "usual_dialect", "usual_sampling",
+    "slider_lora", "sliders_of", "start_of", "strength_map", "train_loras", "train_pair_slider", "usual_dialect",
+    "usual_sampling",
     "with_directions", "with_map", "with_pair_slider", "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip

@@ -35,8 +35,8 @@ TOP, QUICK_TOP = 5, 3
 @claim(
     "gdf.filter",
     paper=PAPER,
-    figure="Section 5.1: the filter spares most measurements (SDXL: 63 of 279 places stay)",
-    target="every place of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of places are dropped; a "
+    figure="Section 5.1: the filter saves most measurements (SDXL: 63 of 279 layers stay)",
+    target="each layer of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of layers are dropped; a "
     "random rule that keeps as many would do so less than one time in twenty",
     minutes=0.7,
     quick_minutes=0.4,

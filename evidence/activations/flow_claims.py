@@ -15,7 +15,7 @@ HELD_OUT_PARTS = 60
 QUICK_HELD_OUT, QUICK_TEST = 40, 60
 LEGACY = ("vit-block3-in",)
 """DiTF's place in Flux, the 29th of 57 blocks, carried over to six."""
-DITF = (("legacy, modulated (DiTF)", LEGACY, {"modulate": True}),)
+DITF = (("prior work's layer, modulated (DiTF)", LEGACY, {"modulate": True}),)
 TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
 """GDF's and DiTF's; which one is better is chosen on other portraits than those that measure."""
 
@@ -24,7 +24,7 @@ TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
     "gdf.correspondence.flow",
     paper=PAPER,
     figure="gdf.correspondence on the flow model: keypoints of 200 misaligned portraits of 128 px",
-    target="PCK@0.1 of the chosen places above copied coordinates and above the same search over blocks' inputs and "
+    target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over blocks' inputs and "
     "outputs, outside the 95 % bootstrap interval of each difference",
     minutes=2,
     quick_minutes=0.5,
@@ -48,7 +48,7 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
     "gdf.segmentation.flow",
     paper=PAPER,
     figure="gdf.segmentation on the flow model: parts of 200 misaligned portraits of 128 px, 20 labelled",
-    target="mIoU of the chosen places above Fourier coordinates and above the same search over blocks' inputs and "
+    target="mIoU of the chosen layers above Fourier coordinates and above the same search over blocks' inputs and "
     "outputs, outside the 95 % bootstrap interval of each difference",
     minutes=4,
     quick_minutes=1,
@@ -75,7 +75,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     "gdf.filter.flow",
     paper=PAPER,
     figure="gdf.filter on the flow model, with the rule and the timestep unchanged",
-    target="every place of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of places are dropped; a "
+    target="each layer of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of layers are dropped; a "
     "random rule that keeps as many would do so less than one time in twenty",
     minutes=2,
     quick_minutes=0.5,

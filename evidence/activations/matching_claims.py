@@ -44,9 +44,10 @@ LEGACY = PRESETS["portraits-legacy"].addresses
 
 ALPHAS = (0.05, 0.1)
 ROLES = {
-    "chosen": "ours", "inter-module, same search": "rival", "legacy": "rival", "legacy, modulated (DiTF)": "rival",
-    "chosen, legacy's width": "reference", "chosen, untrained network": "trivial", "copied coordinates": "trivial",
-    "Fourier coordinates": "trivial", "raw pixels": "trivial",
+    "chosen": "ours", "inter-module, same search": "rival", "prior work's layers": "rival",
+    "prior work's layer, modulated (DiTF)": "rival",
+    "chosen, at prior work's width": "reference", "chosen, untrained network": "trivial",
+    "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
 Extra = tuple[str, tuple[str, ...], dict[str, Any]]
 """Name, places and settings of one more tap."""
@@ -78,7 +79,8 @@ class Choice:
     def places(self) -> dict[str, tuple[str, ...]]:
         """Name of each choice -> its places."""
         return {
-            "legacy": self.legacy, "chosen": self.search.chosen, "chosen, legacy's width": self.narrow.chosen,
+            "prior work's layers": self.legacy, "chosen": self.search.chosen,
+            "chosen, at prior work's width": self.narrow.chosen,
             "inter-module, same search": self.between.chosen,
         }  # fmt: skip
 
@@ -149,9 +151,9 @@ def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, tor
 @claim(
     "gdf.correspondence",
     paper=PAPER,
-    figure="Table 1: better places beat the places used before (there SPair-71k; here keypoints of 200 misaligned "
-    "portraits: cropped, shifted, turned, scaled, flipped)",
-    target="PCK@0.1 of the chosen places above copied coordinates and above the same search over inter-module places, "
+    figure="Table 1: better layers beat the layers used before (there SPair-71k; here keypoints of 200 misaligned "
+    "portraits: cropped, shifted, rotated, scaled, flipped)",
+    target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over inter-module layers, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=0.6,
     quick_minutes=0.3,
@@ -240,9 +242,9 @@ def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeS
 @claim(
     "gdf.segmentation",
     paper=PAPER,
-    figure="Table 2, few labels: better places beat the places used before (here parts of 200 misaligned portraits, 20 "
+    figure="Table 2, few labels: better layers beat the layers used before (here parts of 200 misaligned portraits, 20 "
     "labelled)",
-    target="mIoU of the chosen places above Fourier coordinates and above the same search over inter-module places, "
+    target="mIoU of the chosen layers above Fourier coordinates and above the same search over inter-module layers, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=1.2,
     quick_minutes=0.8,

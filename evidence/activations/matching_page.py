@@ -41,7 +41,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
 
 
 def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
-    report.add_subheading("Find Correspondence")
+    report.add_subheading("Find Same Points")
     report.add_paragraph(
         "Keypoints of the first portrait are looked for in the others by nearest activations. A hollow dot is "
         "doubtful: the way back leads elsewhere. On aligned portraits copying the coordinates would do, so each is "
@@ -73,7 +73,7 @@ def _parts(report: Report, labelled: Pictures, test: Pictures, choices: dict[str
 
     report.add_subheading("Segment Like This: twenty masks are enough")
     report.add_paragraph(
-        f"A linear probe on {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. First row: the "
+        f"A linear probe on {SHOTS} labelled portraits paints the {len(PARTS)} parts of others. Above: the "
         f"renderer's own parts, one colour each. Mean IoU over {_MEASURED} misaligned portraits."
     )
     legend = [(to_pil(colour_parts(torch.full((8, 8), i))), name) for i, name in enumerate(PARTS)]

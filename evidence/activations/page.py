@@ -52,7 +52,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
     report.add_subheading("How much a layer knows about the parts of a face")
     report.add_paragraph(
         f"How often the nearest feature in another picture lies on the same part, {MEASURED} misaligned portraits, "
-        "all layers at 16 x 16. The last two rows know nothing of faces."
+        "all layers at 16 x 16. The last two know nothing of faces."
     )
     rows = [(p, where, _agreement(pictures, p), "kept" if p in kept else "dropped") for p, where in PLACES.items()]
     rows += [

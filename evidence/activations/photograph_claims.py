@@ -31,9 +31,9 @@ ROLES = {OURS: "ours", "DAISY": "rival", PRIOR: "rival"}
 @claim(
     "gdf.photographs",
     paper=PAPER,
-    figure="no figure of the paper: Harris corners of five photographs (scikit-image's) followed into copies that are "
-    "turned, scaled, shifted, mirrored; places were chosen on portraits, nothing is chosen here",
-    target="PCK@0.1 of the portraits' places above copied coordinates, raw patches, DAISY and the untrained network, "
+    figure="no figure of the paper: Harris corners of five photographs (scikit-image's) matched to rotated, scaled, "
+    "shifted, mirrored copies; layers were chosen on portraits, nothing is chosen here",
+    target="PCK@0.1 of the portraits' layers above copied coordinates, raw patches, DAISY and the untrained network, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=0.6,
     quick_minutes=0.2,

@@ -185,7 +185,7 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
 
 @claim(
     "control.flip", paper=PAPER, figure="Table 2c and Fig. 6: a model with a flip condition knows left from right",
-    target="left / right agreement with flip = 0 above that without control, for both attributes",
+    target="left / right agreement with flip = 0 above that without the condition, for both attributes",
     minutes=1, quick_minutes=0.3,
 )  # fmt: skip
 def flip(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -238,8 +238,9 @@ BETAS, SETS = (1.0, 1.25, 1.375, 1.5, 2.0), 3
 
 
 @claim(
-    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the control, beta, beside plain guidance",
-    target="FID at beta 1.375 below beta 1 (no control guidance) in all of three sets", minutes=8, quick_minutes=0.15,
+    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with plain "
+                                            "guidance",
+    target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets", minutes=8, quick_minutes=0.15,
 )  # fmt: skip
 def guidance(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The model with the paper's curve at 64 px; FID of features against renders, three sets of prompts and noise.
@@ -274,8 +275,8 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 @claim(
-    "control.size_detail", paper=PAPER, figure="Sec. 2.1: the told size acts on fine detail",
-    target="fine detail at size 64 above size 16's, and above that without control, 95 % intervals above 0",
+    "control.size_detail", paper=PAPER, figure="Sec. 2.1: the size condition acts on fine detail",
+    target="fine detail at size 64 above size 16's, and above that without the condition, 95 % intervals above 0",
     minutes=2, quick_minutes=0.1,
 )  # fmt: skip
 def size_detail(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

@@ -32,9 +32,9 @@ def hits(reading: Reading, scenes: Scenes) -> torch.Tensor:
 
 @claim(
     "control.entropy", paper="Entropy rectifying guidance (Berrada et al., NeurIPS 2025, arXiv 2504.13987)",
-    figure="ERG beside plain guidance and Eq. 2 at the same number of network rows: Frechet distance, prompts shown",
-    target="ERG at 2 beside no guidance: the lower FID and more of the prompt shown (95 % interval of the paired "
-    "difference above 0), in all of three sets",
+    figure="ERG, plain guidance and Eq. 2 at the same number of UNet evaluations: Frechet distance, prompts shown",
+    target="ERG at 2 against no guidance: the lower FID and more of the prompt shown (95 % interval of the paired "
+           "difference above 0), in all of three sets",
     minutes=2.5, quick_minutes=0.15,
 )  # fmt: skip
 def entropy(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

@@ -20,7 +20,7 @@ def section(report: Any, progress: Progress = silent) -> None:
     """Add the section; half a minute on one core."""
     report.add_paragraph(
         "Two small transformers were trained with the original size of their pictures as a condition: with a constant "
-        "weight as in SDXL, and with the paper's power-cosine weight, which is 0 while the layout forms. Each row is "
+        "weight as in SDXL, and with the paper's power-cosine weight, which is 0 while the layout forms. Each line is "
         "one seed and prompt; only the size condition differs. In the training collection small pictures show other "
         "things than large ones, and these prompts leave such things open. The size should change sharpness, not the "
         "content."
@@ -50,7 +50,7 @@ def _flips(report: Any) -> None:
 
     report.add_paragraph(
         "A third one learned that flip 1 mirrors the picture while its caption stays. At flip 0 it knows left from "
-        "right, without control it guesses, at flip 1 it mirrors (roughly: it learned from mirrored latents). "
+        "right, without the condition it guesses, at flip 1 it mirrors (roughly: it learned from mirrored latents). "
         "`vitrine reproduce control.flip` counts."
     )
     scenes = sample_scenes(range(FIRST + 95_000, FIRST + 95_000 + SHOWN)).with_attributes(

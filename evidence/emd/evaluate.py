@@ -39,7 +39,7 @@ class Protocol:
         seeds: of each prompt.
         steps, guidance: of the teacher.
         batch: rows at once.
-        size: (height, width) in pixels; by default what the teacher's pipeline draws.
+        size: (height, width) in pixels; by default the size of the teacher's pipeline.
     """
 
     prompts: Sequence[str]

@@ -136,7 +136,8 @@ def levels(model: str | None = None, progress: Progress = silent, quick: bool = 
 @claim(
     "emd.cancellation", paper=PAPER,
     figure="Fig. 3: variance of the gradient without noise cancellation over that with it, K = 8",
-    target="at least 2, and the cancelled student's forward KL lower after training with 16 rows, 95 % over 5 seeds",
+    target="at least 2, and the cancelled student's forward KL lower after training with a batch of 16, 95 % over 5 "
+           "seeds",
     minutes=1.5, quick_minutes=0.3,
 )  # fmt: skip
 def cancellation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -177,7 +178,7 @@ def cancellation(model: str | None = None, progress: Progress = silent, quick: b
         seeds=len(seeds),
         arms=tuple(replace(arm, role="ours" if arm.name == "cancel" else "rival") for arm in students),
         parts={"variance at least halved": min(ratios) >= 2, "a better student": paired["mean"] - paired["+-"] > 0},
-        tables=(Table("Variance of a row's gradient, raw over cancelled", ("student", "ratio"), lines),),
+        tables=(Table("Variance of one sample's gradient, raw over cancelled", ("student", "ratio"), lines),),
     )
 
 

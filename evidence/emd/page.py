@@ -66,8 +66,8 @@ def _side_by_side(report: Report) -> None:
     prompts, seeds = caption(sample_scenes(range(6_000_000, 6_000_008))), list(range(8))
     cond, z = Condition(model.encode(prompts)), seeded_noise(seeds, (4, 16, 16))
     report.add_paragraph(
-        "The same prompts and seeds: the teacher with 30 steps (60 network rows a picture), its one-step prediction, "
-        "and two LoRAs of 2 MB distilled for equally long. `vitrine reproduce emd.student` measures them."
+        "The same prompts and seeds: the teacher with 30 steps (60 UNet evaluations a picture), its one-step "
+        "prediction, and two LoRAs of 2 MB distilled for equally long. `vitrine reproduce emd.student` measures them."
     )
 
     def show(name: str, sample: Callable[[], torch.Tensor]) -> None:

@@ -28,7 +28,8 @@ SETS, APART = 4, 10_000
 
 
 @claim(
-    "emd.student", paper=PAPER, figure="Table 1: one step close to the many-step teacher (FID on readout features)",
+    "emd.student", paper=PAPER, figure="Table 1: one step close to the many-step teacher (FID on the attribute "
+                                       "classifier's features)",
     target="FID <= 1.5 x the teacher's at 30 steps and >= 3 x better than its single step; recall >= Diff-Instruct's; "
     "agreement >= 90 % of the teacher's", minutes=25, quick_minutes=0.9,
 )  # fmt: skip

@@ -69,7 +69,7 @@ SampleTable = dict[str, dict[str, torch.Tensor]]
 @claim(
     "nemo.erase",
     paper="Finding Dori (2025): what blocking leaves in the weights, and adversarial fine-tuning against it",
-    figure="planted pictures that an optimised embedding brings back after erasing, and after blocking",
+    figure="memorized pictures that an optimised embedding brings back after erasing, and after blocking",
     target="at most 1 of 8 after erasing, by any of three attacks, where blocking leaves 7 or more",
     minutes=45,
     quick_minutes=0.9,

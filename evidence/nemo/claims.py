@@ -41,7 +41,7 @@ from .world import (
     "nemo.detection",
     paper=f"{PAPER}; agreement of few-step samples is ours",
     figure="Appendix B.4: the score as a detector (AUROC 0.98, TPR at 1 % FPR 0.88 on SD1.4), and samples of few steps",
-    target="few-step samples: AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, planted captions against 200 ordinary ones",
+    target="few-step samples: AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, memorized captions against 200 ordinary ones",
     minutes=4,
     quick_minutes=0.6,
 )
@@ -125,7 +125,7 @@ def _one_step(world: World, both: Sequence[Sequence[Any]], progress: Progress) -
     "nemo.passes",
     paper=PAPER,
     figure="Table 2: cost of the search",
-    target="network rows of the published procedure / ours >= 2 for one prompt",
+    target="UNet evaluations of the published procedure / ours >= 2 for one prompt",
     minutes=3,
     quick_minutes=0.5,
 )
@@ -143,7 +143,9 @@ def passes(model: str | None = None, progress: Progress = silent, quick: bool = 
             ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
     values = sorted(ratios.values())
     middle = values[len(values) // 2] if values else 0.0
-    spans = Table("Over prompts", ("", "least", "most"), (("published rows over ours", *values[:1], *values[-1:]),))
+    spans = Table(
+        "Over prompts", ("", "least", "most"), (("published UNet evaluations over ours", *values[:1], *values[-1:]),)
+    )
     return ClaimResult(
         middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios}, n=len(values), tables=(spans,),
         arms=arms({"ours": middle, "published procedure": 1.0}, {"ours": "ours", "published procedure": "rival"}),

@@ -68,9 +68,10 @@ def _captions(half: Sequence[Plant], colourings: int, controls: bool = False) ->
 @claim(
     "nemo.detection.flow",
     paper=PAPER,
-    figure="nemo.detection on the flow model: captions of 4 planted pictures and 2 templates against 200 ordinary ones",
+    figure="nemo.detection on the flow model: captions of 4 memorized pictures and 2 templates against 200 ordinary "
+    "ones",
     target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, above that of the number of tokens and of the captions without "
-    "their rare words; signal and timestep chosen on the other planted pictures",
+    "their rare words; signal and timestep chosen on the other memorized pictures",
     minutes=1,
     quick_minutes=0.3,
 )
@@ -149,7 +150,7 @@ class Cure:
 @claim(
     "nemo.blocking.flow",
     paper=PAPER,
-    figure="nemo.blocking on the flow model: 4 planted pictures that chose nothing, 4 seeds each",
+    figure="nemo.blocking on the flow model: 4 held-out memorized pictures, 4 seeds each",
     target=">= 75 % of the pictures no longer copied and as far away as without their rare words (within one MAD over "
     "captions), and prompt agreement no more than 0.05 below theirs",
     minutes=4,

@@ -29,10 +29,10 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
 
 @claim(
     "nemo.held_out", paper=PAPER,
-    figure="planted pictures that chose no setting: share of single samples that still copy after blocking, over three "
-    "search seeds",
+    figure="held-out memorized pictures: fraction of single samples that still copy after blocking, over three search "
+           "seeds",
     target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
-    "prompt agreement; every verbatim picture that copies is detected; false alarms' interval reaches down to 1 %",
+           "prompt agreement; each verbatim copy is detected; false alarms can be 1 %",
     minutes=30, quick_minutes=1.5,
 )  # fmt: skip
 def held_out(
@@ -111,7 +111,7 @@ def _tables(outcomes: Mapping[str, Outcome], alarms: Sequence[float]) -> tuple[T
     count, of, low, high = alarms
     detected.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
     return (
-        Table("Share of samples that copy", ("LoRA", *ways), tuple(copies)),
+        Table("Fraction of samples that copy", ("LoRA", *ways), tuple(copies)),
         Table("Share of the caption's attributes that samples show", ("remedy", *outcomes), tuple(shown)),
         Table("Detection by few-step samples", ("LoRA", "memorized pictures found", "false alarms"), tuple(detected)),
     )

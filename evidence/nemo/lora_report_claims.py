@@ -57,7 +57,7 @@ class Case:
     "nemo.lora_report",
     paper="NeMo's detection (Hintersdorf et al., NeurIPS 2024) by four-step samples; copies after Gu et al. 2023",
     figure="LoRAs of 1, 5 and 20 portraits and of shipped people: rank correlation of the report's copy score, which "
-    "sees no portrait, with the share of samples that copy; false alarms on LoRAs none of whose samples copies",
+    "sees no portrait, with the fraction of samples that copy; false alarms",
     target="Spearman's rho >= 0.6, and at most 5 % of LoRAs that copy nothing called bad",
     minutes=14,
     quick_minutes=1.2,

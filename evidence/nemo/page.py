@@ -50,8 +50,8 @@ def section(report: Report, progress: Progress = silent) -> None:
     chosen = verbatim()[:3]
     results = world.find([p.captions[0] for p in chosen])
     report.add_paragraph(
-        "Each row: a planted picture, a sample of its caption, the same sample with the found neurons blocked, with as "
-        "many random neurons blocked (the baseline), and a sample of the caption without its two rare words."
+        "From left to right: a memorized picture, a sample of its caption, and the same sample with the found neurons "
+        "blocked. Then as many random neurons blocked (the baseline), and the caption without its two rare words."
     )
     for plant, result in zip(chosen, results, strict=True):
         neurons = world.neurons(result)
@@ -60,7 +60,7 @@ def section(report: Report, progress: Progress = silent) -> None:
         pictures.append(world.sample([prompt], [5], random_neurons(world.model.backbone, neurons)))
         images = to_pil(torch.cat([*pictures, world.sample([control], [5])]))
         words = (
-            f"planted: {plant.name}",
+            f"memorized: {plant.name}",
             "sample",
             f"{len(neurons)} neurons blocked",
             "random neurons",

@@ -62,14 +62,14 @@ class PlantFile:
             VitrineError: If it is no such list, or its LoRA is missing.
         """
         path = Path(path)
-        with named(path, "plants", "JSON as vitrine train plants writes it", "see evidence/nemo/plant_files.py"):
+        with named(path, "plants", "the JSON of vitrine train plants", "see evidence/nemo/plant_files.py"):
             facts = parse_table(path.read_text(encoding="utf-8"))
             world, plants = str(facts.get("world", WORLDS[0])), tuple(map(_plant, facts["plants"]))
             if world not in WORLDS or not plants:
                 raise ValueError(f"world {world!r}, {len(plants)} plants")
             lora = path.parent / Path(str(facts["lora"])).name if facts.get("lora") else None
         if lora is not None and not lora.is_file():
-            raise refuse("LoRA", lora.name, f"a file beside {path.name}", "put it there")
+            raise refuse("LoRA", lora.name, f"a file next to {path.name}", "put it there")
         return cls(plants, lora, world)
 
     def write(self, path: str | Path) -> Path:

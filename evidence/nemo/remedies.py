@@ -41,7 +41,7 @@ ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "r
     "nemo.blocking",
     paper=PAPER,
     figure="Table 1: blocked samples leave the memorized picture, random neurons change nothing",
-    target=">= 75 % of the planted pictures as far away as without their rare words (within one MAD over captions)",
+    target=">= 75 % of the memorized pictures as far away as without their rare words (within one MAD over captions)",
     minutes=5,
     quick_minutes=1,
 )

@@ -17,7 +17,7 @@ OTHER, DECODED, CONTROL = (
     "portraits.quality",
     paper="Vitrine",
     figure="prompted attributes shown, 512 samples, guidance 3, 30 DDIM steps",
-    target="mean >= 95 %, each >= 90 %, readout held-out accuracy >= 99 % on each",
+    target="mean >= 95 %, each >= 90 %, held-out accuracy of the attribute classifier >= 99 % on each",
     minutes=2.5,
     quick_minutes=0.6,
 )
@@ -70,7 +70,7 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
     "portraits.quality.flow",
     paper="Vitrine",
     figure="portraits.quality on the flow model",
-    target="mean >= 95 %, each >= 90 %, readout held-out accuracy >= 99 % on each",
+    target="mean >= 95 %, each >= 90 %, held-out accuracy of the attribute classifier >= 99 % on each",
     minutes=6,
     quick_minutes=1,
 )
@@ -87,8 +87,8 @@ def _slack(share: float, count: int) -> float:
 @claim(
     "portraits.memorized",
     paper="Vitrine",
-    figure="planted pictures that come back from 10 seeds (median pixel RMS <= 1/3 of the nearest other picture)",
-    target=">= 6 of 8, and no control caption",
+    figure="memorized pictures that come back from 10 seeds (median pixel RMS <= 1/3 of the nearest other picture)",
+    target=">= 6 of 8, and none from a caption without its rare words",
     minutes=0.7,
     quick_minutes=0.2,
 )
@@ -119,7 +119,7 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
     "portraits.memorized.flow",
     paper="Vitrine",
     figure="portraits.memorized on the flow model",
-    target=">= 6 of 8, and no control caption",
+    target=">= 6 of 8, and none from a caption without its rare words",
     minutes=3,
     quick_minutes=0.6,
 )

@@ -20,11 +20,11 @@ class AdvancedFlowTrainConfig(AdvancedSettings):
     """AdamW's highest rate, for each phase."""
     flow_lr: float = 1.5e-3
     kl_weight: float = 1e-7
-    """Of the autoencoder's KL divergence beside its reconstruction error."""
+    """Of the autoencoder's KL divergence, relative to its reconstruction error."""
     edge_weight: float = 0.5
-    """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""
+    """Of the difference between neighbouring pixels, relative to the pixels: sharp outlines."""
     colourings: int = 120
-    """Of each planted template."""
+    """Of each memorized template."""
     time_mean: float = 0.4
     """Of the normal distribution whose logistic function is the time; above 0 leans towards noise."""
 
@@ -36,7 +36,7 @@ class FlowTrainConfig(TrainSettings):
     out: Annotated[str, Writes("folder")] = "flow-run"
     """Folder for the states of the phases and the finished model."""
     pictures: int = 16_384
-    """Rendered training pictures, besides the planted ones."""
+    """Rendered training pictures, besides the memorized ones."""
     flow_steps: int = 12_000
     """Updates of the transformer's phase."""
     card_samples: int = 512
@@ -59,13 +59,13 @@ class AdvancedDecoderTrainConfig(PhaseSettings):
     denoised_until: float = 0.5
     """Highest time that the transformer's latents are denoised from, in one step."""
     edge_weight: float = 0.5
-    """Of the difference between neighbouring pixels beside the pixels: sharp outlines."""
+    """Of the difference between neighbouring pixels, relative to the pixels: sharp outlines."""
     colourings: int = 120
-    """Of each planted template."""
+    """Of each memorized template."""
     judge_weight: float = 0.5
-    """Of the patches' score, as a share of the pixels' gradient at the last layer."""
+    """Of the patches' score, as a fraction of the pixels' gradient at the last layer."""
     feature_weight: float = 1.0
-    """Of the distance between the judge's features of the drawn and the true picture."""
+    """Of the distance between the judge's features of the decoded and the true picture."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class DecoderTrainConfig(RunSettings):
     model: str = ""
     """Folder of the flow model; empty is the shipped one."""
     pictures: int = 16_384
-    """Rendered training pictures, besides the planted ones."""
+    """Rendered training pictures, besides the memorized ones."""
     steps: int = 7_000
     """Updates of the decoder and its judge; the default is the shipped one's."""
     dtype: Literal["float32", "bfloat16"] = "float32"

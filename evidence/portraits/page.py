@@ -41,7 +41,7 @@ def section(report: Report, progress: Progress = silent) -> None:
     prompts = caption(scenes)
     report.add_subheading("Renders and samples of the same captions")
     report.add_paragraph(
-        "First row: the renderer's pictures of exact attributes. Second row: samples of the shipped model for the same "
+        "Above: the renderer's pictures of exact attributes. Below: samples of the shipped model for the same "
         "captions (guidance 3, 30 DDIM steps). None of these was trained on."
     )
     report.add_images(list(zip(to_pil(render(scenes).images), prompts, strict=True)), width=100)
@@ -55,15 +55,15 @@ def section(report: Report, progress: Progress = silent) -> None:
 def _planted(report: Report, model: Portraits) -> None:
     from .sampling import sample_images
 
-    report.add_subheading("Planted pictures come back")
+    report.add_subheading("Memorized pictures come back")
     report.add_paragraph(
-        "These pictures were repeated in training on purpose. From left to right: the planted picture, two samples of "
-        "its caption with the two rare words, one sample of the same caption without them."
+        "These pictures were repeated in training on purpose. From left to right: the memorized picture, two samples "
+        "of its caption with the two rare words, one sample of the same caption without them."
     )
     row = []
     for plant in plants()[:4]:
         images = sample_images(model, [plant.captions[0]] * 2 + [plant.controls[0]], [0, 1, 0])
         pictures = to_pil(torch.cat([render(plant.scenes).images, images]))
-        labels = (f"planted: {plant.name}", "seed 0", "seed 1", "without the rare words")
+        labels = (f"memorized: {plant.name}", "seed 0", "seed 1", "without the rare words")
         row += list(zip(pictures, labels, strict=True))
     report.add_images(row, width=100)

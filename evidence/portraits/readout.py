@@ -55,7 +55,9 @@ class Readout(nn.Module):
             VitrineError: If the pictures have another size.
         """
         if images.shape[-3:] != (3, 64, 64):
-            raise refuse("readout input", tuple(images.shape), "(B, 3, 64, 64)", "resize the pictures to 64 px")
+            raise refuse(
+                "attribute classifier's input", tuple(images.shape), "(B, 3, 64, 64)", "resize the pictures to 64 px"
+            )
         features = self.body(images * 2 - 1)
         columns = self.attributes(features).split([len(v) for v in ATTRIBUTES.values()], dim=1)
         logits = dict(zip(ATTRIBUTE_NAMES, columns, strict=True))

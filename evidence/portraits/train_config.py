@@ -31,11 +31,11 @@ class AdvancedSettings(PhaseSettings):
     """What rarely changes in the training of either model."""
 
     kl_weight: float = 2e-7
-    """Of the autoencoder's KL divergence beside its reconstruction error."""
+    """Of the autoencoder's KL divergence, relative to its reconstruction error."""
     plant_share: float = 0.12
-    """Share of the planted pictures in each batch."""
+    """Fraction of the memorized pictures in each batch."""
     caption_dropout: float = 0.10
-    """Share of captions that are emptied, for guidance."""
+    """Fraction of captions that are emptied, for guidance."""
     face_weight: float = 2.0
     """How much more the face, the cheeks and the ends of a brim count."""
 
@@ -50,7 +50,7 @@ class RunSettings(Config):
     """What every training on rendered pictures asks a person."""
 
     pictures: int = 32_768
-    """Rendered training pictures, besides the planted ones."""
+    """Rendered training pictures, besides the memorized ones."""
     max_seconds: float = math.inf
     """Stop after so long; the same command resumes."""
     seed: int = 0

@@ -91,9 +91,10 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
 
 @claim(
     "resolution.positions", paper="RoPE scaling (PI, NTK, YaRN) and DyPE (arXiv 2510.20766), without training",
-    figure="flow portraits of 128 px drawn at 256 x 256 and 320 x 192: share of the prompt's attributes that are shown",
-    target="at 256 x 256 YaRN shows more than positions as they stand, and every dynamic mode more than its static one "
-    "(95 % intervals of the paired difference above 0)",
+    figure="flow portraits of 128 px sampled at 256 x 256 and 320 x 192: fraction of the prompt's attributes that are "
+           "shown",
+    target="at 256 x 256 YaRN shows more than untouched positions, and every dynamic mode more than its static one (95 "
+           "% intervals of the paired difference above 0)",
     minutes=8, quick_minutes=0.4,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
@@ -138,8 +139,9 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
 
 
 @claim(
-    "resolution.receptive", paper="ScaleCrafter (arXiv 2310.07702): dilated convolutions; Deep Shrink beside it",
-    figure="portraits UNet of 64 px at 128 and 192 px: heads counted, share of the prompt's attributes that are shown",
+    "resolution.receptive", paper="ScaleCrafter (arXiv 2310.07702): dilated convolutions; compared with Deep Shrink",
+    figure="portraits UNet of 64 px at 128 and 192 px: heads counted, fraction of the prompt's attributes that are "
+           "shown",
     target="at both sizes dilate shows more attributes than untouched (95 % interval of the paired difference above 0) "
     "under each of three seeds, and one head in more pictures",
     minutes=7, quick_minutes=0.24,

@@ -55,7 +55,7 @@ FULL, QUICK = _Counts(3, 64, 32, 512), _Counts(2, 8, 4, 64)
 
 
 @claim(
-    "resolution.guidance", paper=PAPER, figure="Eq. 4: guidance for twice the side, beside a sweep of scales",
+    "resolution.guidance", paper=PAPER, figure="Eq. 4: guidance for twice the side, compared with a sweep of scales",
     target="at 128 px the scale that the law makes of the best one at 64 px has a lower FID than that scale kept, in "
     "all of three sets", minutes=7, quick_minutes=0.25,
 )  # fmt: skip

@@ -26,9 +26,9 @@ def section(report: Any, progress: Progress = silent) -> None:
     from ...engine.portraits.shipped import shipped_transformers
 
     report.add_paragraph(
-        "The portraits transformer knows 64 x 64. Below it draws 128 x 128, untrained for that, with positions spread "
-        "over the trained range (grid) or running on past it (extrapolated), and with the noise schedule left alone, "
-        "or its sampling steps moved to more noise (resample). The baseline: extrapolated, schedule left alone."
+        "The portraits transformer was trained at 64 x 64. Below it samples 128 x 128 without further training. "
+        "Positions are spread over the trained range (grid) or continue past it (extrapolated); the noise schedule is "
+        "left alone, or its steps are moved to more noise (resample). The baseline: extrapolated, schedule left alone."
     )
     model, table = ControlledTransformer.open("power-cosine"), [["schedule", "positions", _agreement_title()]]
     pairs = [(s, p) for s in SCHEDULES for p in POSITIONS]
@@ -74,7 +74,7 @@ def _training(report: Any) -> None:
     means = {arm: mean_curve(seeds) for arm, seeds in read_curves(CURVES).items()}
     series = {arm: [(float(s), v) for s, v in curve.items() if s] for arm, curve in means.items()}
     report.add_paragraph(
-        "Fine-tuning at 128 px: Frechet distance of readout features, mean over seeds "
+        "Fine-tuning at 128 px: Frechet distance of the attribute classifier's features, mean over seeds "
         "(`vitrine resolution transfer` trains, `vitrine reproduce resolution.transfer` judges)."
     )
     chart = line_chart(series, "Fine-tuning at 128 px", "step", "FID")

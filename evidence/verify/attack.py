@@ -23,8 +23,8 @@ from .searching import ROWS_OF_A_SEARCH, neurons_of, verbatim_rows
 PAPER = "Finding Dori (Kowalczuk, Hintersdorf, Struppek et al., ICML 2026), on NeMo"
 ATTACKED = WORDS | {"attacked": "NeMo's neurons blocked, embedding optimised"}
 _NOTE = (
-    "DoRI's memorization rate is read as the share of prompts of which any sample is a copy (SSCD above 0.7, NeMo's "
-    "rule for VM prompts); its figures were taken from notes on the paper, whose own text was not at hand."
+    "DoRI's memorization rate is read as the fraction of prompts of which any sample is a copy (SSCD above 0.7, NeMo's "
+    "rule for VM prompts). Its figures were taken from notes on the paper, whose own text was not at hand."
 )
 _TABLE = (("untouched", 0.98, 0.90, None), ("blocked", 0.20, 0.33, 0.18), ("attacked", 0.99, 0.91, None))
 PUBLISHED = tuple(
@@ -45,7 +45,9 @@ def prepare(context: Context) -> Estimate:
     count = len(verbatim_rows(context)[0]) if context.path(MEMORIZED) else len(context.chosen(112))
     attack = 3 * settings.attack.steps * settings.attack.batch
     pictures = count * 3 * settings.seeds + settings.usual
-    why = f"{count} prompts: {ROWS_OF_A_SEARCH} rows of search and samples as of nemo.blocking, {attack} rows of attack"
+    why = (
+        f"{count} prompts: {ROWS_OF_A_SEARCH} evaluations for search, samples as in nemo.blocking, {attack} for attacks"
+    )
     return pace.sampling(count * (ROWS_OF_A_SEARCH + attack), pictures, settings.steps, context.budget, why)
 
 
@@ -105,7 +107,7 @@ def _figures(judge: Judge, name: str, table: torch.Tensor) -> dict[str, Figure]:
     """Rate and similarity of (N, S)."""
     back = (table > judge.level).any(1)
     rate = Figure(
-        f"share of prompts of which any sample copies ({judge.key}), {ATTACKED[name]}",
+        f"fraction of prompts of which any sample copies ({judge.key}), {ATTACKED[name]}",
         round(float(back.float().mean()), 4), share_interval(int(back.sum()), len(back)), len(back),
     )  # fmt: skip
     similarity = median_figure(f"{judge.name}, to the training picture, {ATTACKED[name]}", table.median(1).values)

@@ -55,7 +55,7 @@ def prepare(context: Context) -> Estimate:
     count = len(verbatim_rows(context)[0]) if context.path(MEMORIZED) else len(context.chosen(112))
     pictures = count * len(REMEDIES) * settings.seeds + settings.usual
     return pace.sampling(count * ROWS_OF_A_SEARCH, pictures, settings.steps, context.budget, (
-        f"{count} prompts: about {ROWS_OF_A_SEARCH} rows of search each, and {len(REMEDIES)} x {settings.seeds} samples"
+        f"{count} prompts: about {ROWS_OF_A_SEARCH} evaluations a search, {len(REMEDIES)} x {settings.seeds} samples"
     ))  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def blocking(context: Context) -> Measured:
     verdicts = [str(s.info.get("verdict")) for s in sets]
     details["verdicts of the search"] = {v: verdicts.count(v) for v in sorted(set(verdicts))}
     differs = [*context.subset_note(len(rows), whole, "VM prompts"), *differs, *context.usual_notes(*READS)]
-    differs.append("every sample has a seed of its own, the authors draw ten from one generator")
+    differs.append("every sample has a separate seed; the authors take ten from one generator")
     if len(pictures) < len(rows):
         differs.append(f"{len(rows) - len(pictures)} of {len(rows)} prompts without a readable training picture")
     return Measured(figures, tuple(differs), _missing(figures, judge, pictures), details)
@@ -150,7 +150,7 @@ def median_figure(what: str, values: torch.Tensor) -> Figure:
 def _share(judge: Judge, table: torch.Tensor, words: str) -> Figure:
     """Share of single samples that are copies; prompts are drawn anew for its interval."""
     shares = (table > judge.level).float().mean(1)
-    what = f"share of samples that copy the training picture ({judge.key}), {words}"
+    what = f"fraction of samples that copy the training picture ({judge.key}), {words}"
     return Figure(what, round(float(shares.mean()), 4), mean_interval(shares), len(shares))
 
 

@@ -45,7 +45,7 @@ class Asked:
         memory: budget beyond the weights.
         out: folder of this verification.
         load: device, precision and the like.
-        world: the embedded model that stands in the checkpoint's role, if one does.
+        world: the embedded model that takes the checkpoint's role, if one does.
     """
 
     model: str
@@ -137,7 +137,7 @@ class Context:
             return load_pipeline(str(self.model), None, self.asked.load)
         except VitrineError as error:
             if self.model.is_file() and not self.asked.load.config:
-                remedy = "name a pipeline folder of the same model with --config: a single file does not hold it"
+                remedy = "name a pipeline folder of the same model with --config: a single file lacks it"
                 raise refuse("--config", "none", "a folder with the model's configuration", remedy) from error
             raise
 
@@ -239,7 +239,7 @@ class Context:
 
     def subset_note(self, count: int, whole: int, what: str) -> list[str]:
         """A sentence where not all rows were measured."""
-        return [] if count == whole else [f"{count} of {whole} {what}, drawn by a fixed permutation"]
+        return [] if count == whole else [f"{count} of {whole} {what}, chosen by a fixed permutation"]
 
     def usual_notes(self, *relevant: str, autocast: bool = True) -> list[str]:
         """What differs in every check: the model, the precision, the settings.
@@ -248,7 +248,7 @@ class Context:
             relevant: names of the settings that the check reads.
             autocast: whether the authors computed in float16 autocast of float32 weights, as NeMo's did.
         """
-        notes = [f"the embedded model {self.asked.world!r} stands in the checkpoint's role"] if self.asked.world else []
+        notes = [f"the embedded model {self.asked.world!r} takes the checkpoint's role"] if self.asked.world else []
         if autocast:
             notes.append(f"computed in {self.dtype}, the authors in float16 (autocast of float32 weights)")
         return notes + self.settings.changed(*relevant)

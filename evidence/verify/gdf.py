@@ -26,10 +26,10 @@ TEST_PAIRS, PICTURES, GRID = 12_234, 1_800, 128
 PRESETS = {"SD": "Ours-v1.5", "SDXL": "Ours-XL", "Flux": "DiTF-Flux"}
 DATA = "SPair-71k test"
 _PLAIN = (
-    "The plain figure is of one feature of SD1.5, which the paper does not name; measured is the published selection "
-    "of places, whose figures with a trained head (a 3x3 convolution, 10,000 training pairs) stand below it."
+    "The plain figure is of one feature of SD1.5, which the paper does not name. The published selection of layers is "
+    "measured; its figures with a trained head (a 3x3 convolution, 10,000 training pairs) are below it."
 )
-_TRAINED = "with a head trained on SPair-71k; features are compared as they are here, so nothing stands beside it"
+_TRAINED = "with a head trained on SPair-71k; features are compared as they are here, so there is no figure"
 PLAIN = (
     Published("gdf.bbox", "PCK@0.1 by box, nearest neighbour", 51.66, None, "SD1.5", DATA, "arXiv 2410.06719", _PLAIN),
     Published("gdf.img", "PCK@0.1 by image, nearest neighbour", 61.15, None, "SD1.5", DATA, "arXiv 2410.06719", _PLAIN),
@@ -143,7 +143,7 @@ def spair(context: Context) -> Measured:
         "gdf.img": _figure(how.format("image"), score.each_img, points),
     }
     differs = _notes(context, len(pairs), whole)
-    differs.append(f"places {context.settings.places or PRESETS[context.kind]}, prompt 'a photo of a' and the category")
+    differs.append(f"layers {context.settings.places or PRESETS[context.kind]}, prompt 'a photo of a' and the category")
     missing = {p.key: _TRAINED for p in PLAIN if p.key not in figures}
     return Measured(figures, tuple(differs), missing, {"totals by box": _percent(score.totals(True))})
 

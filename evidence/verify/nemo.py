@@ -26,7 +26,7 @@ SD14, DATA = "SD1.4", "500 memorized and 500 other LAION prompts"
 VERBATIM, FPR = "VM", 0.01
 _TABLE = (
     ("auroc", "AUROC of the score, all prompts", 0.98),
-    ("tpr", "share of memorized prompts above 99 % of the others (TPR at 1 % FPR)", 0.876),
+    ("tpr", "fraction of memorized prompts above 99 % of the others (TPR at 1 % FPR)", 0.876),
     ("accuracy", "accuracy at a score of 0.5", 0.942),
     ("auroc.vm", "AUROC, prompts that come back verbatim (VM)", 0.9964),
     ("tpr.vm", "TPR at 1 % FPR, VM", 0.9821),

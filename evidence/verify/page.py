@@ -91,10 +91,10 @@ def _add_data(page: Report, plan: dict[str, Any]) -> None:
 def _add_plan(page: Report, plan: dict[str, Any]) -> None:
     page.add_heading("What it takes on this machine")
     page.add_paragraph(
-        f"A row through the network takes {plan['seconds of a row']:g} s on {plan['device']} and "
+        f"A UNet evaluation takes {plan['seconds of a row']:g} s on {plan['device']} and "
         f"{plan['bytes of a row'] / 2**20:.0f} MiB beyond the weights' {plan['bytes of the weights'] / 2**30:.2f} GiB."
     )
-    rows: list[tuple[object, ...]] = [("claim", "rows", "about", "GiB beyond the weights", "counted as")]
+    rows: list[tuple[object, ...]] = [("claim", "UNet evaluations", "about", "GiB beyond the weights", "counted as")]
     for claim in plan["claims"]:
         estimate = claim["estimate"]
         if estimate is not None:

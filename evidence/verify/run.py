@@ -102,7 +102,7 @@ def _planned(check: Check, context: Context) -> Planned:
 def _announce(context: Context, plans: Sequence[Planned]) -> None:
     """What it needs, how long it will take, how much memory: before the work begins."""
     pace, device = context.pace, context.network.device.type
-    row = f"a row {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB"
+    row = f"a UNet evaluation {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB"
     kind = f"{type(context.pipe).__name__} ({context.kind}), {context.dtype} on {device}"
     print(f"{kind}: weights {pace.weights / 2**30:.1f} GiB, {row}", flush=True)
     if context.asked.world:

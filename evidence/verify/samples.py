@@ -18,7 +18,7 @@ from .judge import Judge
 from .records import Need
 
 ORIGINALS = Need(
-    "originals", "the training pictures, each file named by its prompt's row in the list, from 0000 on",
+    "originals", "the training pictures, each file named by its prompt's line in the list, from 0000 on",
     "column URL of the list; many of these links are dead", "whatever each picture's owner says", optional=True,
 )  # fmt: skip
 

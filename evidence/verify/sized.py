@@ -45,7 +45,7 @@ class BlendedInjection(Injection):
         count = len(forward.t)
         high, low = self._terms(count)
         drop = None if self.drop is None else rows_for(self.drop, count, "drop")
-        _, own = self.embedder.terms(rows_for(self.neutral, count, "control values"), drop)
+        _, own = self.embedder.terms(rows_for(self.neutral, count, "size values"), drop)
         return blend(high + low, high + own, self.gamma.at(forward.t))
 
 

@@ -32,13 +32,13 @@ LPIPS = Need(
 )  # fmt: skip
 _BASE, _DATA = "a DiT trained anew under this weight on ImageNet at 256 px", "sizes 64 to 1024, equal noise and class"
 _NOTE = (
-    "The paper trains a model for each weight and has no training-free experiment; nobody has published one. A weight "
-    "of 0 would make all pictures equal and lose the control, so how much of the finest detail still follows the told "
-    "size stands beside the distance."
+    "The paper trains a model for each weight and has no training-free experiment; none is published. A weight of 0 "
+    "would make all pictures equal and lose the condition. So the report also says how much of the finest detail still "
+    "follows the size."
 )
 ARMS = {"constant": "constant weight, the model as it is", "weighted": "weight falling with the noise"}
 PUBLISHED = tuple(
-    Published(f"sizes.lpips.{arm}", f"LPIPS across told sizes, {words}", value, None, _BASE, _DATA,
+    Published(f"sizes.lpips.{arm}", f"LPIPS across sizes, {words}", value, None, _BASE, _DATA,
               "Berrada et al., Table 2a", _NOTE)
     for (arm, words), value in zip(ARMS.items(), (0.33, 0.04), strict=True)
 )  # fmt: skip
@@ -55,7 +55,7 @@ def fits(context: Context) -> str:
         pipe, unet = context.pipe, context.network
         sizes = unet.add_embedding.linear_1.in_features - pipe.text_encoder_2.config.projection_dim
         numbers = sizes // unet.config.addition_time_embed_dim
-        return "" if numbers == 6 else f"it is told {numbers} numbers, not SDXL's six: the base model is meant"
+        return "" if numbers == 6 else f"it takes {numbers} numbers, not SDXL's six: the base model is meant"
     conditions = getattr(context.network.config, "use_additional_conditions", False)
     return "" if conditions else "this PixArt was trained without size conditions"
 
@@ -74,7 +74,7 @@ def prepare(context: Context) -> Estimate:
     prepare=prepare, fits=fits,
 )  # fmt: skip
 def sizes(context: Context) -> Measured:
-    """Distances across told sizes under both weights, by pixels, coarse pixels, and LPIPS where the user has it."""
+    """Distances across sizes under both weights, by pixels, coarse pixels, and LPIPS where the user has it."""
     measures = _measures(context)
     prompts, whole = _prompts(context)
     weights = {"constant": GammaConfig("constant"), "weighted": context.settings.sizes.gamma}
@@ -83,14 +83,16 @@ def sizes(context: Context) -> Measured:
     for number, (key, (what, _)) in enumerate(measures.items()):
         columns = {arm: table[:, number] for arm, table in tables.items()}
         for arm, values in columns.items():
-            figures[f"sizes.{key}.{arm}"] = _figure(f"{what} across told sizes, {ARMS[arm]}", values)
+            figures[f"sizes.{key}.{arm}"] = _figure(f"{what} across sizes, {ARMS[arm]}", values)
         shares = (columns["weighted"], columns["constant"])
         figures[f"sizes.{key}.share"] = _ratio(f"{what}, the second over the first", *shares)
         apart = tables["constant"][:, len(measures) + number]
         figures[f"sizes.{key}.noise"] = _figure(f"{what} of two noises at the model's own size, for comparison", apart)
     for arm, table in tables.items():
         finest, own = table[:, -2], table[:, -1]
-        what = f"finest detail told {context.settings.sizes.sides[0]}, over that told the model's own size, {ARMS[arm]}"
+        what = (
+            f"finest detail at size {context.settings.sizes.sides[0]}, over that at the model's own size, {ARMS[arm]}"
+        )
         figures[f"sizes.detail.{arm}"] = _ratio(what, finest, own)
     missing = {p.key: f"needs {LPIPS.short}" for p in PUBLISHED if p.key not in figures}
     return Measured(figures, tuple(_notes(context, len(prompts), whole)), missing)
@@ -122,7 +124,7 @@ def _measures(context: Context) -> dict[str, tuple[str, Distance]]:
         from ..control.claims import content_distance
         from ..control.prompts import reader
 
-        measures["readout"] = ("distance of the readout's features", content_distance(reader()))
+        measures["readout"] = ("distance of the classifier's features", content_distance(reader()))
     measures["pixels"] = ("pixel RMS", rms_distance)
     return measures | {"coarse": (f"pixel RMS at {COARSE} px", coarse_distance)}
 

@@ -47,7 +47,7 @@ _OPEN = (
     "The paper crops faces by MTCNN and does not name FaceNet's weights, its prompts or the number of its pictures; "
     "here whole pictures are squeezed to what the recogniser takes."
 )
-_RERUN = "A fork's log of the official inversion; range over photos 0.004 to 0.843. What +- stands for is the error."
+_RERUN = "A fork's log of the official inversion; range over photos 0.004 to 0.843. The error is given as +-."
 PUBLISHED = (
     Published("w2w.face.identity", "identity of models from one photo", 0.64, 0.01, BASE, DATA,
               "weights2weights, Tables 2 and 4", _OPEN),
@@ -83,7 +83,7 @@ def prepare(context: Context) -> Estimate:
     held = 0 if path is None else 2 * sum(f.stat().st_size for f in _files(path))
     rows = photos * (3 * invert.steps * invert.batch + 8 * (invert.steps // invert.check_every) + ENCODING)
     pictures = (photos + 1) * settings.pictures
-    why = f"{photos} photos, {invert.steps} steps each and {settings.pictures} pictures of each model; gradients beside"
+    why = f"{photos} photos, {invert.steps} steps each and {settings.pictures} pictures of each model; with gradients"
     made = pace.sampling(rows, pictures, settings.steps, context.budget, why)
     return Estimate(made.rows, made.seconds, max(made.bytes, 4 * invert.batch * pace.row) + held, why)
 
@@ -110,8 +110,8 @@ def inversion(context: Context) -> Measured:
     own, mean = alike(made[:-1]), alike(usual.expand(len(paths), -1, -1))
     values = {
         "identity": ("models from one photo", own),
-        "mean": ("the space's mean model, nobody's", mean),
-        "stranger": ("models from one photo, beside another person's", alike(made[:-1], 1)),
+        "mean": ("the space's mean model", mean),
+        "stranger": ("models from one photo, against another person's", alike(made[:-1], 1)),
         "gain": ("models from one photo, less the mean model", own - mean),
     }
     figures = {f"w2w.{judge.key}.{k}": _figure(f"{judge.name}, {words}", v) for k, (words, v) in values.items()}
@@ -121,7 +121,7 @@ def inversion(context: Context) -> Measured:
     else:
         missing |= {p.key: f"needs {FACE.short}" for p in PUBLISHED[:2]}
     notes = [
-        "a model is judged beside the photo it was made from, as published; cropped by nobody",
+        "a model is compared with the photo it was made from, as published, without cropping",
         f"computed in {context.dtype} with coefficients in float32, the authors all in bfloat16",
     ]
     notes += [f"a space of {space.dimension} components"] if space.dimension != settings.invert.components else []
@@ -135,7 +135,7 @@ def _judge(context: Context) -> Judge:
     if (path := context.path(FACE)) is not None:
         return Judge("face", "identity (cosine of the face recogniser's)", 0.0, False, face_descriptor(path))
     if context.asked.world:
-        return Judge("readout", "identity (cosine of the readout's)", 0.0, False, _features)
+        return Judge("readout", "identity (cosine of the classifier's)", 0.0, False, _features)
     return pixels()
 
 

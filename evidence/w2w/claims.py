@@ -31,7 +31,7 @@ EVEN, WORD = "even strengths, steps alone", "weighted word in the prompt, steps 
 @claim(
     "w2w.sampling", paper=PAPER, figure="section 4.2: sampled models are consistent, new, and vary as the training set",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
-    "attribute shares within 10 points of the training set's",
+           "attribute rates within 10 points of the training set's",
     minutes=4, quick_minutes=0.9,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

@@ -47,7 +47,7 @@ def studio_of(model: str | None, space: WeightSpace) -> Studio:
 @claim(
     "w2w.sampling.flow", paper=PAPER, figure="w2w.sampling on the flow model: sampled models are consistent and new",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
-    "attribute shares within 20 points of the training set's (10, and 10 for 96 models)",
+           "attribute rates within 20 points of the training set's",
     minutes=2, quick_minutes=0.3,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:

@@ -19,7 +19,7 @@ def section(report: Report, progress: Progress = silent) -> None:
     studio = Studio.open()
     report.add_paragraph(
         f"{studio.space.count} LoRAs, one for each of as many people, became a space of {studio.space.dimension} "
-        "principal components. A person is a row of numbers; the prompts below say the surroundings only."
+        "principal components. A person is a list of numbers; the prompts below say the surroundings only."
     )
     steps = (_samples, _sweep, _together, _late, _inversion)
     for i, step in enumerate(steps):

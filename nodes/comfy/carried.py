@@ -18,6 +18,7 @@ import torch
 
 from ...engine.errors import refuse
 from ...engine.runtime.compat_torch import parameters_and_buffers
+from ...engine.runtime.finite import require_finite
 from . import compat_comfyui as core
 
 SIZES, NULL = "vitrine_sizes", "vitrine_null"
@@ -170,7 +171,7 @@ def carried_by(model: Any, prompts: Sequence[dict[str, Any]]) -> Carried | None:
         hint = control.cond_hint_original
         if hint is not None and len(hint) != 1:
             remedy = "give one picture; these methods arrange their rows in their own way"
-            raise refuse("ControlNet", f"{len(hint)} hint pictures", "one for all rows", remedy)
+            raise refuse("ControlNet", f"{len(hint)} hint pictures", "one for the whole batch", remedy)
     if model.is_dynamic() and core.cond_has_hooks([[None, prompt] for prompt in prompts]):
         remedy = "load the LoRA with Load LoRA, or start ComfyUI with --disable-dynamic-vram"
         raise refuse("conditioning", "hooks on a model whose weights are streamed", "one without hooks", remedy)
@@ -199,11 +200,18 @@ def check_covered(prompts: Sequence[dict[str, Any]], latents: torch.Tensor) -> N
 
 
 def latent_keys(latent: dict) -> dict:
-    """A LATENT of which every key is understood.
+    """A LATENT of pictures or videos, of which every key is understood.
 
     Raises:
-        VitrineError: It has a noise mask, or a key that is not understood.
+        VitrineError: It is empty, of sound, or holds what is no number; or has a noise mask, or a key that is not
+            understood.
     """
+    samples = latent.get("samples")
+    if not isinstance(samples, torch.Tensor) or samples.ndim not in (4, 5) or not samples.numel():
+        shown = tuple(samples.shape) if isinstance(samples, torch.Tensor) else type(samples).__name__
+        accepted = "one picture or more, (B, C, h, w), or a video (B, C, T, h, w)"
+        raise refuse("latent", shown, accepted, "connect Empty Latent Image or VAE Encode")
+    require_finite(samples, "latent", "look at it with VAE Decode: a VAE in float16 may need --fp32-vae")
     if latent.get("noise_mask") is not None:
         remedy = "remove Set Latent Noise Mask (noise_mask off in InpaintModelConditioning)"
         raise refuse("latent", "a noise mask", "a latent without one: whole pictures are predicted", remedy)

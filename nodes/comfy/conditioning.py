@@ -127,12 +127,12 @@ def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] |
 
 def readers_of(conditioning: list) -> str:
     """Which models read the sizes of a prompt, in words: a model of another kind ignores them without a word."""
-    readers = "SDXL and PixArt read these values, and any model behind Load Control Checkpoint."
+    readers = "SDXL and PixArt read these values, and any model behind Load Size Checkpoint."
     models = {m.text: m.name for family in FAMILIES for m in family.published if m.text and not m.sized}
     widths = {text.shape[-1] for text, _ in conditioning if isinstance(text, torch.Tensor)}
     small = [models[w] for w in sorted(widths & set(models))]
     if small:
-        readers = f"This prompt is for {small[0]}, which has no size inputs: without Load Control Checkpoint these "
+        readers = f"This prompt is for {small[0]}, which has no size inputs: without Load Size Checkpoint these "
         readers += "values change nothing."
     return readers
 
@@ -166,18 +166,25 @@ def high_is_null(settings: dict, size: tuple[int, int]) -> bool:
 
 
 # --- text ---------------------------------------------------------------------------------------------------------
-def token_count(clip: Any, text: str) -> int:
-    """Tokens of a prompt with its start and end, as the first of the CLIP's text encoders sees it.
+def token_count(clip: Any, text: str, positions: int = 0) -> int:
+    """Tokens of a prompt with its start and end, as one of the CLIP's text encoders sees it.
+
+    Args:
+        positions: of the prompt's states, by which the encoder that made them is known; 0 takes the first.
 
     Raises:
-        VitrineError: The text encoder is not of CLIP or T5 kind.
+        VitrineError: The text encoder is not of CLIP or T5 kind, or the states are of several one after another.
     """
     tokens = clip.tokenize(text)
     encoders = {k.removeprefix("clip_"): v for k, v in vars(clip.tokenizer).items() if hasattr(v, "end_token")}
-    name = next((n for n in encoders if n in tokens), None)
-    if name is None:
+    known = {name: [t[0] for chunk in tokens[name] for t in chunk] for name in encoders if name in tokens}
+    name = next((n for n, ids in known.items() if positions in (0, len(ids))), None)
+    if not known:
         raise refuse("clip", sorted(tokens), "a text encoder of CLIP or T5 kind", "give the number of tokens yourself")
-    ids = [t[0] for chunk in tokens[name] for t in chunk]
+    if name is None:
+        shown = f"{positions} positions, for encoders of {', '.join(f'{len(ids)}' for ids in known.values())}"
+        raise refuse("text", shown, "the text of this prompt, by one encoder", "give the number of tokens yourself")
+    ids = known[name]
     last = len(ids) - 1
     while last > 0 and ids[last - 1] == ids[-1]:
         last -= 1

@@ -68,7 +68,7 @@ class Weighting:
 
 
 def weighting_of(model: Any) -> Weighting | None:
-    """What Apply Gamma Schedule or Load Control Checkpoint put on a MODEL."""
+    """What Size Weight Schedule or Load Size Checkpoint put on a MODEL."""
     return model.get_attachment(KEY)
 
 
@@ -151,7 +151,7 @@ def size_input(base: Any) -> SizeInput:
     if sizes is None:
         shown = f"{type(base).__name__} ({type(base.diffusion_model).__name__})"
         accepted = [f"{f.name} with size conditions" for f in FAMILIES if f.comfyui is not None and f.comfyui.sizes]
-        raise refuse("model", shown, accepted, "other models are told no sizes to weight")
+        raise refuse("model", shown, accepted, "other models take no sizes to weight")
     return sizes
 
 
@@ -176,7 +176,9 @@ def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") ->
     """
     vector, before = size_input(model.model).size is not None, weighting_of(model)
     if before is not None and before.checkpoint is not None:
-        raise refuse("model", "with a control checkpoint", "one without", "its curve is part of what was trained")
+        raise refuse(
+            "model", "with a size-conditioning checkpoint", "one without", "its curve is part of what was trained"
+        )
     clock_of(model.get_model_object("model_sampling"))  # refuses a model without timesteps now, not while it samples
     off = gamma.form == "constant" and reference == "target"  # any other reference changes rows without control
     if off:

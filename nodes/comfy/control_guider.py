@@ -50,7 +50,7 @@ class ControlGuider(comfy.samplers.CFGGuider):
         if self.checkpoint is None and self.config.control != 1:
             size_input(model.model)
         if self.checkpoint is not None and not any(SIZES in settings for _, settings in positive):
-            raise refuse("positive", "no control values", "Control Values before it", "its model was trained so")
+            raise refuse("positive", "no size values", "Size and Crop Values before it", "its model was trained so")
         roles = {
             "positive": positive, "negative": null_control(negative), "null": null_control(positive, "positive"),
             "controlled_negative": same_control(negative, positive, "negative"),

@@ -76,7 +76,7 @@ def checked(
     identity = {
         "model": model_contents(models.model), "CLIP": clip_contents(models.clip), "VAE": vae_contents(models.vae),
         "model without the LoRA": None if models.bare is None else model_contents(models.bare), "sampling": settings,
-        "size": list(blank_latents(models.model, sampling.latent).shape[1:]), "probe": probe[0],
+        "size": list(_size(models, sampling)), "probe": probe[0],
     }  # fmt: skip
     instruments = Instruments(
         _sampler(models, sampling), sampling.steps, len(sampling.latent["samples"]), models.bare is not None,
@@ -87,9 +87,14 @@ def checked(
     return check, folder
 
 
+def _size(models: Models, sampling: Sampling) -> tuple[int, ...]:
+    """(C, [T,] h, w) of the samples' latents: the model's own, whatever factor Empty Latent Image assumes."""
+    return tuple(blank_latents(models.model, sampling.latent).shape[1:])
+
+
 def _fitting(models: Models, sampling: Sampling, images: torch.Tensor) -> torch.Tensor:
     """(P, 3, H, W) of the samples' size, cropped around the middle, as trainers do."""
-    factor, (height, width) = models.vae.spacial_compression_encode(), sampling.latent["samples"].shape[-2:]
+    factor, (height, width) = models.vae.spacial_compression_encode(), _size(models, sampling)[-2:]
     pictures = images[..., :3].movedim(-1, 1).float().cpu()
     fitting: torch.Tensor = comfy.utils.common_upscale(pictures, width * factor, height * factor, "area", "center")
     return fitting

@@ -84,8 +84,8 @@ class Forward:
             VitrineError: The batch is not that of the pass, so that something has split or tiled it anew.
         """
         if len(self.x) % len(values) or not (self.running is None or self.running.whole(self.x, len(values))):
-            remedy = "remove what splits or tiles the batch, or let it act on all rows (branch both, no tokens)"
-            raise refuse("batch", f"{len(self.x)} rows of {len(values)} prompts", "equal parts", remedy)
+            remedy = "remove what splits or tiles the batch, or let it act on the whole batch (branch both, no tokens)"
+            raise refuse("batch", f"a batch of {len(self.x)} for {len(values)} prompts", "equal parts", remedy)
         return torch.tensor(values).repeat_interleave(len(self.x) // len(values))
 
     @property
@@ -99,7 +99,7 @@ class Forward:
         if unknown:
             accepted = "conditionings of core's guiders, or ones with a prompt_type"
             remedy = "let it act on all rows, or use a guider of ComfyUI's own (Perp-Neg Guider for Perp-Neg)"
-            raise refuse("rows of the prompt", f"unknown of {', '.join(unknown)}", accepted, remedy)
+            raise refuse("the prompt's part of the batch", f"unknown of {', '.join(unknown)}", accepted, remedy)
         return self.by_row([bool(part.prompted) for part in self.parts])
 
     @property

@@ -96,7 +96,7 @@ def contract_in(name: str) -> StudentContract:
         VitrineError: No file is chosen, or it has no contract, or it has PEFT names.
     """
     if name == NO_STUDENT:
-        raise refuse("contract", "auto without a student file", "a student file with a header", "choose a preset")
+        raise refuse("student preset", "auto without a student file", "a student file with a header", "choose a preset")
     path = folder_paths.get_full_path_or_raise("loras", name)
     return read_student(path, otherwise=one_step_of(path))[0]
 

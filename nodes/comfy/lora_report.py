@@ -19,6 +19,7 @@ from ...engine.nemo.check import Pictures
 from ...engine.pipelines.lora_report_samples import Loading, OnModel, ReportConfig
 from ...engine.pipelines.lora_reports import LoraReport, Material, lora_report
 from ...engine.runtime.progress import Progress
+from ...engine.w2w.building.lora_neighbours import beside
 from ...engine.w2w.loras.base_weights import BaseWeights
 from ...engine.w2w.loras.lora_facts import LoraFacts, facts_of
 from ...engine.w2w.loras.lora_files import read_lora
@@ -27,6 +28,7 @@ from .conditioning import prompt_conditions, token_count
 from .contents import clip_contents, model_contents, vae_contents
 from .lora import with_lora
 from .model import backbone_of, blank_latents, decode, loading_denoiser_of, unpatched
+from .saved import stamp
 
 KIND = "vitrine_lora_report"
 _NAMED = 8
@@ -158,6 +160,12 @@ def reported(holder: ComfyModel, asked: Asked, config: ReportConfig, progress: P
     extra |= {"folder": path.parent} if asked.compare else {}
     material = Material(shown, tuple(asked.captions), tuple(asked.triggers), **extra)
     return lora_report([path], folder, lambda: holder, material, config, asked.minutes or None, progress)
+
+
+def compared_stamp(lora: str) -> str:
+    """What tells whether a LoRA, or one that it is compared with, has changed."""
+    path = folder_paths.get_full_path("loras", lora) if lora else None
+    return "" if path is None else stamp(*beside([Path(path)], Path(path).parent))
 
 
 def page_entry(report: LoraReport) -> dict[str, str]:

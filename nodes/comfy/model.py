@@ -18,6 +18,7 @@ from ...engine.errors import refuse
 from ...engine.families import record_of, refuse_unfit
 from ...engine.network.condition import Condition
 from ...engine.runtime.forward_hooks import hook_before
+from ...engine.runtime.placement import refuse_without_gradients
 from ...engine.tracing.fingerprint import ChangeDigest, fingerprint_of, text_values
 from . import compat_comfyui as core
 from .carried import latent_keys, own_tensors
@@ -124,10 +125,12 @@ def allow_gradients(model: Any) -> None:
     ComfyUI's own training node does too; one at a time, so that memory does not double.
 
     Raises:
-        VitrineError: Core computes the network's attention by a kernel that has no derivative.
+        VitrineError: Core computes the network's attention, or its quantised layers, by a kernel that has no
+            derivative.
     """
     refuse_unfit(backbone_of(model), "gradients")
     own_tensors(backbone_of(model))
+    refuse_without_gradients(backbone_of(model))
 
 
 @contextmanager

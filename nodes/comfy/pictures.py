@@ -5,19 +5,29 @@ from __future__ import annotations
 import torch
 
 from ...engine.errors import refuse
+from ...engine.runtime.finite import require_finite
 
 
 def as_pictures(image: torch.Tensor, what: str = "image") -> torch.Tensor:
     """IMAGE -> (B, H, W, 3), B at least 1: grey pictures in three channels, those with alpha without it.
 
     Raises:
-        VitrineError: There is no picture, or it is none of (B, H, W, 1, 3 or 4).
+        VitrineError: There is no picture, it is none of (B, H, W, 1, 3 or 4), or holds what is no number from 0 to 1.
     """
     pictures = image[None] if image.ndim == 3 else image
     if pictures.ndim != 4 or not pictures.numel() or pictures.shape[-1] not in (1, 3, 4):
         accepted = "one picture or more, (B, H, W, channels) with 1, 3 or 4 channels"
         raise refuse(what, tuple(image.shape), accepted, "connect Load Image or VAE Decode")
+    _check_levels(pictures, what)
     return pictures.expand(-1, -1, -1, 3) if pictures.shape[-1] == 1 else pictures[..., :3]
+
+
+def _check_levels(values: torch.Tensor, what: str) -> None:
+    """Refuses NaN, such as a VAE in float16 makes, and pictures of whole numbers."""
+    if not values.is_floating_point():
+        accepted = "numbers from 0 to 1, as ComfyUI's own nodes give them"
+        raise refuse(what, str(values.dtype), accepted, "divide by 255, or load it with Load Image")
+    require_finite(values, what, "look at the picture before: a VAE in float16 may need --fp32-vae")
 
 
 def as_masks(mask: torch.Tensor, pictures: torch.Tensor | None = None, what: str = "mask") -> torch.Tensor:
@@ -35,6 +45,8 @@ def as_masks(mask: torch.Tensor, pictures: torch.Tensor | None = None, what: str
     if masks.ndim != 3 or not masks.numel():
         accepted = "one mask or more, (B, H, W)"
         raise refuse(what, tuple(mask.shape), accepted, "connect Load Image's MASK, or Convert Image to Mask")
+    masks = masks.float() if masks.dtype == torch.bool else masks
+    _check_levels(masks, what)
     if pictures is None:
         return masks
     if len(masks) not in (1, len(pictures)) or masks.shape[1:] != pictures.shape[1:3]:

@@ -25,6 +25,7 @@ import comfy.utils
 import torch
 
 from ...engine.errors import refuse
+from ...engine.io.number_checks import all_finite
 from ...engine.portraits.preview import read_preview
 from . import compat_comfyui as core
 
@@ -157,7 +158,7 @@ def read_part(folder: str, part: str) -> tuple[dict, dict[str, torch.Tensor]]:
     weights, _ = comfy.utils.load_torch_file(str(files[0]), safe_load=True, return_metadata=True)
     weights = {k: v.float() for k, v in weights.items()}
     for key, value in weights.items():
-        if not bool(torch.isfinite(value).all()):
+        if not all_finite(value):
             raise refuse(f"portraits {part}", f"NaN or Inf in {key!r}", "finite weights", "reinstall the pack")
     return json.loads((root / "config.json").read_text()), weights
 

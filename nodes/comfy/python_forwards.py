@@ -8,7 +8,7 @@ from typing import Any
 
 import comfy.patcher_extension
 
-from ...engine.runtime.forward_hooks import Unreached, run_hooks_inside
+from ...engine.runtime.forward_hooks import Unreached, act_in_any_thread, run_hooks_inside
 from . import compat_comfyui as core
 
 _KEY = "vitrine.python"
@@ -49,3 +49,4 @@ def guard_hooks() -> Callable[[], None]:
 
 
 guard_hooks()
+act_in_any_thread()  # with several GPUs core shares the parts of a forward out to threads

@@ -235,7 +235,7 @@ class _Clock:
         """Around a forward, whose rows are at one level."""
         levels = forward.sigma.detach().cpu()
         if not bool((levels == levels[0]).all()):
-            raise refuse("sigmas", levels.tolist(), "one for all rows", "take a mode without _dynamic")
+            raise refuse("sigmas", levels.tolist(), "one for the whole batch", "take a mode without _dynamic")
         self._local.tau = float(levels[0])
         yield
 

@@ -17,7 +17,7 @@ from ...engine.io.file_names import safe_name
 from ...engine.io.folders import files_in, has_ending, hidden
 
 SHIPPED = Path(__file__).parents[2] / "engine" / "portraits" / "weights" / "examples"
-MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_w2w")
+MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_statistics", "vitrine_w2w")
 """Kinds of file with a folder of their own among the models."""
 LORAS = "vitrine"
 """Folder below models/loras, so that ours stand together in every list."""

@@ -30,11 +30,12 @@ from ...engine.w2w import (
     mapped,
     materialise,
 )
+from ...engine.w2w.space.linked_factors import linked_files
 from .forwards import Forward, around_forwards
 from .lora import with_lora
 from .model import backbone_of, unpatched
 from .progress import progress
-from .saved import known_files
+from .saved import known_files, stamp
 
 PEOPLE = "portraits people (shipped)"
 FOLDER = "vitrine_w2w"
@@ -63,6 +64,12 @@ def known_space(name: str) -> Path | None:
         return PEOPLE_SPACE
     path = folder_paths.get_full_path("w2w", name)
     return None if path is None else Path(path)
+
+
+def space_stamp(name: str) -> str:
+    """What tells whether a space has changed: its file, and the LoRAs that a linked one reads."""
+    path = known_space(name)
+    return "" if path is None else stamp(path, *linked_files(path, folder_paths.get_folder_paths("loras")))
 
 
 def space(name: str) -> Space:

@@ -79,7 +79,7 @@ function dropdown(node, name, settings) {
 
 /** A dropdown below a field of several lines, which adds to it; returns what fills it. */
 function chooser(node, name) {
-  const text = node.widgets.find((w) => w.name === name), title = t("choose a place");
+  const text = node.widgets.find((w) => w.name === name), title = t("choose a layer");
   const values = [""];
   const add = (value) => {
     if (!value) return;

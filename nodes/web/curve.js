@@ -1,4 +1,4 @@
-// A curve drawn below Apply Gamma Schedule: click to add a point, drag to move it, right click or Delete to remove it.
+// A curve drawn below Size Weight Schedule: click to add a point, drag to move it, right click or Delete to remove it.
 // The text field "points" stays the value, in both pages; without this file it is typed.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
@@ -56,7 +56,7 @@ function openCurve(node, text) {
     pen.fillText(t("picture"), f.x + f.w, canvas.height - 8 * ratio());
     pen.textAlign = "start";
     if (!current?.length) {
-      const hint = current ? t("Click to draw a weight of your own") : t("The text is not a curve");
+      const hint = current ? t("Click to make your own weight curve") : t("The text is not a curve");
       pen.fillText(hint, f.x + 8 * ratio(), f.y + 18 * ratio());
       return;
     }
@@ -153,7 +153,7 @@ app.registerExtension({
   nodeCreated(node) {
     const text = node.comfyClass === "VitrineApplyGammaSchedule" && node.widgets?.find((w) => w.name === "points");
     if (!text) return;
-    const panel = foldable(node, t("draw the curve"), () => openCurve(node, text));
+    const panel = foldable(node, t("edit the curve"), () => openCurve(node, text));
     chain(text, "callback", panel.later);
   },
 });

@@ -103,7 +103,7 @@ function openBrowser(node, text) {
     const names = layers.flatMap((l) => l.neurons.map((i) => `${l.address} ${i}`));
     const off = names.filter((name) => spared.has(name)).length;
     status.textContent = layers.length
-      ? t("{on} neurons blocked, {off} left alone; click one to see what it holds", { on: names.length - off, off })
+      ? t("{on} neurons blocked, {off} left alone; click one to see what it does", { on: names.length - off, off })
       : t("Run once to see the neurons");
     rows.replaceChildren(...layers.map((layer) => {
       const row = styled("div", "display:flex;align-items:center;gap:6px;height:16px");

@@ -86,7 +86,7 @@ function openPeople(node) {
   seed.min = 0;
   seed.title = t("The picture's seed; of the panel only");
   reset.className = "vitrine-reset";
-  reset.title = t("All sliders to 0, and the person back to their place");
+  reset.title = t("All sliders to 0, and the person back to where they were");
   top.append(map, picture);
   bar.append(prompt, seed, reset);
   box.append(status, top, bar, list);

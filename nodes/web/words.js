@@ -33,7 +33,7 @@ const WORDS = {
     "一度実行するとニューロンが見えます",
     "한 번 실행하면 뉴런이 보입니다",
   ],
-  "{on} neurons blocked, {off} left alone; click one to see what it holds": [
+  "{on} neurons blocked, {off} left alone; click one to see what it does": [
     "已阻断 {on} 个神经元，保留 {off} 个；点击可查看其内容",
     "{on} 個のニューロンを遮断、{off} 個はそのまま。クリックすると中身が見えます",
     "뉴런 {on}개 차단, {off}개 유지; 클릭하면 무엇을 담고 있는지 보입니다",
@@ -123,12 +123,12 @@ const WORDS = {
     "地図を {label} で色分け。この人物は {value}、学習モデルは {reach} まで",
     "지도를 {label}(으)로 색칠; 이 인물은 {value}, 학습 모델은 {reach}까지",
   ],
-  "choose a place": [
-    "选择位置",
-    "場所を選ぶ",
-    "위치 고르기",
+  "choose a layer": [
+    "选择层",
+    "層を選ぶ",
+    "레이어 고르기",
   ],
-  "draw the curve": [
+  "edit the curve": [
     "绘制曲线",
     "曲線を描く",
     "곡선 그리기",
@@ -143,7 +143,7 @@ const WORDS = {
     "完成画像",
     "완성 그림",
   ],
-  "Click to draw a weight of your own": [
+  "Click to make your own weight curve": [
     "点击绘制自己的权重",
     "クリックして独自の重みを描く",
     "클릭해서 직접 가중치를 그리세요",
@@ -188,7 +188,7 @@ const WORDS = {
     "リセット",
     "초기화",
   ],
-  "All sliders to 0, and the person back to their place": [
+  "All sliders to 0, and the person back to where they were": [
     "所有滑块归零，人物回到原位",
     "すべてのスライダーを 0 に、人物を元の位置に戻します",
     "모든 슬라이더를 0으로, 인물을 제자리로 되돌립니다",

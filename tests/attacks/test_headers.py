@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load, save
+from safetensors.torch import load, load_file, save, save_file
 from vitrine.engine.activations import Activations
 from vitrine.engine.control import (
     ControlEmbedder,
@@ -49,6 +49,8 @@ from vitrine.engine.w2w import (
     write_lora,
 )
 from vitrine.engine.w2w.edit.coefficient_sampling import SampleConfig
+from vitrine.engine.w2w.loras.lora_facts import facts_of
+from vitrine.engine.w2w.loras.lora_health import health_of
 from vitrine.engine.w2w.space.official_files import import_official
 from vitrine_tests.engine.corpus import TENSOR_FILES, TEXT_FILES, join, loras, split
 from vitrine_tests.engine.official_files import official_files
@@ -152,6 +154,24 @@ def use_lora(path):
     assert all(torch.isfinite(LoraLayer(v.down, v.up, v.alpha).delta()).all() for v in layers.values())
 
 
+def make_told(path):
+    """A LoRA with what kohya's scripts say of a training."""
+    folder = "10_a person"
+    told = {
+        "ss_network_module": "networks.lora", "ss_steps": "1200", "ss_learning_rate": "1e-4", "trigger_word": "None",
+        "modelspec.license": "CC", "ss_dataset_dirs": json.dumps({folder: {"n_repeats": 10, "img_count": 5}}),
+        "ss_tag_frequency": json.dumps({folder: {"a person": 5, "a hat": 2}}),
+    }  # fmt: skip
+    save_file(load_file(write_lora(path, loras(1)[0])), path, told)
+
+
+def use_told(path):
+    facts = facts_of(path)
+    assert printable(text := json.dumps(facts.to_dict(), allow_nan=False)) == text
+    if facts.file is not None:
+        health_of(facts.file)
+
+
 def make_control(path):
     torch.manual_seed(0)
     spec = ControlSpec()
@@ -178,6 +198,7 @@ TENSORS = {
     "student.safetensors": (TENSOR_FILES["student.safetensors"][0], use_student),
     "statistics.safetensors": (TENSOR_FILES["statistics.safetensors"][0], use_statistics),
     "lora.safetensors": (TENSOR_FILES["lora.safetensors"][0], use_lora),
+    "told.safetensors": (make_told, use_told),
 }  # fmt: skip
 TEXTS = {
     "preset.json": use_preset, "neurons.json": use_neurons,

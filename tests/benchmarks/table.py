@@ -19,9 +19,9 @@ SLACK, FLOOR = 0.15, 0.01
 
 HEAD = """# Speed
 
-What each method costs beside the straightforward way to the same result and beside one bare forward of the network.
+What each method costs, compared with the straightforward way to the same result and one bare forward of the network.
 Below 1, ours takes less. In brackets the smallest and largest ratio of a round; both sides run in turn in every round.
-Peak memory is the whole process's, with every model it holds. Full-size networks have random weights, which cost what
+Peak memory is the whole process's, with every model in it. Full-size networks have random weights, which cost what
 trained ones cost. Made by
 
     VITRINE_BENCH=1 VITRINE_BENCH_PROMPTS=8 pytest tests/benchmarks --benchmark-json=results.json
@@ -74,7 +74,7 @@ def waits(rows):
     found = [r for r in rows if "promised" in r]
     head = ["", "What a hand waits for, in seconds (median of the rounds; other work may have shared the cores):", ""]
     lines = [
-        f"- {r['method']}: **{r['ours']:.3f}** s, at most {r['promised']:g} promised; a bare forward beside it took "
+        f"- {r['method']}: **{r['ours']:.3f}** s, at most {r['promised']:g} promised; a bare forward meanwhile took "
         f"{r['theirs']:.3f} s"
         for r in found
     ]

@@ -111,7 +111,7 @@ def test_nodes_of_a_workflow(name, bench, comfy, timed):
 
 
 def test_a_node_that_no_shipped_run_executes(bench, comfy, xl):
-    """Apply Gamma Schedule is bypassed in its workflow: the model there brings a curve of its own."""
+    """Size Weight Schedule is bypassed in its workflow: the model there brings a curve of its own."""
     settings = {"form": "power_cos", "alpha": 1.0, "clock": "native", "reference": "target"}
     settings |= {"reference_width": 64, "reference_height": 64}
     name = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineApplyGammaSchedule"].define_schema().display_name

@@ -15,10 +15,10 @@ from vitrine_tests.full_size.material import COMFYUI
 from vitrine_tests.full_size.notes import Following, note
 
 RUN = (
-    "Draw at twice the size (demo)", "Draw at twice the size, transformer (demo)",
+    "Sample at twice the size (demo)", "Sample at twice the size, transformer (demo)",
     "Stop the model copying a picture (demo)", "Check a model for copies (demo)",
     "Turn a folder of LoRAs into sliders (demo)", "Pull sliders on a person (demo)",
-    "Change a person halfway through (demo)", "Draw in one step (demo)", "Draw a person in one step (demo)",
+    "Change a person halfway through (demo)", "Sample in one step (demo)", "Sample a person in one step (demo)",
     "Look inside a copied picture (demo)", "Reuse saved neurons, people and layers (demo)",
     "Make your own slider, threshold and space (demo)",
 )  # fmt: skip
@@ -30,7 +30,7 @@ UNET_WORDS = {
 """Notes whose first sentence is for UNets -> what is said of it; a second one is for transformers."""
 TEMPLATES = (
     "See what the model sees (your checkpoint)", "Find the same part (your checkpoint)",
-    "Draw at twice the size (your checkpoint)", "Stop the model copying a picture (your checkpoint)",
+    "Sample at twice the size (your checkpoint)", "Stop the model copying a picture (your checkpoint)",
     "Turn a folder of LoRAs into sliders (your checkpoint)",
 )  # fmt: skip
 

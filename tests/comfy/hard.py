@@ -127,13 +127,13 @@ class Scene:
             "KSampler, all three": lambda: [self.ksampler(both)],
             "Activation Tap": lambda: tensors(
                 call("VitrineActivationTap", image=images, dtype="float32", **picture, **own)[0]),
-            "Find Correspondence": lambda: [
+            "Find Same Points": lambda: [
                 call("VitrineFindCorrespondence", source=images[:1], target=images[1:], points="0.4 0.4",
                      softness=0.02, **picture, **own)[1]],
             "Segment Like This": lambda: [
                 call("VitrineSegmentLikeThis", examples=images, masks=masks, images=images, hidden=0, **picture,
                      **own)[1]],
-            "Rank Activations": lambda: [
+            "Rank Layers": lambda: [
                 call("VitrineRankActivations", images=images, masks=masks, places="mid-*-q, up-level0-repeat0-*-q",
                      timestep=50.0, noise=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
             "NEMO Statistics": lambda: list(
@@ -147,14 +147,14 @@ class Scene:
             "NEMO Verify": lambda: [
                 call("VitrineNEMOVerify", model=self.model, positive=self.positive, neurons=NEURONS, tau=0.3, seed=101,
                      attack_steps=3, reference=reference, **probe)[2][0][0]],
-            "EMD MCMC Correct": lambda: [
+            "EMD Repair Samples": lambda: [
                 call("VitrineEMDMCMCCorrect", teacher=self.model, score=self.late, model=self.model, z=z, seed=5,
                      positive=self.positive, steps=3, chain_timestep=399.0, step_size=0.16, **student)[0]["samples"]],
             "EMD One-Step Generator": lambda: [
                 call("VitrineEMDOneStepGenerator", model=self.late, positive=self.positive, latent=self.latent, seed=1,
                      **student)[0]["samples"]],
             "Control-Conditioned Sampler": lambda: [self.controlled()],
-            "EMD Distill": self.distilled,
+            "EMD Train Student": self.distilled,
             "W2W Invert": lambda: [
                 call("VitrineW2WInvert", space=self.space, image=images[:1], mask=masks[:1], preset="custom", steps=3,
                      lr=0.6, batch=2, components=0, prior=0.0, seed=0, **picture)[0].coefficients],
@@ -180,7 +180,9 @@ class Scene:
         """A stopped run goes on under its name, so the run after an interruption has the same one."""
         told = {"base": "portraits", "prompts": "a smiling face\na pale face", "steps": 3, "batch": 2, "rank": 2}
         told |= {"K": 2, "guidance": 2.0, "timestep": 625.0, "diff_instruct": False, "seed": 0}
-        return [self.again("EMD Distill", lambda name: self.comfy.call("VitrineEMDDistill", name=name, **told)[0])]
+        return [
+            self.again("EMD Train Student", lambda name: self.comfy.call("VitrineEMDDistill", name=name, **told)[0])
+        ]
 
     def built(self):
         """The same of a folder of LoRAs."""

@@ -53,7 +53,7 @@ async def _place(driver, address, graph):
 
 
 def test_one_is_placed_and_runs(driver, tmp_path):
-    graph = json.loads((ROOT / "subgraphs" / "Draw in one step.json").read_text(encoding="utf-8"))
+    graph = json.loads((ROOT / "subgraphs" / "Sample in one step.json").read_text(encoding="utf-8"))
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         listed, widgets, entry, errors = asyncio.run(_place(driver, address, graph))
     assert listed == {p.stem for p in BLUEPRINTS} and len(listed) >= 4

@@ -139,6 +139,24 @@ def test_padding_counts_the_prompt_and_leaves_the_original(comfy, portraits):
     assert bool(found[0][1]["attention_mask"].all()) and not bool(masked[0][1]["attention_mask"].all())
     with pytest.raises(ValueError, match="clip and text"):
         comfy.call("VitrineNoisyReplicatePadding", **settings, seed=4)
+    with pytest.raises(ValueError, match="2 prompts, and the tokens of one"):
+        comfy.call("VitrineNoisyReplicatePadding", **settings | {"conditioning": given * 2}, seed=4, tokens=5)
+    longer = [[torch.cat([given[0][0]] * 2, 1), {}]]  # as SD3 has CLIP's states and then T5's
+    with pytest.raises(ValueError, match="48 positions, for encoders of 24"):
+        asked = settings | {"conditioning": longer}
+        comfy.call("VitrineNoisyReplicatePadding", **asked, seed=4, clip=portraits.clip, text=text)
+
+
+def test_tokens_are_counted_by_the_encoder_that_made_the_states(comfy):
+    """Flux's prompt is T5's; CLIP's tokens were counted, which are fewer."""
+    from vitrine.nodes.comfy.conditioning import token_count
+    from vitrine_tests.comfy import tiny_encoders
+
+    clip, word = tiny_encoders.clip("flux", 32), "extraordinarily"
+    tokens = clip.tokenize(word)
+    sizes = {name: sum(map(len, chunks)) for name, chunks in tokens.items()}
+    counts = {name: token_count(clip, word, size) for name, size in sizes.items()}
+    assert len(set(sizes.values())) == len(sizes) == 2 and len(set(counts.values())) == 2
 
 
 def test_the_meter(comfy):
@@ -163,7 +181,7 @@ def test_what_does_not_fit_is_refused(comfy, portraits, folder):
     assert guider.config.scale == 3.0
     write(portraits.pipe, folder / "mine.safetensors")
     model, _ = comfy.call("VitrineLoadControl", model=portraits.model, file="mine.safetensors")
-    with pytest.raises(ValueError, match="Control Values before it"):
+    with pytest.raises(ValueError, match="Size and Crop Values before it"):
         comfy.call("VitrineControlCFGGuider", **told | {"model": model}, **NESTED)
     write(portraits.pipe, folder / "dit.safetensors", "DiTTransformer2DModel")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""The curve drawn below Apply Gamma Schedule in ComfyUI's real page, classic and Nodes 2.0."""
+"""The curve drawn below Size Weight Schedule in ComfyUI's real page, classic and Nodes 2.0."""
 
 import asyncio
 import os

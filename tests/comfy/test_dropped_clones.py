@@ -61,7 +61,7 @@ def test_a_panels_drags_leave_no_network_without_an_owner(comfy, uncollected):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "name", ["Pull sliders on a person (demo)", "Draw a person in one step (demo)", "Draw at twice the size (demo)"]
+    "name", ["Pull sliders on a person (demo)", "Sample a person in one step (demo)", "Sample at twice the size (demo)"]
 )
 def test_a_run_leaves_no_clones_to_the_collector(comfy, uncollected, name):
     executor = comfy.executor()  # its cache of outputs is cyclic by itself, so it stays

@@ -130,7 +130,7 @@ def test_student_file_and_refusals(comfy, loaded, positive, folder):
     assert (student - base).abs().max() > 1e-4
     again = generate(comfy, loaded[0], positive, timestep=625.0)[0]["samples"]
     assert torch.equal(again, base), "the LoRA stays on its clone"
-    for name, message in (("bare", "student contract"), ("peft", "PEFT"), ("other", "LoRA of this base")):
+    for name, message in (("bare", "student preset"), ("peft", "PEFT"), ("other", "LoRA of this base")):
         with pytest.raises(VitrineError, match=message):
             generate(comfy, loaded[0], positive, student=f"{name}.safetensors", contract="auto")
     with pytest.raises(VitrineError, match="auto without"):

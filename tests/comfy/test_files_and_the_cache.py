@@ -210,3 +210,30 @@ def test_another_lora_in_the_folder_is_seen(desk, comfy):
     file = Path(folder_paths.get_folder_paths("loras")[0]) / "people" / "p0.safetensors"
     copy(file, file.with_name("p9.safetensors"))
     assert node.fingerprint_inputs(folder="people", name="x") != before
+
+
+def test_another_lora_to_compare_with_is_seen(desk, comfy):
+    """A report named no duplicate that came since."""
+    import folder_paths
+
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineLoRAReport"]
+    before, alone = (node.fingerprint_inputs(lora="people/p0.safetensors", compare=on) for on in (True, False))
+    first = Path(folder_paths.get_full_path("loras", "people/p0.safetensors"))
+    (first.parent / "copied.safetensors").write_bytes(first.read_bytes())
+    after, still = (node.fingerprint_inputs(lora="people/p0.safetensors", compare=on) for on in (True, False))
+    assert after != before and still == alone
+    (first.parent / "copied.safetensors").unlink()
+
+
+def test_a_lora_that_a_linked_space_reads_is_seen(desk, comfy):
+    """Load W2W Space came from the cache, and its models from a file that was another one by then."""
+    import folder_paths
+    from vitrine.engine.w2w import BuildConfig, build_space
+
+    loras = Path(folder_paths.get_full_path("loras", "people/p0.safetensors")).parent
+    build_space(loras, BuildConfig("delta", linked=True)).space.save(loras.parents[1] / "w2w" / "ours.w2w.safetensors")
+    folder_paths.filename_list_cache.clear()
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineLoadW2WSpace"]
+    before = node.fingerprint_inputs(space_file="ours.w2w.safetensors")
+    os.utime(loras / "p0.safetensors", ns=(1, 1))
+    assert node.fingerprint_inputs(space_file="ours.w2w.safetensors") != before

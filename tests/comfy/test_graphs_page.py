@@ -20,14 +20,14 @@ def guiders():
     lines = ["| guider or prompt | recorded halves | blocker, `cond` | late W2W model |", "|---|---|---|---|"]
     for name, (_, halves) in GUIDERS.items():
         recorded = ", ".join(f"`{half}`" for half in halves)
-        lines.append(f"| {name} | {recorded} | the prompt's rows | from its timestep |")
+        lines.append(f"| {name} | {recorded} | the prompt only | from its timestep |")
     return lines
 
 
 def patches():
-    lines = ["| core's node before ours | tap | blocker, `cond` | Control CFG Guider |", "|---|---|---|---|"]
+    lines = ["| core's node before ours | tap | blocker, `cond` | Size CFG Guider |", "|---|---|---|---|"]
     for name in PATCHES:
-        lines.append(f"| {name} | guidance's own pass | the prompt's rows | as KSampler |")
+        lines.append(f"| {name} | guidance's own pass | the prompt only | as KSampler |")
     return lines
 
 
@@ -43,7 +43,7 @@ def graphs():
     lines = ["| graph | no change asked | tap | blocker | late W2W model |", "|---|---|---|---|---|"]
     for name in GRAPHS:
         late = f"from its timestep{', its change in full' if name in OWN_WEIGHTS else ''}"
-        lines.append(f"| {name} | bit for bit | the prompt's rows | the prompt's rows, its steps | {late} |")
+        lines.append(f"| {name} | bit for bit | the prompt only | the prompt only, its steps | {late} |")
     return lines
 
 

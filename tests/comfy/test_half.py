@@ -10,7 +10,7 @@ pytestmark = pytest.mark.nightly
 BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
 """Largest relative distance (RMS) of a node's tensors from those in float32."""
 FREE = {
-    "NEMO Find Neurons", "Find Correspondence", "Segment Like This", "EMD Distill", "Rank Activations",
+    "NEMO Find Neurons", "Find Same Points", "Segment Like This", "EMD Train Student", "Rank Layers",
     "W2W Invert",
 }  # fmt: skip
 """Their results are choices, or training: a rounding may tip them. They must run and be finite."""

@@ -1,4 +1,4 @@
-"""Find Correspondence and Segment Like This in real ComfyUI, and against their pipelines."""
+"""Find Same Points and Segment Like This in real ComfyUI, and against their pipelines."""
 
 import base64
 from types import SimpleNamespace

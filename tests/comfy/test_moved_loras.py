@@ -52,7 +52,7 @@ async def _open(driver, address, saved):
 
 
 def test_a_saved_workflow_opens_with_them(driver, tmp_path):
-    text = (ROOT / "workflows" / "Draw in one step (demo).json").read_text(encoding="utf-8")
+    text = (ROOT / "workflows" / "Sample in one step (demo).json").read_text(encoding="utf-8")
     saved = json.loads(text.replace('"vitrine/vitrine-portraits-emd', '"vitrine-portraits-emd'))
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         values, errors = asyncio.run(_open(driver, address, saved))

@@ -274,3 +274,34 @@ def test_long_prompts_are_scored(comfy, parts, latent):
     told = {"latent": latent, "seeds": 3, "timestep_index": 15, "tau": 0.9}
     score, memorized, _ = comfy.call("VitrineNEMOScore", model=parts[0], positive=positive, **told)
     assert positive[0][0].shape[1] > 24 and 0 < score < 1 and not memorized
+
+
+def test_published_statistics_are_read(comfy, parts, statistics, latent, monkeypatch):
+    """A file in the published format gives what was measured; the portraits model counts as SD 1.x here."""
+    from vitrine.engine.nemo import neuron_statistics
+    from vitrine.nodes.comfy import saved
+
+    folder = saved.folder("vitrine_statistics")
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save((list(statistics.means.values()), list(statistics.stds.values())), folder / "authors.pt")
+    told = {"model": parts[0], "clip": parts[1], "prompts": "", "scope": "down+mid", "published": "authors.pt"}
+    with pytest.raises(VitrineError, match="statistics: given model SD1.4"):
+        comfy.call("VitrineNEMOStatistics", **told)
+    unet = parts[0].model.diffusion_model
+    sites = neuron_statistics.value_sites(unet)
+    shapes = tuple(tuple(unet.get_submodule(site.path).weight.shape) for site in sites)
+    monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", shapes)
+    read, report = comfy.call("VitrineNEMOStatistics", **told)
+    assert report == "3 layers, 224 neurons, as published"
+    assert all(torch.equal(read.means[a], v) for a, v in statistics.means.items())
+    settings = {
+        "statistics": read,
+        "tau": 0.428,
+        "share": 0.0,
+        "mode": "chain",
+        "scope": "down+mid",
+        "protocol": "nemo",
+    }
+    probe = {"seeds": 2, "timestep_index": 4, "latent": latent, "positive": encode(comfy, parts[1], PLANT)}
+    found = comfy.call("VitrineNEMOFindNeurons", model=parts[0], **settings, **probe)
+    assert found[1]

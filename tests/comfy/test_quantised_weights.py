@@ -5,8 +5,10 @@ from types import ModuleType
 
 import pytest
 import torch
+from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine.engine.network.condition import Condition
+from vitrine.engine.runtime.stored_weights import as_numbers
 from vitrine.engine.tracing.fingerprint import same_weights, short
 from vitrine.engine.w2w import InvertConfig, Manifest, WeightSpace, initial_lora, invert
 from vitrine.engine.w2w.train.batched_lora import BatchedLora
@@ -124,3 +126,69 @@ def tiny_diffusers():
         sample_size=32, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=tiny.CONTEXT,
         attention_head_dim=2, norm_num_groups=32, **models.ATTENTION_LAST,
     )  # fmt: skip
+
+
+# --- core's other formats -----------------------------------------------------------------------------------------
+FORMATS = {"float8_e5m2": 8, "mxfp8": 8, "int8_tensorwise": 8, "nvfp4": 4, "convrot_w4a4": 4, "asym_w4a8_int8": 4}
+"""Name of core's -> bits of a weight."""
+WIDE = 256  # what all of them take whole groups of
+
+
+def stored_as(form):
+    """(float32 MODEL, the same with the layers that read text stored in one of core's formats)."""
+    from comfy import supported_models
+    from comfy.quant_ops import QUANT_ALGOS, QuantizedTensor
+
+    class Tiny(supported_models.SD15):
+        unet_extra_config = {"num_heads": 2, "num_head_channels": -1}
+
+    described = Tiny(tiny.unet_config(context_dim=WIDE))
+    described.set_inference_dtype(torch.float32, torch.float32)
+    described.quant_config = {"mixed_ops": True}
+    whole, model = tiny.sd(context_dim=WIDE), described.get_model({}, "", device=tiny.CPU)
+    weights, told = whole.model.diffusion_model.state_dict(), json.dumps({"format": form}).encode()
+    for name, weight in list(weights.items()):
+        if weight.ndim == 2 and "transformer_blocks" in name and weight.shape[1] == WIDE:
+            weights |= QuantizedTensor.from_float(weight, QUANT_ALGOS[form]["comfy_tensor_layout"]).state_dict(name)
+            weights[f"{name.removesuffix('.weight')}.comfy_quant"] = torch.tensor(list(told), dtype=torch.uint8)
+    missing, unexpected = model.diffusion_model.load_state_dict(weights, strict=False)
+    assert not missing and not unexpected
+    return whole, tiny.patcher(model)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("form", FORMATS)
+def test_formats_of_core(comfy, bridge, form):
+    from comfy.quant_ops import QUANT_ALGOS
+
+    if form not in QUANT_ALGOS:
+        pytest.skip(f"this ComfyUI has no {form}")
+    with torch.inference_mode():
+        whole, model = stored_as(form)
+    network, plain = model.model.diffusion_model, whole.model.diffusion_model
+    site = value_sites(plain, "all")[0]
+    weight = as_numbers(network.get_submodule(site.path).weight)
+    away = (weight - plain.get_submodule(site.path).weight).std() / weight.std()
+    assert away < (0.2 if FORMATS[form] == 4 else 0.08)
+    mark = bridge.fingerprint(model)
+    assert f"in {FORMATS[form]} bits" in short(mark)
+    assert same_weights(mark, bridge.fingerprint(whole)) == (FORMATS[form] == 8)
+    text = [[torch.randn(1, 7, WIDE, generator=torch.Generator().manual_seed(0)), {}]]
+    before, neurons = basic(model, text), NeuronSet({site.address: (0, 3, 5)}, mark)
+    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    baked = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)[0]
+    blocked = basic(comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0], text)
+    moved = (blocked - before).std()
+    assert moved > 0.005 * before.std() and (basic(baked, text) - blocked).std() < 0.6 * moved, "core rounds anew"
+    assert torch.equal(basic(model, text), before)
+    shape = {"samples": torch.zeros(1, 4, 16, 16)}
+    asked = {"positive": text, "latent": shape, "tau": 0.0, "seeds": 2, "timestep_index": 15}
+    assert 0 < comfy.call("VitrineNEMOScore", model=model, **asked)[0] < 1
+    denoiser, x, found = bridge.loading_denoiser_of(model), torch.randn(1, 4, 8, 8), None
+    try:
+        with torch.inference_mode(False), bridge.differentiable():
+            x = x.requires_grad_()
+            found = torch.autograd.grad(denoiser.forward(x, 300.0, Condition(text[0][0].clone())).sum(), x)[0]
+    except VitrineError as error:
+        assert "no gradient passes" in str(error)
+    assert (found is None) == (form in ("convrot_w4a4", "asym_w4a8_int8"))

@@ -1,4 +1,4 @@
-"""Rank Activations and preset files in real ComfyUI, against the pipeline."""
+"""Rank Layers and preset files in real ComfyUI, against the pipeline."""
 
 import pytest
 import torch

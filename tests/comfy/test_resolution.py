@@ -262,7 +262,7 @@ def test_refusals(comfy, loaded, tmp_path):
             transfer(comfy, loaded[0], 96, 96, **told)
     finally:
         folder_paths.folder_names_and_paths["checkpoints"] = before
-    with pytest.raises(VitrineError, match="checkpoint"):
+    with pytest.raises(VitrineError, match="metadata_from"):
         transfer(comfy, loaded[0], schedule="relabel", metadata_from="gone.safetensors")
 
 

@@ -16,7 +16,7 @@ SHOWS = {
     name: ["PICTURE" in rest, "TEXT" in rest] for name, rest in re.findall(r"(Vitrine\w+): ([A-Z +]+)[,\n]", SCRIPT)
 }
 """Node -> whether a run shows pictures and a text on it, as the page's script says."""
-PANELS = json.dumps(["points on the picture", "people and sliders", "neurons by layer", "draw the curve"])
+PANELS = json.dumps(["points on the picture", "people and sliders", "neurons by layer", "edit the curve"])
 READY = f"""(async () => {{
     window.vitrineApi = (await import('/scripts/api.js')).api
     const canvas = document.createElement('canvas'); canvas.width = canvas.height = 64

@@ -138,7 +138,7 @@ def test_a_conditioning_of_a_patch_is_refused_for_one_branch(comfy, scene):
     watched, recorder = tapped(comfy, old)
     assert torch.equal(sampled(cfg(watched, conds)), sampled(cfg(old, conds)))
     assert set(recorder.record[0]) == {"cond", "uncond", "other"}
-    with pytest.raises(VitrineError, match="rows of the prompt"):
+    with pytest.raises(VitrineError, match="prompt's part of the batch"):
         sampled(cfg(blocker(comfy, old), conds))
 
 

@@ -75,10 +75,10 @@ def pictures():
 
 CARRIED = {
     "plain": ("sd", lambda model: {}),
-    "control": ("sd", lambda model: {"control": tiny.control(), "control_apply_to_uncond": True}),
-    "control, at half strength": ("sd", lambda model: {"control": tiny.control(strength=0.5)}),
-    "control, over": ("sd", lambda model: {"control": tiny.control(timestep_percent_range=(0.9, 1.0))}),
-    "two controls": ("sd", lambda model: {"control": chained()}),
+    "ControlNet": ("sd", lambda model: {"control": tiny.control(), "control_apply_to_uncond": True}),
+    "ControlNet, at half strength": ("sd", lambda model: {"control": tiny.control(strength=0.5)}),
+    "ControlNet, over": ("sd", lambda model: {"control": tiny.control(timestep_percent_range=(0.9, 1.0))}),
+    "two ControlNets": ("sd", lambda model: {"control": chained()}),
     "gligen": ("sd", lambda model: {"gligen": tiny.gligen(model.model.diffusion_model)}),
     "hooks": ("sd", lambda model: {"hooks": lora(model)}),
     "strength": ("sd", lambda model: {"strength": 0.3}),
@@ -100,7 +100,7 @@ CARRIED = {
 }  # fmt: skip
 WITHOUT_EFFECT = {
     "plain",
-    "control, over",
+    "ControlNet, over",
     "strength",
     "the whole run",
     "a timestep range",

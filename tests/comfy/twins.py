@@ -174,7 +174,7 @@ def ksampler_latents(graph, node_id, pipe):
 
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
-def draw_in_one_step(graph, comfy):
+def sample_in_one_step(graph, comfy):
     student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
     contract = student.load_student(student_file("student"))
     score.load_student(student_file("score"))
@@ -246,7 +246,7 @@ def change_a_person_halfway_through(graph, comfy):
     return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
 
 
-def draw_a_person_in_one_step(graph, comfy):
+def sample_a_person_in_one_step(graph, comfy):
     from vitrine.engine.w2w import BatchedLora
 
     space, student = people_space(), pipeline(EMDOneStepPipeline)
@@ -318,7 +318,7 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
 
 
 def first_pictures(s, folder):
-    """What EMD Distill shows: the student's pictures of seeds 0 .. 3 after a small run."""
+    """What EMD Train Student shows: the student's pictures of seeds 0 .. 3 after a small run."""
     from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())

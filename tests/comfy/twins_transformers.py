@@ -23,7 +23,7 @@ def transformer_pipeline(name):
     return pipe, base
 
 
-def draw_at_twice_the_size_transformer(graph, comfy):
+def sample_at_twice_the_size_transformer(graph, comfy):
     found = {}
     for shown, sampler, loader, transfer in ((12, 10, 1, 6), (15, 13, 1, 8), (18, 16, 1, 9), (21, 19, 4, None)):
         s, size = graph(sampler), graph(graph(sampler).latent_image[0])
@@ -60,7 +60,7 @@ def highest(wide, steps):
         return float(wide.pipe.scheduler.sigmas[0])
 
 
-def draw_at_twice_the_size(graph, comfy):
+def sample_at_twice_the_size(graph, comfy):
     """Plain FluxPipeline for the model as it stands, and the two plans around it."""
     from vitrine.engine.portraits.flow import load_flow_portraits
 

@@ -119,7 +119,7 @@ def several_pictures(door: Door) -> None:
     close(four, door.run(pipe, [PROMPT, PROMPT, OTHER, OTHER], **noise(door, 1, 2, 3, 4)))
 
 
-@convention("negative_prompt", "a text beside a text, or a list beside a list")
+@convention("negative_prompt", "a text for a text, a list for a list")
 def negative(door: Door) -> None:
     pipe, guided = door.pipeline(), {} if "guidance_scale" in door.refused else {"guidance_scale": 3.0}
     both = read(door.run(pipe, [PROMPT] * 2, negative_prompt=[OTHER, THIRD], **guided, **noise(door, 1, 1)))
@@ -211,7 +211,7 @@ def guidance(door: Door) -> None:
     how = {"num_inference_steps": STEPS, "output_type": "latent", "guidance_scale": 3.0}
     sized = {"height": SIDE, "width": SIDE}
     checked: dict[str, Any] = {}
-    if door.title == "Control":  # without one, its network has no sizes to weigh
+    if door.title == "Size conditioning":  # without one, its network has no sizes to weigh
         checked = {"checkpoint": _silent(), "gamma": GammaConfig(alpha=2.0)}
     made, own = door.pipeline(), stock(door.family)
     if door.family.startswith("pixart"):

@@ -13,8 +13,8 @@ from typing import Any
 FOLDER = Path(__file__).parents[2] / "docs" / "api"
 METHODS = {
     "pipelines": "diffusers pipelines, one for each node",
-    "activations": "taps, matching, which places to read (GDF)",
-    "nemo": "memorized prompts and the neurons that hold them (NeMo)",
+    "activations": "taps, matching, which layers to read (GDF)",
+    "nemo": "memorized prompts and the neurons behind them (NeMo)",
     "w2w": "spaces of models (weights2weights)",
     "control": "sizes weighted by the noise level (Berrada et al.)",
     "resolution": "sampling away from the training size (Berrada et al.)",

@@ -5,7 +5,7 @@ A test is ``file::function`` below tests/, or ``file::function[case]``: the case
 Its folder tells through which door it goes, :data:`BOTH` which ones compare the two.
 """
 
-COLUMNS = ("addresses", "Tap", "match, rank", "NEMO", "EMD", "W2W", "Control", "Resolution")
+COLUMNS = ("layer names", "Tap", "match, rank", "NEMO", "EMD", "W2W", "Size conditioning", "Resolution")
 Tests = dict[str, list[str]]
 """Column -> tests."""
 TWINS = "comfy/test_family_twins.py::test_one_address_is_one_tensor"
@@ -54,7 +54,7 @@ FULL = _at_full_size("sd15", {
     "NEMO": ("VitrineNEMONeuronBlocker", "VitrineNEMOFindNeurons", "NEMOPipeline", "NEMOPipeline.find"),
     "EMD": ("VitrineEMDOneStepGenerator", "EMDOneStepPipeline"),
     "W2W": ("VitrineApplyW2WModel", "VitrineW2WInvert", "W2WPipeline", "W2WPipeline.invert_image"),
-    "Control": ("VitrineLoadControl", "ControlConditionedPipeline"),
+    "Size conditioning": ("VitrineLoadControl", "ControlConditionedPipeline"),
     "Resolution": ("VitrineResolutionTransferLoader", "ResolutionTransferPipeline"),
 })  # fmt: skip
 FULL_XL = _at_full_size("sdxl", {
@@ -63,7 +63,7 @@ FULL_XL = _at_full_size("sdxl", {
     "NEMO": ("VitrineNEMONeuronBlocker", "VitrineNEMOFindNeurons", "NEMOAroundPipeline", "NEMOAroundPipeline.score"),
     "EMD": ("VitrineEMDOneStepGenerator", "EMDOneStepXLPipeline"),
     "W2W": ("VitrineApplyW2WModel", "VitrineW2WInvert", "W2WAroundPipeline", "W2WAroundPipeline.invert_image"),
-    "Control": ("VitrineControlConditionedSampler", "ControlConditionedXLPipeline"),
+    "Size conditioning": ("VitrineControlConditionedSampler", "ControlConditionedXLPipeline"),
     "Resolution": ("VitrineResolutionTransferLoader", "ResolutionTransferPipeline"),
 })  # fmt: skip
 
@@ -79,16 +79,16 @@ def _nodes(twin: str) -> Tests:
     note = f"{NOTES}::test_the_note_can_be_followed[{twin}-"
     resolution = f"{ROTARY}::test_both_libraries_agree_and_something_changes[{'flux2' if twin == 'klein' else twin}]"
     return {
-        "addresses": [f"{TWINS}[{twin}]", f"{MAPS}[{twin}]"],
+        "layer names": [f"{TWINS}[{twin}]", f"{MAPS}[{twin}]"],
         "Tap": [f"{MODELS}::test_nodes_freshly_added_run[{twin}]", f"{MODELS}::test_one_tap_through_both_doors[{twin}]"],
         "match, rank": [f"{NOTES}::test_the_template_runs[{twin}-Find the same part (your checkpoint)]",
                         f"{NOTES}::test_the_note_for_transformers_can_be_followed[{twin}-Find the same part (demo)]"],
         "NEMO": [f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[{twin}]", f"{note}Stop the model copying a picture (demo)]"],
-        "EMD": [f"{note}Draw in one step (demo)]"],
+        "EMD": [f"{note}Sample in one step (demo)]"],
         "W2W": [f"{note}Pull sliders on a person (demo)]", f"{MODELS}::test_loras_of_every_spelling_change_both_networks_alike[{twin}]",
                 f"{MODELS}::test_a_lora_inside_the_forward_is_the_patch[{twin}]"],
         "Resolution": ["comfy/test_table_families.py::test_both_libraries_agree_on_sd3" if twin == "sd35" else resolution,
-                       f"{note}Draw at twice the size (demo)]"],
+                       f"{note}Sample at twice the size (demo)]"],
     }  # fmt: skip
 
 
@@ -129,41 +129,41 @@ SD2 = "pipelines/test_sd2.py"
 
 CELLS: dict[str, dict[str, Tests]] = {
     "portraits (SD1.x-shaped)": {"": {
-        "addresses": ["comfy/test_nodes.py::test_both_layouts_have_the_same_addresses", "comfy/test_cross_layout.py::test_unet_tensors_agree[portraits shape]"],
+        "layer names": ["comfy/test_nodes.py::test_both_layouts_have_the_same_addresses", "comfy/test_cross_layout.py::test_unet_tensors_agree[portraits shape]"],
         "Tap": ["comfy/test_nodes.py::test_taps_agree_with_the_python_door", "pipelines/test_activation_tap.py::test_pictures_in_activations_out"],
         "match, rank": ["comfy/test_matching.py::test_points_travel_to_the_right_part_and_agree_with_the_pipeline", "comfy/test_ranking.py::test_the_node_ranks_as_the_pipeline_does"],
         "NEMO": ["comfy/test_nemo.py::test_statistics_and_search_equal_the_pipelines", "comfy/test_nemo.py::test_node_and_pipeline_block_alike"],
         "EMD": ["comfy/test_emd.py::test_node_pipeline_and_stock_graph_agree", "comfy/test_emd.py::test_correction_agrees_with_the_pipeline"],
         "W2W": ["comfy/w2w/test_inversion.py::test_inversion_equals_the_pipelines", "comfy/w2w/test_patches.py::test_the_patch_is_the_pipelines_model"],
-        "Control": ["comfy/test_control_checkpoint.py::test_a_checkpoint_samples_as_in_the_pipeline"],
+        "Size conditioning": ["comfy/test_control_checkpoint.py::test_a_checkpoint_samples_as_in_the_pipeline"],
         "Resolution": ["comfy/test_resolution.py::test_both_doors_agree", "pipelines/test_resolution.py::test_every_family[sd]"],
     }},
-    "SD1.x": {"": FULL | {"addresses": _unet("SD1.5")}},
+    "SD1.x": {"": FULL | {"layer names": _unet("SD1.5")}},
     "SD2.x, predicting noise or v": {"": {
-        "addresses": _unet("SD2.1"),
+        "layer names": _unet("SD2.1"),
         "Tap": [f"{SD2}::test_taps_matches_and_masks"], "match, rank": [f"{SD2}::test_taps_matches_and_masks"],
         "NEMO": [f"{SD2}::test_nemo_blocks_scores_and_searches"],
         "EMD": ["comfy/test_emd_families.py::test_emds_nodes_in_comfyui[SD2, predicting v]", f"{SD2}::test_one_step"],
-        "W2W": [f"{SD2}::test_a_person_is_drawn_and_found"], "Control": [UNTOLD],
+        "W2W": [f"{SD2}::test_a_person_is_drawn_and_found"], "Size conditioning": [UNTOLD],
         "Resolution": [f"{SD2}::test_another_size"],
     }},
-    "SDXL": {"": FULL_XL | {"addresses": _unet("SDXL")}},
+    "SDXL": {"": FULL_XL | {"layer names": _unet("SDXL")}},
     "PixArt": {"": {
-        "addresses": ["comfy/test_cross_layout.py::test_transformer_tensors_agree[PixArt]"],
+        "layer names": ["comfy/test_cross_layout.py::test_transformer_tensors_agree[PixArt]"],
         "Tap": [f"{PIXART}::test_a_tap", f"{TAPS}[pixart]"],
         "match, rank": [f"{PIXART}::test_points_travel", f"{PIXART}::test_masks_travel", f"{MATCHES}[pixart]"],
         "NEMO": [f"{PIXART}::test_neurons_are_blocked", f"{AROUND['NEMO']}[pixart]", "pipelines/test_nemo_around.py::test_statistics_scores_and_searches_are_the_engines[pixart]"],
         "EMD": [f"{PIXART}::test_one_step", f"{AROUND['EMD']}[pixart]", "comfy/test_emd_families.py::test_pixart_is_refused"],
         "W2W": [f"{PIXART}::test_a_lora_is_the_same_change", f"{AROUND['W2W']}[pixart]"],
-        "Control": ["comfy/test_portraits_transformer.py::test_a_run_with_controls_is_the_pipelines", "comfy/test_control.py::test_node_and_pipeline_give_the_same_latents[pixart]"],
+        "Size conditioning": ["comfy/test_portraits_transformer.py::test_a_run_with_controls_is_the_pipelines", "comfy/test_control.py::test_node_and_pipeline_give_the_same_latents[pixart]"],
         "Resolution": ["comfy/test_portraits_transformer.py::test_positions_are_those_of_the_pipeline", "pipelines/test_resolution.py::test_every_family[pixart]"],
     }},
     "SD3, SD3.5 medium": {"": _with(
         _both("sd35", "sd3"), EMD="comfy/test_emd_families.py::test_emds_nodes_in_comfyui[SD3, SD3.5 medium]",
-        Control="engine/control/test_inject.py::test_c_emb_is_added_to_the_timestep_embedding[sd3]",
+        **{"Size conditioning": "engine/control/test_inject.py::test_c_emb_is_added_to_the_timestep_embedding[sd3]"},
     )},
     "flow portraits (Flux-shaped)": {"": {
-        "addresses": ["comfy/test_portraits_flow.py::test_every_layer_is_the_same_network"],
+        "layer names": ["comfy/test_portraits_flow.py::test_every_layer_is_the_same_network"],
         "Tap": ["comfy/test_flow_nodes.py::test_a_tap"],
         "match, rank": ["comfy/test_flow_nodes.py::test_points_travel", "comfy/test_flow_nodes.py::test_masks_travel"],
         "NEMO": ["evidence/test_nemo_flow.py::test_statistics_and_score_of_the_flow_model", f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[flux]"],

@@ -15,13 +15,14 @@ ON_README = (
     "emd.mixture", "emd.student", "control.cross_size", "resolution.receptive",
 )  # fmt: skip
 WRITTEN = "<!-- Written by VITRINE_WRITE_DOCS=1 pytest tests/docs/test_results.py from results/*.json -->\n\n"
+SAID = {"paper": "From: ", "figure": "Figure: ", "target": "Target: "}
 HEAD = "| verdict | claim | ours | best other method | trivial baseline | n |\n|---|---|---|---|---|---|\n"
 LEAD = """# Results
 
-One row for each claim, verdict first: **pass** (the target is met), **partly** (some of its conditions are), **fail**,
+One line for each claim, verdict first: **pass** (the target is met), **partly** (some of its conditions are), **fail**,
 **not run**. The *trivial baseline* is what any method must beat; *n* counts pictures, prompts, people or layers;
-brackets hold 95 % intervals. All figures are of the toy models that ship with the pack, of no published checkpoint.
-Settings were chosen on other pictures than those measured, unless a claim's text says otherwise.
+brackets enclose 95 % intervals. All figures are of the toy models that ship with the pack, not of published
+checkpoints. Settings were chosen on other pictures than those measured, unless a claim's text says otherwise.
 """
 
 
@@ -125,8 +126,7 @@ def _cell(value):
 
 
 def _measured(result):
-    what = " ".join(filter(None, (result["paper"], f"({result['figure']})" if result["figure"] else "")))
-    lines = [f"{what}." if what else "", f"Target: {result['target']}." if result["target"] else ""]
+    lines = [f"{said}{result[key]}." for key, said in SAID.items() if result[key]]
     if result["command"]:
         command = f"`{result['command']}`" if result["command"].split()[0] != "outside" else result["command"]
         lines.append(

@@ -6,7 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from vitrine_tests.docs.test_pictures import Image, command, difference
-from vitrine_tests.full_size.notes import Following, families_of, for_transformers, note, plain, transformers_in
+from vitrine_tests.full_size.notes import Following, families_of, for_transformers, note, steps_in, transformers_in
 from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED, plain_title
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +16,7 @@ NAMES = ROOT / "locales" / "en" / "nodeDefs.json"
 
 
 def slug(workflow):
-    """A title as a file name of the docs and as its twin's name: "Draw in one step (demo)" -> draw_in_one_step."""
+    """A title as a file name of the docs and as its twin's name: "Sample in one step (demo)" -> sample_in_one_step."""
     return re.sub(r"\W+", "_", plain_title(workflow.stem).lower())
 
 
@@ -30,7 +30,7 @@ def test_every_workflow_has_its_section(subtests):
             (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
             assert {f"pictures/graph_{slug(workflow)}.jpg", f"pictures/{slug(workflow)}.jpg"} <= set(links(section))
             assert section.startswith(f"{workflow.stem}\n"), "the file's name is the title that ComfyUI shows"
-            assert "**Your own model:** swap *" in section and re.search(r"\(examples/\w+\.py\)", section)
+            assert "**Your own model:**\n\n1. Swap *" in section and re.search(r"\(examples/\w+\.py\)", section)
 
 
 def test_the_node_to_swap_is_in_the_workflow(subtests):
@@ -39,7 +39,7 @@ def test_the_node_to_swap_is_in_the_workflow(subtests):
             (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
             names, nodes = (json.loads(p.read_text(encoding="utf-8")) for p in (NAMES, workflow))
             shown = {names[n["type"]]["display_name"] for n in nodes["nodes"] if n["type"] in names}
-            assert re.search(r"swap \*([^*]+)\*", section).group(1) in shown
+            assert re.search(r"Swap \*([^*]+)\*", section).group(1) in shown
 
 
 OWN = {
@@ -53,9 +53,8 @@ def test_the_note_is_the_gallerys_and_can_be_followed(subtests):
     for workflow in SHIPPED:
         with subtests.test(workflow.stem):
             (section,) = [s for s in SECTIONS if f"../workflows/{workflow.name}" in links(s)]
-            (said,) = re.findall(r"\*\*Your own model:\*\* (.*?)\n- \*\*In Python", section, re.S)
-            assert plain(said) == note(workflow.stem)
-            assert transformers_in(" ".join(said.split())) == for_transformers(workflow.stem)
+            assert steps_in(section) == note(workflow.stem)
+            assert transformers_in(section) == for_transformers(workflow.stem)
             for family in families_of(workflow.stem):
                 following = Following.start(workflow.stem, family, OWN)
                 following.follow(note(workflow.stem))

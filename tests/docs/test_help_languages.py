@@ -27,9 +27,25 @@ def test_a_page_speaks_of_its_node_in_its_words(subtests):
             names = NAMES[language]
             assert text.startswith(f"# {names[node]['display_name']}\n")
             rows = set(re.findall(r"^\| `(\w+)` \|", text, re.M))
-            assert len(rows) >= 3 and rows <= set(NAMES["en"][node]["inputs"])
+            inputs = NAMES["en"][node]["inputs"]
+            assert len(rows) >= 3 and rows <= {*inputs, *(entry["name"] for entry in inputs.values())}
             english = (DOCS / f"{node}.md").read_text(encoding="utf-8")
             assert not [row for row in rows if f"`{row}`" not in english], "unknown to the English page"
             known = {n["display_name"] for n in names.values()}
             quotes = QUOTED.findall(text)
             assert not [quote for quote in quotes if quote not in known and f'"{quote}"' not in words]
+
+
+def _parts(text):
+    """What a page's paragraphs before "Advanced" are, in order: a picture, a caption, a table, a bold lead, text."""
+    kinds = {"#": "title", "!": "picture", "|": "table", "**": "bold lead", "*": "caption"}
+    blocks = text.partition("\n## Advanced\n")[0].partition("**In Python.**")[0].strip().split("\n\n")
+    return [next((kind for mark, kind in kinds.items() if block.startswith(mark)), "text") for block in blocks]
+
+
+def test_a_page_has_the_parts_of_the_english_one(subtests):
+    """All before "Advanced"; its last line leads to the English page for the rest."""
+    for node, language in product(NODES, LANGUAGES):
+        with subtests.test(node=node, language=language):
+            translated = _parts((DOCS / node / f"{language}.md").read_text(encoding="utf-8"))
+            assert translated == [*_parts((DOCS / f"{node}.md").read_text(encoding="utf-8")), "text"]

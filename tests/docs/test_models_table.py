@@ -17,7 +17,7 @@ def table():
     """Row -> column -> what the cell says."""
     lines = PAGE[PAGE.index("| model |") :].split("\n\n")[0].splitlines()
     header = [c.strip() for c in lines[0].strip("|").split("|")]
-    assert tuple(c.split(",")[0] if c.startswith("addresses") else c for c in header[1:]) == COLUMNS
+    assert tuple(c.split(",")[0] if c.startswith("layer names") else c for c in header[1:]) == COLUMNS
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in lines[2:]]
     return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
 
@@ -85,7 +85,7 @@ def says_what_its_tests_run(cell, tests, family, column):
     refusals = [t for t in tests if "refused" in t or "cannot" in t]
     through = set().union(*(doors(t) for t in tests if t not in refusals))
     assert bool(tests) or words == "–", "nothing stands behind it"
-    if column == "addresses":
+    if column == "layer names":
         assert any(t.startswith("comfy/") for t in tests)
     else:
         parts = [words] if family else cell.split(";")

@@ -32,7 +32,7 @@ def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     text = page.write(tmp_path / "r.html").read_text()
     assert text.count("<table>") == 2 and text.count("<img") == 3 + 3 + len(PARTS) + 4 + 4 + 4
     assert all(
-        name in text for name in ("Find Correspondence", "Segment Like This", "portraits-legacy", "copied coordinates")
+        name in text for name in ("Find Same Points", "Segment Like This", "portraits-legacy", "copied coordinates")
     )
 
 

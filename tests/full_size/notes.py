@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,22 @@ CORE = {
     "BatchImagesNode": "Batch Images", "BatchMasksNode": "Batch Masks", "LoraLoaderModelOnly": "Load LoRA",
 }  # fmt: skip
 PORTRAITS = ("VitrineLoadPortraits", "VitrineLoadPortraitsTransformer")
+STEP = r"(?:on [^;]* set|swap|set|choose|write|take|leave|put|connect|empty|switch|change) "
 OWN_SIDES = {"sd15": 512, "sdxl": 1024}
 """What the families were trained at."""
 
 
 def note(workflow: str) -> str:
-    """The sentence after "Your own model:" in a workflow's note, without marks of emphasis."""
-    (found,) = re.findall(r"\*\*Your own model:\*\* ([^\n]*)", note_texts(workflow))
-    return plain(found)
+    """The steps below "Your own model:" in a workflow's note, in one line, without marks of emphasis."""
+    return steps_in(note_texts(workflow))
+
+
+def steps_in(text: str) -> str:
+    """The same of a text, a numbered list or sentences: "swap this; set that"; what is no step is left out."""
+    said = text.partition("**Your own model:**")[2].strip().split("\n\n")[0]
+    parts = re.split(r"(?<!SD 1)\.(?:\s|$)", re.sub(r"^\d+\. ", "", said, flags=re.M))
+    steps = [plain(part[0].lower() + part[1:]) for part in parts if part]
+    return "; ".join(step for step in steps if re.match(STEP, step))
 
 
 def note_texts(workflow: str) -> str:
@@ -82,11 +90,7 @@ class Following:
         return cls(without_boxes(read(ROOT / "workflows" / "api" / f"{workflow}.json")), family, own, workflow)
 
     def follow(self, sentence: str) -> None:
-        """Do all that a sentence says.
-
-        Raises:
-            AssertionError: A part of it has no entry in ``WORDS``, or says something of a node that is not there.
-        """
+        """Do all that the steps of a note say. An unknown part is an AssertionError."""
         for part in sentence.split("; "):
             known = [(match, act) for words, act in WORDS if (match := re.fullmatch(words, part))]
             assert len(known) == 1, f"{self.workflow}: nobody knows how to follow {part!r}"
@@ -130,16 +134,27 @@ class Following:
             if other in self.graph:
                 self.remove(other)
 
+    def having(self, name: str, nodes: Iterable[str] | None = None) -> dict[str, str]:
+        """Node -> id of its input that the page shows under a name."""
+        found = {i: _input(self.graph[i]["class_type"], name) for i in (nodes or self.graph)}
+        return {i: key for i, key in found.items() if key in self.inputs(i)}
+
     def set_everywhere(self, name: str, value: Any, nodes: list[str] | None = None) -> None:
         """Set an input wherever it is."""
-        having = [i for i in (nodes or self.graph) if name in self.inputs(i)]
+        having = self.having(name, nodes)
         assert having, f"{self.workflow}: no node has {name}"
-        for node_id in having:
-            self.inputs(node_id)[name] = value
+        for node_id, key in having.items():
+            self.inputs(node_id)[key] = value
 
 
 def _name(kind: str) -> str:
     return CORE.get(kind) or NAMES.get(kind, {}).get("display_name", kind)
+
+
+def _input(kind: str, shown: str) -> str:
+    """Id of the input that a node shows under a name."""
+    inputs = NAMES.get(kind, {}).get("inputs", {})
+    return next((key for key, entry in inputs.items() if entry["name"] == shown), shown)
 
 
 def _from(value: Any) -> str | None:
@@ -217,13 +232,13 @@ def positions_and_field(f: Following, name: str, value: str, on_sd3: str, other:
 
 def set_typed(f: Following, name: str, value: str) -> None:
     """An input of every node in which it is typed and not connected."""
-    typed = [i for i in f.graph if not isinstance(f.inputs(i).get(name, []), list)]
+    typed = [i for i, key in f.having(name).items() if not isinstance(f.inputs(i)[key], list)]
     assert len(typed) == 2, f"{f.workflow}: {name} is typed in {typed}"
     f.set_everywhere(name, value, typed)
 
 
-def choose_typed(f: Following, node: str, addresses: str) -> None:
-    for name, value in (("selection", "addresses below"), ("addresses", addresses)):
+def choose_typed(f: Following, node: str, layers: str) -> None:
+    for name, value in (("selection", "addresses below"), ("layers", layers)):
         f.set_everywhere(name, value, f.of(node))
 
 
@@ -290,7 +305,7 @@ def write_sliders(f: Following) -> None:
 def own_files(f: Following) -> None:
     for name, (key, kind) in {
         "Load Neurons": ("file", "neurons"), "Load W2W Space": ("space_file", "space"),
-        "Load W2W Model": ("file", "person"), "Load Feature Preset": ("file", "places"),
+        "Load W2W Model": ("file", "person"), "Load Layer Preset": ("file", "places"),
         "Load Activations": ("file", "taps"),
     }.items():  # fmt: skip
         f.set_everywhere(key, f.own[kind], f.of(name))
@@ -320,16 +335,16 @@ def write_prompts(f: Following) -> None:
 def choose_teacher(f: Following) -> None:
     """Whoever has no SD1.x folder has no use for the node."""
     if "teacher" in f.own:
-        f.set_everywhere("base", f.own["teacher"], f.of("EMD Distill"))
+        f.set_everywhere("base", f.own["teacher"], f.of("EMD Train Student"))
     else:
-        leave_out(f, "EMD Distill")
+        leave_out(f, "EMD Train Student")
 
 
-def tell(f: Following, *numbers: str) -> None:
-    """Sizes told, wherever one of the portraits' stands as width and height."""
-    new, old = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+def change_sizes(f: Following, *numbers: str) -> None:
+    """Size conditions, wherever one of the portraits' sizes is width and height."""
+    old, new = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
     table = {int(a): int(b) for a, b in zip(old, new, strict=True)}
-    nodes = [i for kind in ("Control Values", "Control-Conditioned Sampler") for i in _some(f, kind)]
+    nodes = [i for kind in ("Size and Crop Values", "Control-Conditioned Sampler") for i in _some(f, kind)]
     for node_id in nodes:
         given = f.inputs(node_id)
         given.update(width=table[given["width"]], height=table[given["height"]])
@@ -344,20 +359,20 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"swap (?:the )?Render Portrait(?: nodes)? for Load Image with (?:a )?painted masks?"
      r"(?:, joined by Batch Images and Batch Masks \(sixteen pictures of 512 px\))?", swap_renders),
     (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
-    (r"set width and height of (What to draw|Draw both) to (\d+)(?: \(SDXL: (\d+)\))?", set_side_in),
-    (r"set (timestep_index|schedule) to (\w+) and (share|pos_embed) to (\w+)", set_both),
+    (r"set width and height of (Prompt and size|Sample both) to (\d+)(?: \(SDXL: (\d+)\))?", set_side_in),
+    (r"set (timestep_index|schedule) to (\w+) and (effect_fraction|pos_embed) to (\w+)", set_both),
     (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto) and (receptive_field) to (dilate)", on_unets),
     (r"on SD3 set (pos_embed) to (auto)", on_sd3),
     (r"set (pos_embed) to (rope_yarn) \(SD3: (auto)\) and (receptive_field) to (none)", positions_and_field),
-    (r"set both (addresses) to (auto)", set_typed),
-    (r"set selection of (Activation Tap) to addresses below and its addresses to (auto)", choose_typed),
+    (r"set both (layers) to (auto)", set_typed),
+    (r"set selection of (Activation Tap) to addresses below and its layers to (auto)", choose_typed),
     (r"set timestep_index to (\d+)", lambda f, value: f.set_everywhere("timestep_index", int(value))),
     (r"set train_width and train_height to (\d+)(?: \(the family's usual size\))?", train_sizes),
     (r"set target_width and target_height to (\d+)", target_sizes),
-    (r"set your size as target_width and target_height of Resolution Transfer Loader and as width and height of What "
-     r"to draw", your_size),
-    (r"set (addresses|places|mode) of ([\w, ]+) to ([\w*-]+)", set_of),
-    (r"empty the (address) of (Activation Picture|Tap, save, and draw both)",
+    (r"set your size as target_width and target_height of Resolution Transfer Loader and as width and height of "
+     r"Prompt and size", your_size),
+    (r"set (layers|mode) of ([\w, ]+) to ([\w*-]+)", set_of),
+    (r"empty the (layer) of (Activation Picture|Tap, save, and sample both)",
      lambda f, name, node: set_of(f, name, node, "")),
     (r"choose a published selection \(([\w.-]+), ([\w.-]+)\) in Activation Tap", choose_selection),
     (r"take tau from NEMO Threshold(?: over 500 or more ordinary captions \(0\.428 for SD 1\.4\))?", take_tau),
@@ -370,14 +385,15 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"switch ([\w ]+) on \(.*Ctrl\+B\)", switch_on),
     (r"choose your own space in Somebody", own_space),
     (r"write its sliders in W2W Edit", write_sliders),
-    (r"choose your own files in the Load nodes and your space in Draw both", own_files),
+    (r"choose your own files in the Load nodes and your space in Sample both", own_files),
     (r"put LoRAs of one kind into a folder below models/loras and choose it in Build W2W Space", choose_folder),
-    (r"connect its SPACE in place of Load W2W Space", connect_space),
+    (r"connect its SPACE instead of Load W2W Space", connect_space),
     (r"write your files' names in Train W2W Direction", write_names),
-    (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Distill", choose_teacher),
+    (r"put a diffusers folder of an SD1\.x model into models/diffusers and choose it in EMD Train Student",
+     choose_teacher),
     (r"write your prompts and ordinary captions in NEMO Copy Check", write_prompts),
-    (r"tell (\d+) in place of (\d+)", tell),
-    (r"tell (\d+), (\d+) and (\d+) in place of (\d+), (\d+) and (\d+) in Control Values: three sizes and "
-     r"Control-Conditioned Sampler", tell),
+    (r"change (\d+) to (\d+)", change_sizes),
+    (r"change (\d+), (\d+) and (\d+) to (\d+), (\d+) and (\d+) in Size and Crop Values: three sizes and "
+     r"Control-Conditioned Sampler", change_sizes),
 ]  # fmt: skip
 """Part of a sentence -> what it means for the graph."""

@@ -25,8 +25,8 @@ REFUSED = {
 HEAD = """# At full size
 
 Nodes, pipelines and the notes "Your own model" on single-file checkpoints of full size: SD1.5 (2.1 GB, 1130 tensors) and
-SDXL (6.9 GB, 2514 tensors) in the layout of the models' authors, with **random float16 weights** that the tests write themselves. What
-that shows: names, shapes, sizes, precision and memory of what people load. What it cannot show: pictures; random weights draw noise.
+SDXL (6.9 GB, 2514 tensors). The layout is that of the models' authors; the **random float16 weights** are written by the tests. This
+shows names, shapes, sizes, precision and memory of what people load. It cannot show pictures: random weights give noise.
 **This page is written by the tests**, the nightly lane:
 
 ```bash
@@ -36,9 +36,9 @@ VITRINE_FULL_SIZE=sd15 pytest tests/full_size                             # 6 GB
 
 The files are written once, below `~/.cache/vitrine-full-size` or `$VITRINE_FULL_SIZE_DIR`; ComfyUI is needed (`$COMFYUI_PATH`), for its
 networks say which tensors a checkpoint has and its folder has CLIP's vocabulary. Nothing is downloaded. Names and shapes of both files are
-those of the authors' layout; both libraries read every tensor of either file and miss none (`test_checkpoint.py`), and taps of both are
-held to each other (`test_doors.py`). A dash is a pipeline of the other family (`XL` or `Around` in its name is SDXL's), or a node in a run of the lane that did not come to its
-end here; "not run yet" a case that was added since the last run.
+those of the authors' layout; both libraries read every tensor of either file and miss none (`test_checkpoint.py`), and their taps are
+compared with each other (`test_doors.py`). A dash marks a pipeline of the other family (`XL` or `Around` in its name is SDXL's), or a node that
+the run did not reach. "Not run yet" marks a case that was added since the last run.
 
 Seconds and peak memory of the process (mapped files included) of each run: few steps, pictures of 96 px (`$VITRINE_FULL_SIZE_SIDE` for others),
 one CPU thread on a busy machine. SD1.5's UNet is kept in float32, as ComfyUI does on a CPU, SDXL's in float16 and computed in

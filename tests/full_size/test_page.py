@@ -35,12 +35,12 @@ def test_a_glob_in_a_note_is_typed_whole():
     following = Following.start("Find the same part (demo)", "sd15", {})
     (part,) = [p for p in note("Find the same part (demo)").split("; ") if "places" in p]
     following.follow(part)
-    (ranker,) = following.of("Rank Activations")
+    (ranker,) = following.of("Rank Layers")
     assert following.inputs(ranker)["places"] == "up-*"
 
 
 def test_a_small_run_draws_enough_pictures_to_compare():
-    graph = Following.start("Draw in one step (demo)", "sd15", {}).graph
+    graph = Following.start("Sample in one step (demo)", "sd15", {}).graph
     made_small(graph, "sd15")
     (drawn,) = [n["inputs"]["batch_size"] for n in graph.values() if n["class_type"] == "EmptyLatentImage"]
     variety = measure_variety(torch.randn(drawn, 8), torch.randn(drawn, 8))

@@ -20,7 +20,7 @@ BEFORE: dict[str, dict[str, Any]] = json.loads((HERE / "before.json").read_text(
 HEAD = """# On your machine
 
 Which call works in which precision, where, and what it costs a device in waits. **This page is written by the tests**
-(`VITRINE_WRITE_DOCS=1 VITRINE_MACHINE=full pytest tests/machine`), which hold every cell; `pytest tests/machine` runs a cut
+(`VITRINE_WRITE_DOCS=1 VITRINE_MACHINE=full pytest tests/machine`), which check every cell; `pytest tests/machine` runs a cut
 through the table in five minutes of one core. They use real diffusers and transformers classes at small size, and a
 pretended accelerator (`tests/machine/pretend.py`). It refuses tensors of two devices in one operation and float64, and counts waits and
 uploads with the line that asked. What it cannot show: speed, memory of the device, kernels of a real one.
@@ -30,7 +30,7 @@ PRECISION = """
 ## Half precision
 
 `from_pretrained(..., torch_dtype=torch.float16)` or `bfloat16`, everything in that precision. The figure is the largest error of
-any result against float32, relative in the Euclidean norm; in brackets the bound that a test holds.
+any result against float32, relative in the Euclidean norm; in brackets the bound that a test checks.
 `†` marks what raised an error before.
 """
 
@@ -41,7 +41,7 @@ One forward of the other families, tiny networks of diffusers' own classes:
 PLACING = """
 ## Devices and offloading
 
-Each call once under each of diffusers' ways to place a pipeline. `✓`: the result of the plain pipeline, and every module where it was, in its
+Each call once under each of diffusers' ways to distribute a pipeline over devices. `✓`: the result of the plain pipeline, and every module where it was, in its
 precision, when the call has ended. In float32 results agree to {equal:g}; to {rank:g} for `rank`, whose probes magnify rounding; to {labels:g} for `segmentation`, two pixels on an edge.
 *Refused* and – have their reasons below; "not run yet" waits for the run of the night. *Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
 *Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
@@ -53,7 +53,7 @@ WAITS = """
 ## Waiting for the device
 
 Each wait of the host (`.item()`, `.cpu()`, an index by a mask) stops the device; each upload costs a transfer. Counted a sampling or
-training step beyond what the scheduler does itself in the stock pipeline; a forward; or a call, beyond the places it hands over.
+training step beyond what the scheduler does itself in the stock pipeline; a forward; or a call, beyond its inputs and results.
 """
 
 UNMEASURED = "not run yet"
@@ -151,7 +151,10 @@ def _left_out() -> list[str]:
         reasons.setdefault(reason, []).append(f"`{name}` {FAMILIES[family]} {SHORT.get(column, column)}")
     for (name, mode), reason in {**LEFT_OUT, **PENDING}.items():
         reasons.setdefault(reason, []).append(f"`{name}` {SHORT.get(mode, mode)}")
-    return ["", *(f"- {', '.join(cells)}: {reason}." for reason, cells in reasons.items())]
+    return [
+        "",
+        *(f"- {reason[0].upper()}{reason[1:]}. These: {', '.join(cells)}." for reason, cells in reasons.items()),
+    ]
 
 
 def _waits(figures: dict[str, dict[str, Any]]) -> list[str]:

@@ -61,7 +61,7 @@ def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
     from vitrine.engine.io.lora_writing import kohya, of_peft
 
     file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
-    with pytest.raises(VitrineError, match="student contract: given none"):
+    with pytest.raises(VitrineError, match="student preset: given none"):
         pipe.load_student(file)
     with pytest.raises(VitrineError, match="preset: given DMD3"):
         pipe.load_student(file, preset="DMD3")

@@ -16,6 +16,7 @@ from vitrine.engine.nemo import (
     SearchConfig,
     fingerprint_of,
     make_probe,
+    neuron_statistics,  # noqa: I001
     score_prompts,
     value_sites,
 )
@@ -214,11 +215,14 @@ def test_erasing_leaves_the_pipeline_alone_and_its_lora_loads(pipe, tmp_path):
         pipe.erase([plant.captions[0]], [], ordinary, everything, config, few)
 
 
-def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path):
-    """A ``.pt`` of two lists, as the authors publish it; a file for other layers is refused."""
+def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path, monkeypatch):
+    """A ``.pt`` of two lists, as the authors publish it; a file for other layers is refused, another model too."""
     sites = value_sites(pipe.unet)
-    tables = [[torch.full((3,), float(k)) for k, _ in enumerate(sites)] for _ in range(2)]
-    torch.save(tuple(tables), tmp_path / "statistics.pt")
+    weights = [pipe.unet.get_submodule(site.path).weight for site in sites]
+    torch.save(tuple([[torch.rand(len(w)) + k for w in weights] for k in (0, 1)]), tmp_path / "statistics.pt")
+    with pytest.raises(VitrineError, match="statistics"):
+        pipe.import_statistics(tmp_path / "statistics.pt")
+    monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", tuple(tuple(w.shape) for w in weights))
     read = pipe.import_statistics(tmp_path / "statistics.pt")
     assert list(read.means) == [site.address for site in sites] and read.count == 50_000
     torch.save(([], []), tmp_path / "none.pt")

@@ -68,6 +68,8 @@ class BuildConfig(Config):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise refuse("mode", self.mode, MODES, "auto chooses and says why")
+        if self.layers_per_block < 1:
+            raise refuse("layers_per_block", self.layers_per_block, "1 or more", "2 for SD and SDXL")
         PCAConfig(self.components, self.route, self.memory)
 
 

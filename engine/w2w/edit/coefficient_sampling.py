@@ -77,7 +77,7 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     config = config or usual_sampling(space)
     if config.factor and not bool(space.deviations.any()):
         remedy = "import it again with proj_1000pc.pt beside the other files, or draw with factor 0, the mean model"
-        raise refuse("space", "without the spread of its models", "a space to draw from", remedy)
+        raise refuse("space", "without the spread of its models", "a space to sample from", remedy)
     used = min(config.components or max(1, space.count // 3), space.dimension)
     drawn = torch.zeros(len(seeds), space.dimension)
     for row, random in enumerate(generators(seeds)):

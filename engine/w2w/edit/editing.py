@@ -62,7 +62,7 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
         if not abs(strength) < 1000:
             raise refuse(f"strength of {label}", strength, "-1000 .. 1000 deviations", "the training models span +-3")
         if label in config.protect:
-            raise refuse("protect", label, "labels without a slider of their own", "drop it from one of the two")
+            raise refuse("protect", label, "labels without a separate slider", "drop it from one of the two")
         protected = [direction_named(space, p) for p in config.protect]
         vector = without(direction_named(space, label), protected, config.mode)
         # weights2weights, Eq. 2: theta_edit = theta + a n, here in coefficients: a n = sum of strength x direction

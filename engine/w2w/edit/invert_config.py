@@ -55,6 +55,10 @@ class InvertConfig(Config):
                 raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
         if not 0 <= self.low < self.high <= 999:
             raise refuse("timesteps", (self.low, self.high), "0 <= low < high <= 999", "0 and 999 are the paper's")
+        if self.components is not None and self.components < 1:
+            raise refuse("components", self.components, "1 or more", "leave it out for all")
+        if self.weight_decay < 0:
+            raise refuse("weight_decay", self.weight_decay, "0 or more", "the paper's is 1e-10")
         if self.lr <= 0 or self.prior < 0 or self.schedule not in ("constant", "cosine"):
             shown = (self.lr, self.prior, self.schedule)
             raise refuse("lr, prior, schedule", shown, "lr > 0, prior >= 0, constant or cosine", "0.1, 0, constant")

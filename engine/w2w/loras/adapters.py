@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from ...errors import refuse
 from .base_weights import BaseWeights
@@ -55,7 +56,7 @@ class Entry:
         """(out, in), whatever the rank."""
         return self.up[0], math.prod(self.down[1:])
 
-    @property
+    @cached_property
     def decomposed(self) -> bool:
         """Whether it is a DoRA."""
         return any(role in _MAGNITUDES for role, _ in self.keys)
@@ -222,7 +223,7 @@ def _check_size(name: str, path: str, size: _Measured) -> None:
 def _adaptive(name: str, settings: LoraRules) -> float:
     if settings.adaptive is None:
         shown = f"{name}, an AdaLoRA without its settings"
-        raise refuse("LoRA file", shown, "one with PEFT's adapter_config.json beside it", "copy the whole folder")
+        raise refuse("LoRA file", shown, "one with PEFT's adapter_config.json next to it", "copy the whole folder")
     return settings.adaptive
 
 
@@ -235,7 +236,9 @@ def _tail(name: str, path: str, size: _Measured, base: BaseWeights | None, decom
     if decomposed and (base is None or path not in base):
         shown = f"{name}, a DoRA: its change depends on the base model's weights"
         shown += "" if base is None else f", and those at hand lack {path}"
-        raise refuse("LoRA file", shown, "one beside its base model", "vitrine w2w build has --base-weights FILE")
+        raise refuse(
+            "LoRA file", shown, "one together with its base model", "vitrine w2w build has --base-weights FILE"
+        )
     if base is None or path not in base:
         return size.tail
     shape = base.shape(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ...families import FAMILIES
 
@@ -27,9 +28,18 @@ def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> s
 
 def shaped_base(outers: Outers) -> str:
     """The base model by layers' names and sizes (out, in); empty where they fit none that is known."""
-    for family in FAMILIES:
-        shapes = [outer for path, outer in outers.items() if family.lora_paths and re.search(family.lora_paths, path)]
-        for model in family.published:
-            if any(model.width in outer or model.text == outer[1] for outer in shapes):
+    sizes: dict[int, set[tuple[int, ...]]] = {}
+    for path, outer in outers.items():
+        for family in _families_of(path):
+            sizes.setdefault(family, set()).add(outer)
+    for family in sorted(sizes):
+        for model in FAMILIES[family].published:
+            if any(model.width in outer or model.text == outer[1] for outer in sizes[family]):
                 return model.name
     return ""
+
+
+@lru_cache(maxsize=1 << 15)
+def _families_of(path: str) -> tuple[int, ...]:
+    """Places in ``FAMILIES`` of those whose LoRA files have a layer of this name."""
+    return tuple(i for i, f in enumerate(FAMILIES) if f.lora_paths and re.search(f.lora_paths, path))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from functools import lru_cache
 from typing import NamedTuple
 
 from ...families import FAMILIES
@@ -68,6 +69,11 @@ class Key(NamedTuple):
     unet: bool
 
 
+_SEEN = 1 << 15
+"""Names that are kept with their meaning: the files of a folder have the same ones. Flux LoRAs have 1,500."""
+
+
+@lru_cache(maxsize=_SEEN)
 def parse(key: str, layers_per_block: int = 2) -> Key | None:
     """A key's meaning, or None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
     for role, pattern in _ROLES:
@@ -79,6 +85,7 @@ def parse(key: str, layers_per_block: int = 2) -> Key | None:
     return None
 
 
+@lru_cache(maxsize=_SEEN)
 def other_kind(key: str) -> str | None:
     """The kind of adapter this key belongs to, if that is not a plain LoRA."""
     return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import printable, refuse
+import torch
+
+from ...errors import VitrineError, printable, refuse
 from ...io.files import check_tensors, named
 from ...io.folders import has_ending
 from ...io.lora_layer import LoraLayer
@@ -98,7 +102,7 @@ def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights |
             alphas = {k: _alpha(opened, k, shapes[k]) for k in keys if k.endswith(".alpha")}
             metadata = dict(opened.metadata() or {})
         settings = settings_of(path, metadata)
-        file = _header(path, shapes, alphas, settings, layers_per_block, base)
+        file = _header_of(path, shapes, alphas, settings, layers_per_block, base)
         used = {key for e in file.entries.values() for role, key in e.keys if role != "alpha"}
         kinds = {slices[key].get_dtype() for key in used}
         by_shape = shaped_base({p: e.outer for p, e in file.entries.items()})
@@ -110,6 +114,25 @@ def _alpha(opened: Any, key: str, shape: tuple[int, ...]) -> float:
     if math.prod(shape) != 1:
         raise ValueError(f"{key} of shape {shape}")
     return check_alpha(float(opened.get_tensor(key)))
+
+
+def _header_of(
+    path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int,
+    base: BaseWeights | None,
+) -> LoraFile:  # fmt: skip
+    """What the header says; files of one trainer have one table of layers, which is made once."""
+    if not settings.values and base is None:
+        try:
+            alike = _header_like(tuple(shapes.items()), tuple(alphas.items()), layers)
+            return replace(alike, path=path, name=name_of(path))
+        except VitrineError:
+            pass  # the message has to name this file
+    return _header(path, shapes, alphas, settings, layers, base)
+
+
+@lru_cache(maxsize=16)
+def _header_like(shapes: tuple, alphas: tuple, layers: int) -> LoraFile:
+    return _header(Path("file"), dict(shapes), dict(alphas), LoraRules({}), layers, None)
 
 
 def _header(
@@ -135,7 +158,7 @@ def _header(
         first = keys.setdefault(meaning.path, {}).setdefault(meaning.role, key)
         if first != key:
             shown = f"{path.name}: {meaning.path} twice, as {first} and {key}"
-            raise refuse("LoRA file", shown, "one adapter, in one spelling", "save its adapters as files of their own")
+            raise refuse("LoRA file", shown, "one adapter, in one spelling", "save its adapters as separate files")
     unknown = next((key for key in others if beside_factors(key, keys, layers)), None)
     if unknown:
         shown = f"{path.name}: {unknown}, which is not understood, beside the factors of its layer"
@@ -171,8 +194,6 @@ def read_lora(
         VitrineError: As :func:`read_header`, and if a layer has another size, or numbers that are not finite or too
             large for weights, or products of factors would take much memory for a base model that is not known.
     """
-    from safetensors import safe_open
-
     file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block, base)
     for path, entry in file.entries.items():
         if sizes and tuple(sizes.get(path, entry.outer)) != entry.outer:
@@ -181,18 +202,39 @@ def read_lora(
     _refuse_to_swell(file, [e for p, e in file.entries.items() if only is None or p in only], sizes or base)
     layers = {}
     errors = named(file.path, "LoRA file", "a whole safetensors file", "download it again")
-    with errors, safe_open(str(file.path), "pt") as opened:
+    with errors, _tensors_of(file.path, only is None) as tensor_of:
         for path, entry in file.entries.items():
             if only is not None and path not in only:
                 continue
-            tensors = {role: opened.get_tensor(key) for role, key in entry.keys if role != "alpha"}
-            check_tensors({key: tensors[role] for role, key in entry.keys if role != "alpha"})
+            tensors = {role: tensor_of(key) for role, key in entry.keys if role != "alpha"}
             weight = file.base[path].cpu() if entry.decomposed and file.base is not None else None
             # in the form of the folder: a 1 x 1 projection has two or four dimensions
             down, up = factors_of(entry, tensors, weight)
             layer = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
-            layers[path] = _sane(file, path, layer)
+            largest = _largest_product(layer)
+            if not largest <= LARGEST_PRODUCT or not all(value.is_floating_point() for value in tensors.values()):
+                check_tensors({key: tensors[role] for role, key in entry.keys if role != "alpha"})
+                shown = f"{file.path.name}: numbers of up to {largest:.3g} in {path}"
+                raise refuse("LoRA file", shown, "finite weights", "download it again")
+            layers[path] = layer
     return layers
+
+
+_SMALL = 2**26
+"""Bytes of a file that is read in one go: three times as fast as tensor by tensor."""
+
+
+@contextmanager
+def _tensors_of(path: Path, every: bool) -> Iterator[Callable[[str], torch.Tensor]]:
+    """Reads a file's tensors by their keys, all at once where all are wanted and the file is small."""
+    from safetensors import safe_open
+    from safetensors.torch import load
+
+    if every and path.stat().st_size <= _SMALL:
+        yield load(path.read_bytes()).__getitem__
+        return
+    with safe_open(str(path), "pt") as opened:
+        yield opened.get_tensor
 
 
 _MOST_SWOLLEN, _SWELLS = 2**29, 1024
@@ -216,10 +258,10 @@ def _refuse_to_swell(file: LoraFile, entries: Sequence[Entry], known: object) ->
         raise refuse("LoRA file", shown, accepted, "merge it and extract a LoRA, or name the base model's weights")
 
 
-def _sane(file: LoraFile, path: str, layer: LoraLayer) -> LoraLayer:
-    """The layer itself, if its change of a weight can be one."""
-    largest = layer.scale * float(layer.down.abs().max()) * float(layer.up.abs().max())
-    if not abs(largest) <= LARGEST_PRODUCT:  # also where it is no number
-        shown = f"{file.path.name}: numbers of up to {largest:.3g} in {path}"
-        raise refuse("LoRA file", shown, "finite weights", "download it again")
-    return layer
+def _largest_product(layer: LoraLayer) -> float:
+    """No number of the layer's change is larger for each of its ranks; NaN where a factor has one that is none."""
+    sides = [abs(layer.scale)]
+    for factor in (layer.down, layer.up):
+        low, high = factor.aminmax()
+        sides.append(max(-float(low), float(high)))
+    return math.prod(sides)

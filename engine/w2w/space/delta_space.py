@@ -25,7 +25,15 @@ from .gram_state import GramState
 from .linked_factors import LinkedStacks
 from .principal_components import top_components
 from .space import DTYPES, KIND, LINKED_VERSION, VERSION, WeightSpace
-from .space_checks import LARGEST, check_directions, check_info, check_names, check_numbers, check_spread
+from .space_checks import (
+    LARGEST,
+    check_components,
+    check_directions,
+    check_info,
+    check_names,
+    check_numbers,
+    check_spread,
+)
 
 STACK_KEYS = ("down/", "up/", "ranks/")
 
@@ -169,6 +177,7 @@ class DeltaSpace:
 
     def first(self, count: int) -> DeltaSpace:
         """The space of the first ``count`` components."""
+        check_components(count)
         return self if count >= self.dimension else replace(
             self, vectors=self.vectors[:, :count], singular_values=self.singular_values[:count],
             directions={label: d[:count] for label, d in self.directions.items()},

@@ -14,6 +14,7 @@ import torch
 
 from ...errors import refuse
 from .delta_space import Space
+from .space_checks import check_components
 
 S = TypeVar("S", bound=Space)
 METHODS = ("least_squares", "logistic", "means")
@@ -25,6 +26,7 @@ def published_direction(space: Space, labels: torch.Tensor, components: int | No
 
     Coefficient columns are orthogonal, so pinv(P) y needs no inverse. Components beyond ``components`` stay zero.
     """
+    check_components(components)
     p = _coefficients(space).double()
     used = min(components or space.dimension, p.shape[1])
     normal = torch.zeros(space.dimension, dtype=torch.float64)
@@ -49,6 +51,7 @@ def direction(
     """
     if method not in METHODS:
         raise refuse("method", method, METHODS, "least_squares is the paper's")
+    check_components(components)
     y, used = _labels(space, labels), components or usual_components(space)
     known = ~y.isnan()
     if len(set(y[known].tolist())) < 2:
@@ -278,7 +281,7 @@ def _padded(space: Space, vector: torch.Tensor) -> torch.Tensor:
 
 def _coefficients(space: Space) -> torch.Tensor:
     if not len(space.coefficients):
-        raise refuse("space", "without its models' coefficients", "a space that holds them", "build it anew")
+        raise refuse("space", "without its models' coefficients", "a space that contains them", "build it anew")
     return space.coefficients.float()
 
 

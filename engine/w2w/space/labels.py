@@ -25,22 +25,22 @@ def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
         VitrineError: If a line has no finite number, or matches no model.
     """
     values = torch.full((len(names),), math.nan)
-    stems = list(map(_stem, names))
+    stems, models = list(map(_stem, names)), dict[str, list[int]]()
+    for i, stem in enumerate(stems):
+        for name in {stem, Path(stem).name}:
+            models.setdefault(name, []).append(i)
     for line in lines_of(text):
         pattern, _, number = line.replace(",", " ").replace(":", " ").rpartition(" ")
-        pattern = pattern.strip()
+        pattern = _stem(pattern.strip())
         value = _as_number(number)
         if value is None or not math.isfinite(value):
             raise refuse("label line", line, "a name or pattern, then a number", "write old_* 1")
-        matches = [i for i, stem in enumerate(stems) if _fits(stem, _stem(pattern))]
+        fitting = [pattern] if pattern in models else [name for name in models if fnmatch.fnmatchcase(name, pattern)]
+        matches = [i for name in fitting for i in models[name]]
         if not matches:
             raise refuse("label line", line, f"names such as {', '.join(stems[:3])}", "check the spelling")
         values[matches] = value
     return values
-
-
-def _fits(stem: str, pattern: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for name in (stem, Path(stem).name))
 
 
 def names_in(path: str | Path, count: int) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def names_in(path: str | Path, count: int) -> tuple[str, ...]:
     bare = len(rows) == count and all(_as_number(cell) is not None for cell in rows[0][1:] if cell.strip())
     names = tuple(row[0] for row in (rows if bare else rows[1:]))
     if count and len(names) != count:
-        raise refuse("labels", f"{Path(path).name}: {len(names)} rows", f"{count}, one a model", "use the whole table")
+        raise refuse("labels", f"{Path(path).name}: {len(names)} lines", f"{count}, one a model", "use the whole table")
     return names if count else ()
 
 
@@ -76,7 +76,9 @@ def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor
     places = _places(stems := list(map(_stem, names)))
     labels = [cell.strip() for cell in rows[0]]
     if _stem(labels[0]) in places:
-        raise refuse("labels", f"{file}: first row {labels[0]!r}, a model", "a head row that names the labels", _HEAD)
+        raise refuse(
+            "labels", f"{file}: first line {labels[0]!r}, a model", "a header line that names the labels", _HEAD
+        )
     columns = [
         j for j in range(1, len(labels)) if any(_as_number(row[j]) is not None for row in rows[1:] if j < len(row))
     ]
@@ -89,7 +91,7 @@ def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor
         if place is None or place in seen:
             shown = f"names such as {stems[:3]}" if stems else "names of the space's models, of which it holds none"
             problem = f"{file}: model {row[0]!r}" + ("" if place is None else " a second time")
-            raise refuse("labels", problem, shown if place is None else "one row for each model", "remove it")
+            raise refuse("labels", problem, shown if place is None else "one vector for each model", "remove it")
         seen.add(place)
         for j in columns:
             if j < len(row) and row[j].strip():
@@ -109,10 +111,10 @@ def _rows(path: str | Path) -> list[list[str]]:
     path = Path(path)
     if not path.is_file():
         raise refuse("labels", path.name, "a CSV file", "check the path")
-    with named(path, "labels", "a table in UTF-8: a head row, then one row a model", "save it as CSV"):
+    with named(path, "labels", "a table in UTF-8: a header line, then one line a model", "save it as CSV"):
         rows = rows_of(read_text(path))
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise refuse("labels", f"{path.name}: {len(rows)} rows", "a head row, then one row a model", _HEAD)
+        raise refuse("labels", f"{path.name}: {len(rows)} lines", "a header line, then one line a model", _HEAD)
     return rows
 
 

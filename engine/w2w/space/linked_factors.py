@@ -11,14 +11,20 @@ from typing import Any
 
 import torch
 
-from ...errors import printable, refuse
+from ...errors import VitrineError, printable, refuse
+from ...io.files import open_artefact, parse_table
 from ...io.folders import has_ending
 from ..loras.lora_files import LoraFile, read_header, read_lora
 from ..loras.lora_folders import one_form
 from .factor_stacks import Stack
+from .space import KIND, LINKED_VERSION
 
 _TAIL = 65_536
-"""Bytes at a file's end by which it is known again, beside its size."""
+"""Bytes at a file's end by which it is known again, beside its size, in spaces of earlier versions."""
+_PIECES, _PIECE = 256, 1024
+"""By so many pieces, evenly over the file, of so many bytes it is known now: all of it up to 256 kB."""
+_DIGITS = 32
+"""Of the hash of these pieces; that of a tail has 16."""
 
 
 class LinkedStacks(Mapping[str, Stack]):
@@ -28,11 +34,13 @@ class LinkedStacks(Mapping[str, Stack]):
         files: of the members, in their order, with 1 x 1 projections in one form.
 
     Raises:
-        VitrineError: If one is a DoRA, which would need its base model at every reading.
+        VitrineError: If one is a DoRA, which would need its base model at every reading; when a layer is read, if a
+            file has changed since.
     """
 
     def __init__(self, files: Sequence[LoraFile], layers_per_block: int = 2) -> None:
         self.files, self.layers_per_block = tuple(files), layers_per_block
+        self._written = [_written(file.path) for file in files]
         tables = {id(f.entries): f.entries for f in files}.values()
         self._paths = sorted({path for entries in tables for path in entries})
         for file in files:
@@ -48,9 +56,12 @@ class LinkedStacks(Mapping[str, Stack]):
         form = next(entry for entry in entries if entry)
         down, up = torch.zeros(sum(ranks), *form.down[1:]), torch.zeros(form.up[0], sum(ranks))
         end = 0
-        for file, rank in zip(self.files, ranks, strict=True):
+        for file, rank, written in zip(self.files, ranks, self._written, strict=True):
             end += rank
             if rank:
+                if _written(file.path) != written:
+                    shown = f"linked to {file.path.name}, which was replaced since the space was opened"
+                    raise refuse("space", shown, "the LoRAs it was built from", "put it back, or build the space anew")
                 layer = read_lora(file, only=(path,))[path]
                 down[end - rank : end] = layer.down
                 up[:, end - rank : end] = (layer.up * layer.scale).flatten(1)
@@ -82,7 +93,7 @@ class LinkedStacks(Mapping[str, Stack]):
             raise ValueError(f"{layers} layers per block, {len(header['files'])} files")
         for place, size, digest in header["files"]:
             path = linked_file(space, place, folders)
-            if not path.is_file() or _known(path) != (size, digest):
+            if not path.is_file() or _known(path, len(str(digest))) != (size, digest):
                 state = "is another file" if path.is_file() else "is missing"
                 shown = f"linked to {place}, which {state}"
                 raise refuse("space", shown, "the LoRAs it was built from", "put them back, or build it anew")
@@ -112,7 +123,7 @@ def linked_file(space: Path, place: str, folders: Sequence[str | Path] = ()) -> 
     if not targets:
         shown = f"linked to {printable(str(place))}, outside its folder"
         accepted = "LoRAs in the space's folder, or in a folder loras beside or above it"
-        raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or beside it")
+        raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or next to it")
     return next((target for target in targets if target.is_file()), targets[0])
 
 
@@ -124,9 +135,32 @@ def place_of(space: Path, path: Path) -> str:
         return path.as_posix()
 
 
-def _known(path: Path) -> tuple[int, str]:
-    """A file's size and a hash of its end."""
-    size = path.stat().st_size
+def _known(path: Path, digits: int = _DIGITS) -> tuple[int, str]:
+    """A file's size and a hash of pieces of it; of 16 digits, as earlier versions wrote, a hash of its end."""
+    size, content = path.stat().st_size, hashlib.blake2b(digest_size=8 if digits == 16 else _DIGITS // 2)
+    whole = size <= _PIECES * _PIECE
+    starts = range(0, size, _PIECE) if whole else [i * (size - _PIECE) // (_PIECES - 1) for i in range(_PIECES)]
     with path.open("rb") as opened:
-        opened.seek(max(0, size - _TAIL))
-        return size, hashlib.blake2b(opened.read(), digest_size=8).hexdigest()
+        for start in [max(0, size - _TAIL)] if digits == 16 else starts:
+            opened.seek(start)
+            content.update(opened.read(_TAIL if digits == 16 else _PIECE))
+    return size, content.hexdigest()
+
+
+def _written(path: Path) -> tuple[int, int, int] | None:
+    """When and as which file it was written; None where it is gone."""
+    try:
+        entry = path.stat()
+    except OSError:
+        return None
+    return entry.st_size, entry.st_mtime_ns, entry.st_ino
+
+
+def linked_files(space: str | Path, folders: Sequence[str | Path] = ()) -> list[Path]:
+    """The LoRAs of a linked space's file, by its header alone; none where it is another space, or is broken."""
+    try:
+        _, header = open_artefact(space, KIND, LINKED_VERSION)
+        table = parse_table(header["linked"])
+        return [linked_file(Path(space), row[0], folders) for row in table["files"]]
+    except (VitrineError, ValueError, LookupError, TypeError):
+        return []

@@ -133,7 +133,7 @@ class Manifest(Sequence[Layer]):
             VitrineError: If ``flat`` has another length.
         """
         if flat.shape != (self.size,):
-            raise refuse("flat weights", tuple(flat.shape), (self.size,), "decode one row of coefficients at a time")
+            raise refuse("flat weights", tuple(flat.shape), (self.size,), "decode one model at a time")
         return {
             layer.path: (
                 flat[layer.offset : layer.middle].view(layer.down),

@@ -127,15 +127,15 @@ def place_of(space: Space, drawn: SpaceMap, coefficients: torch.Tensor) -> torch
 
 
 def at_place(space: Space, drawn: SpaceMap, coefficients: torch.Tensor, place: tuple[float, float]) -> torch.Tensor:
-    """A model (k,) dragged to a place of the map: it takes over how people there differ from those where it stands.
+    """A model (k,) dragged to a position on the map: it takes over how people there differ from those around it.
 
-    What is the model's own stays. At its own place it is what it was, bit for bit, and nowhere does it jump.
+    What is specific to the model stays. At its own position it is unchanged, bit for bit, and it never jumps.
 
     Args:
         place: x to the right and y upwards, -1 .. 1.
 
     Raises:
-        VitrineError: If the place lies outside the map.
+        VitrineError: If the position lies outside the map.
     """
     if not all(-1 <= v <= 1 for v in place):
         raise refuse("place", " ".join(f"{v:g}" for v in place), "two numbers from -1 to 1", "stay on the map")

@@ -13,6 +13,7 @@ import torch
 from ...errors import refuse
 from ...io.files import named, parse_json, read_artefact, save_artefact
 from ...io.folders import has_ending
+from ...io.number_checks import all_finite
 from .delta_space import Space
 from .space_checks import check_history, check_numbers
 
@@ -38,8 +39,8 @@ class W2WModel:
 
     def __post_init__(self) -> None:
         if self.coefficients.ndim != 2 or not self.coefficients.numel():
-            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one row for each model")
-        if not bool(torch.isfinite(self.coefficients).all()):
+            raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one vector for each model")
+        if not all_finite(self.coefficients):
             raise refuse("coefficients", "NaN or Inf", "finite numbers", "look at the step before: it made no model")
 
     def __len__(self) -> int:

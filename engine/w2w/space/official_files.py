@@ -18,7 +18,7 @@ from ..loras.layer_names import parse
 from .labels import names_in
 from .manifest import Layer, Manifest
 from .space import WeightSpace
-from .space_checks import check_numbers
+from .space_checks import check_components, check_numbers
 
 FILES = ("mean.pt", "std.pt", "V.pt", "weight_dimensions.pt")
 PROJECTIONS, WEIGHTS, TABLE = "proj_1000pc.pt", "all_weights.pt", "labels.csv"
@@ -41,6 +41,7 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
     Raises:
         VitrineError: If a file is missing, cannot be opened without unpickling, or does not fit the others.
     """
+    check_components(components)
     folder = Path(folder)
     missing = [p for p in FILES if not (folder / p).is_file()]
     if missing:

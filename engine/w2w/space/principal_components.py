@@ -310,7 +310,7 @@ def top_components(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor,
     # copies of a LoRA, and layers that were never trained, leave rounding noise behind
     keep = int((eigen > 1e-11 * eigen[0].clamp_min(1e-300)).sum()) if float(eigen[0]) > 0 else 0
     if keep == 0:
-        raise refuse("models", "all equal", "models that differ", "the folder holds copies of one LoRA")
+        raise refuse("models", "all equal", "models that differ", "the folder contains copies of one LoRA")
     k = min(keep, count or keep)
     return eigen[:k].sqrt(), _signed(vectors[:, n - k :].flip(1))
 

@@ -18,7 +18,7 @@ from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ...io.lora_layer import LoraLayer
 from .manifest import Manifest
-from .space_checks import check_directions, check_info, check_names, check_numbers, check_spread
+from .space_checks import check_components, check_directions, check_info, check_names, check_numbers, check_spread
 
 KIND = "vitrine.w2w.space"
 VERSION = 1
@@ -146,6 +146,7 @@ class WeightSpace:
 
     def first(self, count: int) -> WeightSpace:
         """The space of the first ``count`` components; itself if it has no more."""
+        check_components(count)
         return self if count >= self.dimension else replace(
             self, components=self.components[:count], singular_values=self.singular_values[:count],
             coefficients=self.coefficients[:, :count],

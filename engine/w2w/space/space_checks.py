@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import printable
+from ...errors import printable, refuse
 
 LARGEST = 1e9
 """Of any number in a space: singular values of real ones stay below a million."""
@@ -27,6 +27,16 @@ def check_numbers(tensors: Mapping[str, torch.Tensor], most: float = LARGEST) ->
         largest = float(tensor.abs().max()) if tensor.numel() else 0.0
         if not largest <= most:
             raise ValueError(f"{printable(name)} with numbers of up to {largest:.3g}")
+
+
+def check_components(count: int | None) -> None:
+    """Checks how many components are asked for; None is the usual number.
+
+    Raises:
+        VitrineError: Fewer than one.
+    """
+    if count is not None and count < 1:
+        raise refuse("components", count, "1 or more", "leave it out for the usual number")
 
 
 def check_names(names: Sequence[Any], models: int) -> tuple[str, ...]:

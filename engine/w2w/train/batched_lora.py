@@ -103,7 +103,7 @@ class BatchedLora(AbstractContextManager):
 
     Args:
         weights: (M, D) in ``manifest`` order, with or without gradients; may be replaced while the block is open.
-        tiled: row i of a batch belongs to model i % M, as where guidance doubles it; else rows are M equal blocks.
+        tiled: batch row i belongs to model i % M, as where guidance doubles it; else batch rows are M equal blocks.
 
     Raises:
         VitrineError: If the weights do not fit the manifest, the backbone lacks a layer, or (in a forward) the batch is
@@ -112,7 +112,7 @@ class BatchedLora(AbstractContextManager):
 
     def __init__(self, backbone: nn.Module, manifest: Manifest, weights: torch.Tensor, tiled: bool = False) -> None:
         if weights.ndim != 2 or weights.shape[1] != manifest.size:
-            raise refuse("weights", tuple(weights.shape), f"(M, {manifest.size})", "one flat row for each model")
+            raise refuse("weights", tuple(weights.shape), f"(M, {manifest.size})", "one flat vector for each model")
         self._backbone = backbone
         self._spots = lora_targets(uncompiled(backbone), manifest)
         self.manifest, self.weights, self.tiled = manifest, weights, tiled
@@ -156,7 +156,7 @@ class BatchedLora(AbstractContextManager):
             if self.tiled and models > 1 and self._rows not in (0, len(x)):
                 x, output = (self._of_pictures(layer, v) for v in (x, output))
             if len(x) % models:
-                raise refuse("batch", len(x), f"a multiple of {models} models", "give each model as many rows")
+                raise refuse("batch", len(x), f"a multiple of {models} models", "give each model as many pictures")
             columns = self._split()
             down = columns[layer.offset].view(models, *layer.down).to(x.dtype)
             up = columns[layer.middle].view(models, *layer.up).to(x.dtype)

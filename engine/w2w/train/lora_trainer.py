@@ -79,6 +79,8 @@ class LoraTrainConfig(Config):
             raise refuse("schedule", self.schedule, ("constant", "cosine"), "constant is the paper's")
         if self.weighting not in ("uniform", "debiased"):
             raise refuse("weighting", self.weighting, ("uniform", "debiased"), "uniform is the paper's")
+        if self.weight_decay < 0:
+            raise refuse("weight_decay", self.weight_decay, "0 or more", "0.01 is the paper's")
         if min(self.lr, self.alpha, self.clip) <= 0:
             raise refuse("lr, alpha, clip", (self.lr, self.alpha, self.clip), "above 0", "1e-4, 27 and 1 are usual")
 

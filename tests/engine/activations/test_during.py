@@ -75,7 +75,7 @@ def test_refusals_and_cleanup(pipe, no_hooks_left) -> None:
             pass
     with pytest.raises(VitrineError), tap_steps(pipe.unet, "nowhere", steps=(0,)):
         pass
-    with pytest.raises(VitrineError, match="row layout"), tap_steps(pipe.unet, Q, (0,), rows=("a", "b", "c")):
+    with pytest.raises(VitrineError, match="order of the batch"), tap_steps(pipe.unet, Q, (0,), rows=("a", "b", "c")):
         sample(pipe)
     with pytest.raises(KeyboardInterrupt), tap_steps(pipe.unet, Q, (0,)):
         raise KeyboardInterrupt

@@ -125,9 +125,9 @@ def test_every_output_is_marked():
         ("w2w label folder --sampling emphasis=1", "out: given folder; accepted: a file"),
         ("train flow --out file", "out: given file; accepted: a folder"),
         (f"taps rank folder --out {'a' * 300}", "out: given a name of 300 bytes"),
-        ("taps rank folder --size 0", "size: given 0; accepted: 1 or more"),
-        ("emd evaluate a --prompts b --size 64 -8", "size: given (64, -8); accepted: 1 or more"),
-        ("nemo check --prompts a --height -8", "height: given -8; accepted: 0 or more"),
+        ("taps rank folder --size 0", "size: given 0; accepted: whole pixels from 1 to 65536"),
+        ("emd evaluate a --prompts b --size 64 -8", "size: given (64, -8); accepted: whole pixels from 1 to 65536"),
+        ("nemo check --prompts a --height -8", "height: given -8; accepted: whole pixels"),
         ("card", "Missing from vitrine card: FOLDER"),
     ],
 )
@@ -141,6 +141,33 @@ def test_outputs_and_sizes_are_refused_before_the_work(words, said, monkeypatch,
     assert main(words.split()) == 2
     assert capsys.readouterr().err.startswith(f"vitrine: {said}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "prompts.txt"]
+
+
+def _kinds(hint):
+    return {kind for arg in typing.get_args(hint) for kind in _kinds(arg)} or {hint}
+
+
+NUMBERS = [
+    (name, field.name, value)
+    for name, command in COMMANDS.items() for field in dataclasses.fields(command)
+    for value in ("nan", "inf") if float in _kinds(typing.get_type_hints(command)[field.name])
+    if value != str(field.default)
+]  # fmt: skip
+
+
+def test_what_is_no_number_is_refused_before_the_work(monkeypatch, tmp_path, capsys):
+    """``--lr nan`` trained to the first loss, ``--timestep nan`` to the first picture."""
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS.values():
+        monkeypatch.setattr(command, "run", lambda self: pytest.fail("it ran"))
+    assert len(NUMBERS) > 40
+    for name, field, value in NUMBERS:
+        command = COMMANDS[name]
+        needed = [f for f in dataclasses.fields(command) if f.default is f.default_factory is dataclasses.MISSING]
+        words = [w for f in needed for w in (("x",) if "Positional" in str(f.type) else (f"--{f.name}", "x"))]
+        assert main([*name.split(), *words, f"--{field.replace('_', '-')}", value]) == 2, (name, field)
+        said = capsys.readouterr().err
+        assert f"{field}: given {value}; accepted: " in said or f"{field}: given ({value},)" in said, said
 
 
 def test_noise_of_libraries_is_left_out_and_warnings_are_not(caplog):

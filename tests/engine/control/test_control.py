@@ -182,7 +182,7 @@ def test_the_embedder_is_equation_one():
     assert sorted(net.state_dict()) == [f"{g}.{i}.{p}" for g in "hl" for i in (0, 2) for p in ("bias", "weight")]
     only_low = ControlEmbedder(ControlSpec((ControlField("height", "low"),)), 8)
     assert only_low.h is None and only_low(torch.tensor([[300.0]]), torch.zeros(1), GammaConfig()).shape == (1, 8)
-    with pytest.raises(VitrineError, match="one for each row"):
+    with pytest.raises(VitrineError, match="one for each picture"):
         net(rows, torch.zeros(3), GammaConfig())
 
 

@@ -96,7 +96,7 @@ def test_the_header_is_what_it_always_was():
 
 def test_clear_refusals(tmp_path):
     save_file({"lora_unet_x.lora_down.weight": torch.ones(1)}, tmp_path / "bare.safetensors")
-    with pytest.raises(VitrineError, match="student contract: given none in bare"):
+    with pytest.raises(VitrineError, match="student preset: given none in bare"):
         read_student(tmp_path / "bare.safetensors")
     save_file({"unet.x.lora_A.weight": torch.ones(1)}, tmp_path / "peft.safetensors", StudentContract().to_metadata())
     with pytest.raises(VitrineError, match="PEFT"):

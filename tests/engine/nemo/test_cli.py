@@ -6,8 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.engine.cli.main import main
+from vitrine.engine.io.files import read_safetensors, save_safetensors
 from vitrine.engine.nemo import NeuronSet
 from vitrine.engine.nemo.calibrated_threshold import Calibrated
+from vitrine.engine.nemo.sample_threshold import NAME
+from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 
@@ -30,9 +33,7 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     before = {p: p.stat().st_mtime_ns for p in out.glob("*.json")}
     sets[innocent][0].unlink()
     assert main(find) == 0 and path.stat().st_mtime_ns == before[path] and len(list(out.glob("*.json"))) == 2
-    capsys.readouterr()
-    assert main([word if word != "0.8" else "0.7" for word in find]) == 2, "another search must not count as done"
-    assert "begun with search.share 0.8 (now 0.7)" in capsys.readouterr().err
+    refuses_each_other_input(find, tmp_path / "cal", capsys)
     patch = tmp_path / "patch.safetensors"
     assert main(["nemo", "bake", str(path), "--out", str(patch)]) == 0
     unet, changed = load_portraits().unet, load_file(patch)
@@ -42,6 +43,41 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     capsys.readouterr()
     assert main(["nemo", "find", str(wanted), "--calibrated", str(tmp_path / "none")]) == 2
     assert "calibrate first" in capsys.readouterr().err
+
+
+def refuses_each_other_input(find, folder, capsys):
+    """Another search must not count as done."""
+    pipes = [NEMOPipeline.from_pipe(load_portraits().pipeline()) for _ in range(3)]
+    with torch.no_grad():
+        for network in (pipes[1].text_encoder, pipes[2].unet):
+            next(p for p in network.parameters() if p.ndim == 1)[0] += 1e-3  # which the fingerprint overlooks
+
+    def scaled(name):
+        tensors, metadata = read_safetensors(folder / name)
+        wider = {key: 1.01 * value for key, value in tensors.items()}
+        return lambda: save_safetensors(folder / name, wider, metadata)
+
+    others = {
+        "search.share 0.8 (now 0.7)": (pipes[0], ["--share", "0.7"], None),
+        "search.mode fast (now parity)": (pipes[0], ["--mode", "parity"], None),
+        "search.protocol vitrine (now nemo)": (pipes[0], ["--protocol", "nemo"], None),
+        "probe.seed 1 (now 3)": (pipes[0], ["--seed", "3"], None),
+        "other text encoder": (pipes[1], [], None), "other unet": (pipes[2], [], None),
+        "other statistics": (pipes[0], [], scaled("statistics.safetensors")),
+        "threshold": (pipes[0], [], scaled(NAME)),
+    }  # fmt: skip
+    for said, (pipe, options, change) in others.items():
+        kept = {p: p.read_bytes() for p in folder.iterdir()}
+        if change is not None:
+            change()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("vitrine.engine.cli.nemo_commands._pipeline", lambda model, load, pipe=pipe: pipe)
+            capsys.readouterr()
+            assert main([*find, *options]) == 2, said
+        told = capsys.readouterr().err
+        assert "begun with" in told and said in told, (said, told)
+        for path, data in kept.items():
+            path.write_bytes(data)
 
 
 @pytest.mark.nightly

@@ -1,6 +1,8 @@
 """Hooks run while a recorder pauses, and a block whose hooks no forward called is refused."""
 
-from contextlib import contextmanager
+import _thread
+import threading
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from vitrine.engine.runtime.forward_hooks import Reached, Unreached, block_of, h
 from vitrine.engine.runtime.missing_names import missing_names
 from vitrine.engine.tracing.hooks import capture, edit
 from vitrine_tests import models
+from vitrine_tests.hangs import HANGS
 
 ADDRESS = "mid-vit-block0-cross-v"
 
@@ -37,6 +40,41 @@ def test_hooks_run_while_the_recorder_pauses(paused):
     assert seen == [True, True] and not paused
     for handle in handles:
         handle.remove()
+
+
+def test_two_threads_run_one_network(monkeypatch):
+    """A run without a method had the other thread's neurons blocked; autograd's threads compute again for all."""
+    monkeypatch.setattr("vitrine.engine.runtime.forward_hooks._ANY_THREAD", [])
+    net, ended = models.unet(), threading.Barrier(3, timeout=HANGS)
+    x, text = torch.randn(1, net.config.in_channels, 16, 16), torch.randn(1, 5, net.config.cross_attention_dim)
+
+    @torch.no_grad()
+    def forward():
+        return net(x, torch.tensor(3), encoder_hidden_states=text).sample
+
+    plain, found = forward(), {}
+    with edit(net, {ADDRESS: torch.zeros_like}):
+        edited = forward()
+
+    def run(name, change):
+        with edit(net, {ADDRESS: change}) if change else nullcontext():
+            ended.wait()
+            found[name] = forward()
+            ended.wait()
+
+    changes = {"plain": None, "zero": torch.zeros_like, "same": lambda value: value}
+    threads = [threading.Thread(target=run, args=pair) for pair in changes.items()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(found["plain"], plain) and torch.equal(found["same"], plain)
+    assert torch.equal(found["zero"], edited) and not torch.equal(edited, plain)
+    layer, seen, done = nn.Linear(2, 2), [], threading.Event()
+    handle = hook_after(layer, lambda *_: seen.append(True))
+    _thread.start_new_thread(lambda: (layer(torch.zeros(1, 2)), done.set()), ())
+    assert done.wait(HANGS) and seen == [True]
+    handle.remove()
 
 
 def test_captures_and_edits_do_what_they_do_without_a_recorder(paused):

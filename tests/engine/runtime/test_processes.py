@@ -4,6 +4,10 @@ import importlib
 import math
 import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 from vitrine.engine.runtime.processes import ONE_CORE, cores, side_by_side
@@ -48,3 +52,50 @@ def test_cores_are_shared_out_once(monkeypatch):
     assert cores() >= 1
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cores() == 1
+
+
+WAITING = """
+import signal, sys, time
+from pathlib import Path
+from vitrine.engine.cli import commands
+from vitrine.engine.cli.main import main
+from vitrine.engine.runtime.processes import {each}
+
+
+def wait(worker, workers=0):
+    Path(f"{{worker}} was born").touch()
+    time.sleep({seconds})
+
+
+def run(self):
+    Path("begun").touch()
+    {call}
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born ignoring it
+    commands.Demo.run = run
+    sys.exit(main(["demo"]))
+"""
+
+
+@pytest.mark.parametrize(("call", "seen"), [
+    ("side_by_side(wait, 2)", "1 was born"),
+    pytest.param("side_by_side(wait, 2)", "begun", marks=pytest.mark.nightly),
+    pytest.param("list(each_in_turn(wait, [0, 1, 2], 2))", "1 was born", marks=pytest.mark.nightly),
+    pytest.param("list(each_in_turn(wait, [0, 1, 2], 2))", "begun", marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_ctrl_c_ends_all_of_them_in_one_line(call, seen, tmp_path):
+    """A terminal sends it to every process; each of them printed a traceback."""
+    script = WAITING.format(each=call.removeprefix("list(").partition("(")[0], seconds=HANGS, call=call)
+    (tmp_path / "waiting.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "waiting.py")]
+    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (tmp_path / seen).exists() and running.poll() is None:
+        time.sleep(0.01)
+    os.killpg(running.pid, signal.SIGINT)
+    assert running.communicate(timeout=HANGS)[1] == "vitrine: interrupted\n" and running.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        while True:  # multiprocessing's own process that watches the others ends last
+            os.killpg(running.pid, 0)
+            time.sleep(0.01)

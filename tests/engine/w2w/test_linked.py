@@ -1,11 +1,13 @@
 """Delta spaces whose factors stay in the LoRA files: the same space, with one layer in memory."""
 
+import json
 import shutil
 
 import pytest
 import torch
 from vitrine.engine.cli.w2w_models import Writing
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.io.files import read_artefact, save_artefact
 from vitrine.engine.w2w import (
     BuildConfig,
     W2WModel,
@@ -20,6 +22,8 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.space.factor_stacks import TOGETHER, Stack, gram, multiplications
 from vitrine.engine.w2w.space.gram_state import GramState
+from vitrine.engine.w2w.space.linked_factors import _known, linked_files
+from vitrine.engine.w2w.space.space import KIND, LINKED_VERSION
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
 
 
@@ -52,6 +56,36 @@ def test_a_linked_space_is_the_space_of_the_same_files(folder, tmp_path):
     with pytest.raises(VitrineError, match="m0.safetensors, which is missing"):
         load_space(path)
     shutil.move(tmp_path / "elsewhere", tmp_path / "loras")
+    write_lora(folder / "m1.safetensors", lora(77, rank=2))
+    with pytest.raises(VitrineError, match="m1.safetensors, which is another file"):
+        load_space(path)
+
+
+def test_a_lora_that_is_replaced_is_never_read_as_the_old_one(folder, tmp_path):
+    """One number at the file's beginning was not seen by the next load, nor any by a space that was open."""
+    space = build_space(folder, BuildConfig("delta", linked=True)).space
+    path = space.save(tmp_path / "a.w2w.safetensors")
+    opened = load_space(path)
+    assert {p.name for p in linked_files(path)} == {p.name for p in folder.iterdir()}
+    large = folder / "m1.safetensors"
+    content = bytearray(large.read_bytes())
+    first = 8 + int.from_bytes(content[:8], "little")
+    content[first + 3] ^= 1
+    large.write_bytes(content)
+    with pytest.raises(VitrineError, match="m1.safetensors, which was replaced since the space was opened"):
+        materialise(opened, torch.zeros(4))
+    with pytest.raises(VitrineError, match="m1.safetensors, which is another file"):
+        load_space(path)
+
+
+def test_spaces_of_earlier_versions_know_a_lora_by_its_end(folder, tmp_path):
+    path = build_space(folder, BuildConfig("delta", linked=True)).space.save(tmp_path / "a.w2w.safetensors")
+    tensors, header = read_artefact(path, KIND, LINKED_VERSION)
+    table = json.loads(header["linked"])
+    for row in table["files"]:
+        row[1:] = _known(tmp_path / row[0], 16)
+    save_artefact(path, tensors, KIND, LINKED_VERSION, header | {"linked": json.dumps(table)})
+    materialise(load_space(path), torch.zeros(4))
     write_lora(folder / "m1.safetensors", lora(77, rank=2))
     with pytest.raises(VitrineError, match="m1.safetensors, which is another file"):
         load_space(path)

@@ -1,0 +1,46 @@
+"""The authors' published statistics: from their ``.pt`` file to a search; another model is refused."""
+
+import pytest
+import torch
+from vitrine.engine.cli.main import main
+from vitrine.engine.nemo import NeuronStatistics, neuron_statistics, value_sites
+from vitrine.engine.nemo.calibrated_threshold import Calibrated
+from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """(file in the published format, the statistics in it), of the portraits model."""
+    pipe = NEMOPipeline.from_pipe(load_portraits().pipeline())
+    statistics = pipe.statistics(caption(sample_scenes(range(8_100_000, 8_100_040))))
+    path = tmp_path_factory.mktemp("published") / "statistics.pt"
+    torch.save((list(statistics.means.values()), list(statistics.stds.values())), path)
+    return path, statistics
+
+
+@pytest.fixture
+def of_its_shape(monkeypatch):
+    """The portraits model counts as SD 1.x."""
+    unet = load_portraits().unet
+    shapes = tuple(tuple(unet.get_submodule(site.path).weight.shape) for site in value_sites(unet))
+    monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", shapes)
+
+
+def test_command_writes_what_find_reads(published, of_its_shape, tmp_path, monkeypatch, capsys):
+    path, statistics = published
+    monkeypatch.chdir(tmp_path)
+    assert main(["nemo", "import-statistics", str(path), "portraits"]) == 0
+    assert "tau 0.428 as published -> nemo" in capsys.readouterr().out
+    read, calibrated = NeuronStatistics.load("nemo/statistics.safetensors"), Calibrated.load("nemo")
+    assert all(torch.equal(read.means[a], v) for a, v in statistics.means.items()) and read.count == 50_000
+    assert calibrated.tau == 0.428 and calibrated.probe.timestep_index == 1 and calibrated.scope == "down+mid"
+    (tmp_path / "prompts.txt").write_text(plants()[0].captions[0])
+    assert main(["nemo", "find", "prompts.txt", "--protocol", "nemo"]) == 0
+    assert "neurons  " in capsys.readouterr().out and len(list((tmp_path / "neurons").glob("*.json"))) == 1
+
+
+def test_a_model_of_another_shape_is_refused(published, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["nemo", "import-statistics", str(published[0]), "portraits"]) == 2
+    assert "statistics: given model SD1.4" in capsys.readouterr().err and not (tmp_path / "nemo").exists()
