@@ -292,8 +292,8 @@ class W2WBlend(io.ComfyNode):
 
     @classmethod
     def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, share: float) -> io.NodeOutput:
-        """``blend`` of the first rows."""
-        rows = [m.belongs(space).coefficients[0] for m in (w2w_model, other)]
+        """``blend``."""
+        rows = [m.only(space) for m in (w2w_model, other)]
         return io.NodeOutput(w2w_model.moved_to(blend(rows, [1 - share, share])[None], blend=share))
 
 
@@ -329,7 +329,7 @@ class ApplyW2W(io.ComfyNode):
         cls, model: Any, space: Space, w2w_model: W2WModel, strength: float, start: float,
         late_model: W2WModel | None = None, calibrated_start: bool = True,
     ) -> io.NodeOutput:  # fmt: skip
-        """The first row of each."""
+        """Patched at once, or late inside each forward."""
         if late_model is not None and calibrated_start:
             start = min(start, late_model.start)
         return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))

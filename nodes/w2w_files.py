@@ -75,12 +75,12 @@ class SaveW2WLora(io.ComfyNode):
         slider_from: W2WModel | None = None, one_sided: bool = False,
     ) -> io.NodeOutput:  # fmt: skip
         """Files are written whole; those of the same name are replaced."""
-        coefficients = w2w_model.belongs(space).coefficients[0]
+        coefficients = w2w_model.only(space)
         if slider_from is None:
             lora = materialise(space, coefficients, rank or None)
             kept = f"\nrank {rank} keeps {change_kept(space, coefficients, lora):.1%} of the change" if rank else ""
         else:
-            before = slider_from.belongs(space).coefficients[0]
+            before = slider_from.only(space)
             slider = slider_lora(space, before, coefficients, rank or None, one_sided)
             lora, kept = slider.lora, f"\n{slider.summary()}"
         path = write_lora(saved.lora_file(name), lora, names, dtype=getattr(torch, dtype))

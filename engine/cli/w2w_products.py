@@ -51,7 +51,7 @@ class SliderLora:
         space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
-        before = model_of(space, self.around)[0].coefficients[0] if self.around else torch.zeros(space.dimension)
+        before = model_of(space, self.around)[0].only(space) if self.around else torch.zeros(space.dimension)
         after = edit(space, before, strengths, EditConfig(self.protect, calibrated=self.calibrated))
         slider = slider_lora(space, before, after, self.rank, self.one_sided)
         out = self.out or Path(
@@ -81,7 +81,7 @@ class Blend:
         from ..w2w import W2WModel, blend
 
         space = space_at(self.space)
-        rows = [model_of(space, source)[0].coefficients[0] for source in self.models]
+        rows = [model_of(space, source)[0].only(space) for source in self.models]
         mixed = blend(rows, self.weights or None)
         step = {"blend": {"models": list(self.models), "weights": list(self.weights)}}
         self.files.write(space, W2WModel(mixed[None], space.identity, (step,)), [self.name])

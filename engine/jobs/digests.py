@@ -156,7 +156,7 @@ def _add_object(content: Any, value: Any) -> None:
         _add(content, [value.__func__, value.__self__])
     elif isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        _add(content, [value.__module__, value.__qualname__, value.__code__.co_code, cells])
+        _add(content, [*code_of(value), cells, value.__defaults__, value.__kwdefaults__])
     elif hasattr(value, "getpalette"):  # PIL pictures
         _add(content, [value.mode, list(value.size), value.getpalette(), value.tobytes()])
     elif hasattr(value, "__array_interface__"):
@@ -168,6 +168,13 @@ def _add_object(content: Any, value: Any) -> None:
     else:
         accepted = "plain values, files, tensors, networks, and what has ``inputs`` of these"
         raise refuse("input", type(value).__name__, accepted, "give it a property ``inputs``")
+
+
+def code_of(function: FunctionType) -> list[object]:
+    """Where a function is defined, and what it does: its instructions and the plain constants in them."""
+    code = function.__code__
+    constants = [c for c in code.co_consts if isinstance(c, (bool, int, float, str, bytes, type(None)))]
+    return [function.__module__, function.__qualname__, code.co_code, constants]
 
 
 def _array(value: Any) -> torch.Tensor:

@@ -10,18 +10,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.jobs.digests import network_digest
+from ...engine.jobs.digests import code_of, network_digest
 
 _DEPTH = 6
-"""How far a patch is looked into: a node's numbers are in its closure, or in attributes of its object."""
+"""Objects within objects into which a patch is followed: a node's numbers are in its closure, or in attributes."""
 
 
 def model_contents(model: Any) -> list[Any]:
     """A MODEL's checkpoint, and its LoRAs, patches, options and sampling."""
-    sampling = model.get_model_object("model_sampling")
+    sampling, network = model.get_model_object("model_sampling"), model.model.diffusion_model
+    own = frozenset(map(id, network.modules()))  # where they are in a patch's hands, their weights count above
+    patches = {key: model.object_patches[key] for key in sorted(model.object_patches)}
     return [
-        _patched(model.model.diffusion_model, "diffusion_model.", model), network_digest(sampling),
-        _plain(model.model_options), _plain(model.wrappers), _plain(sorted(model.object_patches)),
+        _patched(network, "diffusion_model.", model), network_digest(sampling), _plain(model.model_options, own=own),
+        _plain(model.wrappers, own=own), _plain(patches, own=own),
     ]  # fmt: skip
 
 
@@ -42,28 +44,48 @@ def _patched(network: nn.Module, prefix: str, patcher: Any) -> list[Any]:
     return [network_digest(network, originals), {str(key): _plain(p) for key, p in patcher.patches.items()}]
 
 
-def _plain(value: Any, depth: int = _DEPTH) -> Any:
-    """What a digest understands of anything that nodes put into a model's options: numbers, tensors, code."""
-    below = partial(_plain, depth=depth - 1)
+def _plain(value: Any, depth: int = _DEPTH, own: frozenset[int] = frozenset()) -> Any:
+    """What a digest understands of anything that nodes put into a model's options: numbers, tensors, code, networks.
+
+    Args:
+        own: ``id`` of each module of the MODEL's own network.
+    """
+    beside, below = (partial(_plain, depth=d, own=own) for d in (depth, depth - 1))
     if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor)):
         return value
-    if isinstance(value, nn.Module) or depth == 0 or hasattr(value, "model_options"):
+    whole = hasattr(value, "model_options") or hasattr(value, "diffusion_model")  # MODEL, or what is in one
+    if depth == 0 or whole or id(value) in own:
         return type(value).__qualname__
+    if isinstance(value, nn.Module):
+        return [network_digest(value), {key: below(entry) for key, entry in vars(value).items() if key[:1] != "_"}]
     if isinstance(value, Mapping):
-        return {str(key): below(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [below(entry) for entry in value]
+        return {str(key): beside(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [beside(entry) for entry in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(beside, value), key=str)  # sets of texts have another order in each process
     if isinstance(value, partial):
         return [below(value.func), below(value.args), below(value.keywords)]
     if isinstance(value, MethodType):
         return [value.__func__.__qualname__, below(value.__self__)]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [value.__module__, value.__qualname__, value.__code__.co_code, [below(c) for c in cells if _lasting(c)]]
+        return [*code_of(value), [below(c) for c in cells if _lasting(c)], below(value.__defaults__),
+                below(value.__kwdefaults__)]  # fmt: skip
     kept = {key: entry for key, entry in getattr(value, "__dict__", {}).items() if not key.startswith("_")}
-    return [type(value).__qualname__, {key: below(entry) for key, entry in kept.items() if _lasting(entry)}]
+    lasting = {key: entry for key, entry in kept.items() if _lasting(entry) or _of_numbers(entry)}
+    return [type(value).__qualname__, {key: below(entry) for key, entry in lasting.items()}]
 
 
 def _lasting(value: Any) -> bool:
-    """Whether it is a setting; lists and tables that a patch keeps are often what it has seen so far."""
+    """Whether it is a setting; lists and tables in a closure are often what a patch has seen so far."""
     return not isinstance(value, (list, dict, set))
+
+
+def _of_numbers(value: Any) -> bool:
+    """Whether a list or table holds numbers, texts and tensors alone, as the settings of attention patches do."""
+    if isinstance(value, Mapping):
+        return all(map(_of_numbers, value.values()))
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(_of_numbers, value))
+    return value is None or isinstance(value, (bool, int, float, str, torch.Tensor))

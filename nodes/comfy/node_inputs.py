@@ -56,8 +56,10 @@ def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
         value, kind = values[name], entry.io_type
         if value is None:
             if not entry.optional:
-                remedy = "its file holds none: load it by itself (Load CLIP, Load VAE), or take another file"
-                raise refuse(name, f"nothing, from the node before ({kind})", f"a {kind}", remedy)
+                raise refuse(
+                    name, f"nothing, from the node before ({kind})", f"a {kind}",
+                    "its file holds none: load it by itself (Load CLIP, Load VAE), or take another file",
+                )  # fmt: skip
         elif kind in ("INT", "FLOAT"):
             _check_number(name, value, entry, kind == "INT")
         elif isinstance(entry, io.Combo.Input):

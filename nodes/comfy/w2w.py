@@ -150,10 +150,10 @@ def applied(model: Any, space: Space, chosen: W2WModel, late: W2WModel | None, s
     The chosen model is a weight patch like any LoRA. The late one adds their difference, a LoRA of twice the rank,
     inside each forward: patches cannot change while a sampler runs.
     """
-    before = materialise(space, chosen.belongs(space).coefficients[0])
+    before = materialise(space, chosen.only(space))
     if late is None:
         return with_lora(model, before, strength)
-    after = materialise(space, late.belongs(space).coefficients[0])
+    after = materialise(space, late.only(space))
     if start >= 1000:
         return with_lora(model, after, strength)
     clone, change = with_lora(model, before, strength), difference(after, before)

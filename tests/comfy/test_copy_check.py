@@ -123,3 +123,40 @@ def test_the_bare_model_says_what_is_usual_and_needs_no_captions(comfy, inputs):
     assert "0 of 1 prompts" in report  # the model without the patch gives the same pictures
     with pytest.raises(ValueError, match="ordinary captions"):
         comfy.call("VitrineNEMOCopyCheck", **inputs | {"ordinary": "", "pictures": None}, name="none")
+
+
+class Attends:
+    """As patches of attention keep what they attend to: in lists of tables."""
+
+    def __init__(self, tensor, weight):
+        self.given, self.net, self.seen = [{"cond": tensor, "weight": weight}], torch.nn.Linear(2, 2), [object()]
+        torch.nn.init.constant_(self.net.weight, weight)
+        torch.nn.init.zeros_(self.net.bias)
+
+    def __call__(self, q, k, v, extra_options):
+        return q
+
+
+def test_what_patches_hold_is_part_of_the_model(comfy, inputs):
+    """A check went on with the pictures of another IP-Adapter image, and of other rotary positions."""
+    from vitrine.engine.jobs.digests import digest
+    from vitrine.nodes.comfy.contents import model_contents
+
+    def patched(tensor, weight=1.0):
+        model = inputs["model"].clone()
+        model.set_model_attn2_replace(Attends(tensor, weight), "middle", 0, 0)
+        return model
+
+    a, b = torch.zeros(2), torch.ones(2)
+    made = [digest(model_contents(patched(*how))) for how in ((a,), (a,), (b,), (a, 0.5))]
+    assert made[0] == made[1] and len(set(made)) == 3
+    flow, _, _ = comfy.call("VitrineLoadPortraits", model="flow portraits, 128 px")
+    told = {"train_width": 128, "train_height": 128, "target_width": 192, "target_height": 192, "schedule": "none",
+            "top": "renorm", "align": "step", "aspect": "per_axis", "guidance_law": False, "guidance": 1.0,
+            "override": False}  # fmt: skip
+    moved = [
+        comfy.call("VitrineResolutionTransferLoader", model=flow, pos_embed=mode, **told)[0]
+        for mode in ("rope_pi", "rope_ntk", "rope_pi")
+    ]
+    made = [digest(model_contents(model)) for model in moved]
+    assert made[0] == made[2] != made[1]

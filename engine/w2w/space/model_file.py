@@ -69,6 +69,17 @@ class W2WModel:
             raise refuse("model", shown, accepted, "load the space it was made in, or encode its LoRA in this one")
         return self
 
+    def only(self, space: Space) -> torch.Tensor:
+        """(k,) coefficients, where one model is wanted.
+
+        Raises:
+            VitrineError: As :meth:`belongs`, or if there are several.
+        """
+        if len(self) != 1:
+            remedy = "take one: invert one picture at a time (Image From Batch), or write model[0] in Python"
+            raise refuse("model", f"{len(self)} models", "one", remedy)
+        return self.belongs(space).coefficients[0]
+
     def save(self, path: str | Path) -> Path:
         """Writes one safetensors file, whole or not at all."""
         header = {"space": self.space, "history": json.dumps(list(self.history))}

@@ -203,3 +203,16 @@ def test_sampled_pictures_agree_with_the_pipeline(comfy, loaded, pipe, space, po
     ).images  # fmt: skip
     # the last step differs: DDIM here ends at alpha-bar of t = 0, ComfyUI at zero noise
     assert (found - theirs).norm() / theirs.norm() < 0.02
+
+
+def test_one_model_is_applied_saved_and_blended_not_the_first_of_several(comfy, loaded, space, person):
+    """Of a batch that W2W Invert made four models of, three were dropped without a word."""
+    several = person.moved_to(person.coefficients.repeat(2, 1))
+    calls = {
+        "VitrineApplyW2WModel": {"model": loaded[0], "w2w_model": several, "strength": 1.0, "start": 1000.0},
+        "VitrineW2WBlend": {"w2w_model": person, "other": several, "share": 0.5},
+        "VitrineSaveW2WLora": {"w2w_model": several, "name": "x", "names": "auto"},
+    }
+    for name, inputs in calls.items():
+        with pytest.raises(VitrineError, match="model: given 2 models; accepted: one"):
+            comfy.call(name, space=space, **inputs)

@@ -109,6 +109,21 @@ def test_a_network_is_known_by_all_that_it_computes_with(tmp_path):
         digest({"what": object()})
 
 
+def test_a_function_is_known_by_its_numbers():
+    """Those in its code, in its defaults and in what it closes over."""
+
+    def made(closed, default=0.0):
+        def scaled(value, factor=default):
+            return closed * factor * value
+
+        return scaled
+
+    halves, thirds = (lambda value: value * 0.5), (lambda value: value * 0.3)
+    thirds.__qualname__ = halves.__qualname__
+    different = [made(1.0), made(2.0), made(1.0, 0.5), halves, thirds]
+    assert digest(made(1.0)) == digest(made(1.0)) and len(set(map(digest, different))) == 5
+
+
 def test_a_condition_is_known_by_every_field():
     whole = {"text": torch.zeros(1, 2, 3), "pooled": torch.zeros(1, 4), "extra": {"time_ids": torch.zeros(1, 6)},
              "fixed": {"controlnet_block_samples": [torch.zeros(1, 2)], "guidance": 3.5}}  # fmt: skip
