@@ -27,6 +27,11 @@ def strip(title: str, row: str) -> Cut:
     return title, pictures(title, row)[0]
 
 
+def part(title: str, row: str, number: int) -> Cut:
+    """One square of a picture that holds several."""
+    return title, squares(title, row)[number]
+
+
 PERSON, INSIDE, ONE_STEP = (
     "Pull sliders on a person (demo)",
     "See what the model sees (demo)",
@@ -42,6 +47,8 @@ LOOK, ENTROPY, LARGER = (
 )
 CALLS, CALL = "60 network calls a picture", "One network call a picture"
 COPY = "Sample, and what of it is copied"
+BOTH = "With and without the neurons"
+PAIRS = "Make a slider from pictures (demo)"
 
 
 def cuts() -> dict[str, list[Cut]]:
@@ -70,10 +77,11 @@ def cuts() -> dict[str, list[Cut]]:
         "own_slider": [tiles(OWN, "Forty labels made a slider", 4)],
         "own_space": [tiles("Turn a folder of LoRAs into sliders (demo)", "Somebody new, with glasses", 4)],
         "neurons": [strip(COPIED, "Neurons found: one band a layer")],
-        "blocked": [tiles(COPIED, "One memorized picture, four times"), tiles(COPIED, "With the neurons off")],
-        "comes_back": [
-            tiles(COPIED, "With the neurons off"), tiles(COPIED, "It comes back: blocking is not erasing"),
-        ],
+        "compared": [strip(COPIED, BOTH)],
+        "blocked": [part(COPIED, BOTH, 1), part(COPIED, BOTH, 2)],
+        "comes_back": [part(COPIED, BOTH, 2), tiles(COPIED, "It comes back: blocking is not erasing")],
+        "pairs_slider": [tiles(PAIRS, "The person"), tiles(PAIRS, "With the new slider")],
+        "word": [tiles(INSIDE, "The pictures", 1), part(INSIDE, "One word: hair", 0)],
         "copies": [("Check a model for copies (demo)", pictures("Check a model for copies (demo)", COPY)[2])],
         "person": [tiles(PERSON, "The person", 4)],
         "portraits": [tiles(ONE_STEP, CALL, 4)],

@@ -57,6 +57,13 @@ FRAMES: dict[str, list[Frame]] = {
     "Make your own slider, threshold and space (demo)": [
         ("forty labels made a slider", "Forty labels made a slider", 0, 4),
     ],
+    "Make a slider from pictures (demo)": [
+        ("painted by hand", "Before, painted over", 0, 4), ("somebody else", "The person", 0, 4),
+        ("the new slider", "With the new slider", 0, 4),
+    ],
+    "Pull sliders, four nodes (demo)": [
+        ("a person", "In the panel", 0, 1), ("a slider pulled", "In the panel", 1, 1),
+    ],
     "Pull sliders on a person (demo)": [
         ("a person", "The person", 0, 4), ("sliders pulled", "Edited", 0, 4),
         ("the same person elsewhere", "The same person elsewhere", 0, 4),
@@ -70,10 +77,12 @@ FRAMES: dict[str, list[Frame]] = {
     ],
     "See what the model sees (demo)": [
         ("the pictures", "The pictures", 0, 4), ("what the model sees", "Second layer", 0, 4),
+        ("for one word: hair", "One word: hair", 0, 4),
     ],
     "Stop the model copying a picture (demo)": [
-        ("four seeds, one picture", "One memorized picture, four times", 0, 4),
-        ("neurons off", "With the neurons off", 0, 4),
+        ("the training picture", "With and without the neurons", 0, 1),
+        ("it comes back", "With and without the neurons", 1, 1),
+        ("neurons off", "With and without the neurons", 2, 1),
     ],
     "Turn a folder of LoRAs into sliders (demo)": [("in none of the files", "Somebody new, with glasses", 0, 4)],
 }  # fmt: skip

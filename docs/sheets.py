@@ -50,7 +50,8 @@ def pictures(title: str, row: str) -> list[Box]:
 
 def squares(title: str, row: str) -> list[Box]:
     """The row cut into squares: two for a picture that shows a sample beside its mask or its match."""
-    return [(x + k * h, y, h, h) for x, y, w, h in pictures(title, row) for k in range(max(1, round(w / h)))]
+    boxes = [(x, y, min(w, h), max(1, round(w / h))) for x, y, w, h in pictures(title, row)]
+    return [(x + k * side, y, side, side) for x, y, side, count in boxes for k in range(count)]
 
 
 def crop(image: Image.Image, *boxes: Box) -> Image.Image:

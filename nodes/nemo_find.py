@@ -17,6 +17,7 @@ from .captions import banded
 from .comfy.conditioning import condition_of
 from .comfy.model import active_fingerprint, backbone_of, blank_latents, denoiser_of, fingerprint
 from .comfy.progress import progress, text_on
+from .comfy.prompt_words import text_behind, words_at
 from .nemo import CATEGORY, INDEX, SEEDS, TAU, shape_of
 from .nemo_samples import sampler_of
 from .sockets import NeuronsSocket, NeuronStatisticsSocket, SampleThresholdSocket, under_advanced
@@ -38,7 +39,7 @@ class NEMOFindNeurons(io.ComfyNode):
                 "localize memorization", "find memorization neurons", "nemo", "memorized picture", "copied picture",
                 "find neurons", "stop copying", "training picture",
             ],
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             inputs=under_advanced(("mode", "scope", "protocol"), [
                 io.Model.Input("model", tooltip="The model to search."),
                 io.Conditioning.Input("positive", tooltip="The prompt to search."),
@@ -64,6 +65,10 @@ class NEMOFindNeurons(io.ComfyNode):
                     "threshold", optional=True,
                     tooltip="From NEMO Sample Threshold: samples before and after then judge the search.",
                 ),
+                io.Clip.Input(
+                    "clip", optional=True,
+                    tooltip="The prompt's text encoder: neurons are then listed with words instead of positions.",
+                ),
             ]),
             outputs=[
                 NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
@@ -76,7 +81,7 @@ class NEMOFindNeurons(io.ComfyNode):
     def execute(
         cls, model: Any, positive: list, latent: dict, statistics: Any, tau: float, share: float, mode: str,
         seeds: int, timestep_index: int, scope: str, protocol: str = PROTOCOLS[0], negative: list | None = None,
-        threshold: SampleThreshold | None = None,
+        threshold: SampleThreshold | None = None, clip: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
         """Search, judge; interrupt works between two forwards."""
         model_id = fingerprint(model)
@@ -93,11 +98,14 @@ class NEMOFindNeurons(io.ComfyNode):
             if negative is None:
                 raise refuse("negative", None, "a condition together with the threshold", "connect an empty prompt")
             sampler = sampler_of(model, negative, blank, threshold.config, threshold)
-        (result,) = find_neurons(probe, ["prompt"], [cond], statistics, shape, config, progress(), sampler)
+        prompt = text_behind(cls.hidden, "positive")
+        (result,) = find_neurons(probe, [prompt or "prompt"], [cond], statistics, shape, config, progress(), sampler)
+        if clip is not None and prompt is not None and cond.text is not None:
+            result = result.with_words(words_at(clip, prompt, cond.text.shape[1]))
         neurons = result.neurons(model_id)
         widths = {s.address: len(statistics.means[s.address]) for s in probe.sites}
         text, picture = describe(neurons), heat_map(neurons, widths)
-        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
+        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(text).as_dict()
         return io.NodeOutput(neurons, text, picture[None], ui=shown)
 
 

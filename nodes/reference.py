@@ -6,12 +6,14 @@ from comfy_api.latest import io, ui
 
 from ..engine.portraits import PARTS, caption, render, sample_scenes
 from ..engine.portraits.flow import FLOW_WEIGHTS
+from ..engine.portraits.plants import MEMORIZED, plants
 from ..engine.portraits.shipped import shipped_models, shipped_transformers, transformer_folder
 from .comfy.flow import load_flow_model
 from .comfy.portraits import WEIGHTS, load_clip, load_model, load_vae
 from .comfy.transformer import load_transformer
 
 CATEGORY = "Vitrine/try it (demo)"
+BY_SEED = "(by seed)"
 
 
 class LoadPortraits(io.ComfyNode):
@@ -115,6 +117,11 @@ class RenderPortrait(io.ComfyNode):
                 io.Int.Input("size", default=64, min=16, max=512, step=4, tooltip="Side in pixels (model: 64)."),
                 io.Combo.Input("part", options=["person", *PARTS[1:]], default="person", optional=True,
                                tooltip="What the mask shows, exactly as rendered."),
+                io.Combo.Input(
+                    "memorized", options=[BY_SEED, *MEMORIZED], default=BY_SEED, optional=True,
+                    tooltip="A picture that training repeated until the model memorized it, by the two words that "
+                    "recall it. Seed and count are not used then.",
+                ),
             ],
             outputs=[
                 io.Image.Output(display_name="IMAGE", tooltip="The portraits."),
@@ -124,9 +131,12 @@ class RenderPortrait(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
-    def execute(cls, seed: int, count: int, size: int, part: str = "person") -> io.NodeOutput:
-        """Render seeds seed .. seed + count - 1."""
-        scenes = sample_scenes(list(range(seed, seed + count)))
+    def execute(cls, seed: int, count: int, size: int, part: str = "person", memorized: str = BY_SEED) -> io.NodeOutput:
+        """Render seeds seed .. seed + count - 1, or a memorized training picture."""
+        if memorized == BY_SEED:
+            scenes = sample_scenes(list(range(seed, seed + count)))
+        else:
+            scenes = next(p.scenes for p in plants() if p.name == memorized)
         drawn = render(scenes, size)
         images = drawn.images.permute(0, 2, 3, 1)
         mask = (drawn.parts > 0 if part == "person" else drawn.parts == PARTS.index(part)).float()

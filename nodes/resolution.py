@@ -77,9 +77,10 @@ def _setting_inputs() -> list[Any]:
             optional=True, tooltip="Checkpoint file whose header says how it was trained; only relabel reads it.",
         ),
         io.Combo.Input(
-            "receptive_field", options=list(RECEPTIVE), default="none", optional=True,
+            "receptive_field", options=list(RECEPTIVE), default="auto", optional=True,
             tooltip="dilate: a UNet (SD1.5, SD2, SDXL) looks as far across a larger picture as in training, which ends "
-            "repeated heads at two or three times the side; detail is softer. none: unchanged. Transformers need none.",
+            "repeated heads at two or three times the side; detail is softer. auto: dilate from 1.75 times the side "
+            "on. none: unchanged. Transformers need none.",
         ),
     ]  # fmt: skip
 
@@ -99,7 +100,7 @@ class ResolutionTransferLoader(io.ComfyNode):
             search_aliases=[
                 "high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE", "twice the size",
                 "draw at twice the size", "double heads", "two heads", "deep shrink", "DyPE", "YaRN", "2k", "4k",
-                "aspect ratio", "hires fix", "upscale without doubles", "any size",
+                "aspect ratio", "hires fix", "upscale without doubles", "any size", "repeated heads",
             ],
             inputs=under_advanced((
                 "schedule", "pos_embed", "top", "align", "aspect", "guidance_law", "override", "metadata_from",

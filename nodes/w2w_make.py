@@ -88,7 +88,7 @@ class BuildSpace(io.ComfyNode):
         """``build_space``; after an interruption it resumes."""
         config = BuildConfig(mode, components or None, base=base, linked=linked)
         built = comfy_w2w.build(folder, name, config, model)
-        return io.NodeOutput(built.space, built.summary(), ui=text_on(cls.hidden, built.summary()))
+        return io.NodeOutput(built.space, built.summary(), ui=text_on(built.summary()))
 
 
 class TrainDirection(io.ComfyNode):
@@ -142,14 +142,20 @@ class TrainDirection(io.ComfyNode):
             f"{label}: {known} labelled models, held-out accuracy {held_out.accuracy[label]:.0%} "
             f"(both classes equally: {held_out.balanced[label]:.0%}), training models reach {reach(space, vector):.1f}"
         ]
-        for other, other_vector in space.directions.items():
-            cosine = float(torch.nn.functional.cosine_similarity(vector, other_vector, dim=0))
-            if abs(cosine) > 0.2:
-                lines.append(f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit")
+        lines += overlaps(space, vector)
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
         text = "\n".join(lines)
-        return io.NodeOutput(extended, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(extended, text, ui=text_on(text))
+
+
+def overlaps(space: Space, vector: torch.Tensor) -> list[str]:
+    """A line for each slider of the space that a new direction (K,) would move too."""
+    cosines = {o: float(torch.nn.functional.cosine_similarity(vector, v, dim=0)) for o, v in space.directions.items()}
+    return [
+        f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit"
+        for other, cosine in cosines.items() if abs(cosine) > 0.2
+    ]  # fmt: skip
 
 
 class W2WInvert(io.ComfyNode):
@@ -237,7 +243,7 @@ class W2WInvert(io.ComfyNode):
         first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
         text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"
         text += described(space, inverted.coefficients)
-        return io.NodeOutput(inverted, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(inverted, text, ui=text_on(text))
 
 
 def _posterior(model: Any, vae: Any, image: torch.Tensor, means: torch.Tensor) -> Posterior:

@@ -15,6 +15,8 @@ ON_YOUR_MODEL = [
 ]
 SHIPPED = [p for p in ALL if p not in ON_YOUR_MODEL]
 """Those of them whose pictures the pack's own models draw."""
+WITH_A_MODEL = [p for p in SHIPPED if '"VitrineLoadPortraits' in p.read_text("utf-8")]
+"""Those of them that load a model, which can be another one; the rest shows the people's space alone."""
 
 
 def plain_title(title):

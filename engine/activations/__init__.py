@@ -1,7 +1,7 @@
-"""Activation Tap: read any inner activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
+"""Activation Tap: read any activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
 
-``TapConfig`` or a preset says what to read; ``tap_latents`` taps given pictures, ``tap_steps`` taps a running sampler;
-``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` draws them.
+``TapConfig`` or a preset selects sites; ``tap_latents`` taps given images, ``tap_steps`` taps a running sampler;
+``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` renders them.
 """
 
 from .activation_pca import PCABasis, pca_rgb
@@ -12,10 +12,11 @@ from .presets import PRESETS, Preset, preset
 from .tap import check_timestep, gdf_noise, tap_latents, tap_timesteps
 from .tap_config import TapConfig
 from .tap_during_sampling import DIFFUSERS_GUIDED, StepRecord, tap_steps
+from .word_maps import text_maps, word_map
 from .writer import ActivationReader, ActivationWriter
 
 __all__ = [
     "DIFFUSERS_GUIDED", "PRESETS", "ActivationReader", "ActivationWriter", "Activations", "PCABasis", "Preset",
     "StepRecord", "TapConfig", "TapInfo", "check_timestep", "encode_pixels", "gdf_noise", "massive_channels", "pca_rgb",
-    "preset", "tap_latents", "tap_steps", "tap_timesteps", "to_pixels",
+    "preset", "tap_latents", "tap_steps", "tap_timesteps", "text_maps", "to_pixels", "word_map",
 ]  # fmt: skip

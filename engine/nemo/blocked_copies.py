@@ -67,6 +67,12 @@ class Copies:
             return "nothing to cure"
         return "cured" if not after else "reduced" if after < before else "failed"
 
+    def sentence(self) -> str:
+        """For people: how many samples are copies, without and with the neurons blocked."""
+        (before, after), count = self.copied, len(self.blocked)
+        said = f"Untouched, {before} of {len(self.untouched)} pictures are copies of the training picture; "
+        return said + f"with the neurons off, {after or 'none'} of {count}."
+
     def text(self) -> str:
         """The verdict with its counts, in a sentence."""
         (before, after), count = self.copied, len(self.blocked)

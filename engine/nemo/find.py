@@ -86,6 +86,11 @@ class Result:
             plain |= {"samples_before": self.samples[0].to_dict(), "samples_after": self.samples[1].to_dict()}
         return plain
 
+    def with_words(self, words: Sequence[str]) -> Result:
+        """The same with each record's "words" at its "tokens"; ``words`` are those at all positions, or none."""
+        named = [r | {"words": [words[at] for at, _ in r["tokens"] if at < len(words)]} for r in self.held]
+        return replace(self, held=named) if words else self
+
     def neurons(self, fingerprint: str) -> NeuronSet:
         """As a set to block, with this result in its ``info``; empty when the prompt is not memorized."""
         neurons = {a: tuple(n) for a, n in self.search.neurons.items()} if self.search else {}

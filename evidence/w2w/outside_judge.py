@@ -39,8 +39,9 @@ def judge(
     small = torch.nn.functional.avg_pool2d(images, 4).flatten(1)
     features = {JUDGE: describe(weights, images), OURS: read(load_readout(), images).features, "pixels": small}
     by_person = {name: values.view(people, PICTURES, -1) for name, values in features.items()}
-    areas = {name: _told_apart(values) for name, values in by_person.items()}
-    spans = {name: bootstrap(_told_apart, values, draws=200) for name, values in by_person.items()}
+    who = torch.arange(people)
+    areas = {name: _told_apart(values, who) for name, values in by_person.items()}
+    spans = {name: bootstrap(_told_apart, values, who, paired=True, draws=200) for name, values in by_person.items()}
     progress(1, 1, None)
     parts = {"above 0.75": spans[JUDGE][0] > 0.75, "above pixels": spans[JUDGE][0] > spans["pixels"][1]}
     roles = {JUDGE: "ours", OURS: "reference", "pixels": "trivial"}
@@ -49,12 +50,16 @@ def judge(
     )
 
 
-def _told_apart(values: torch.Tensor) -> float:
-    """AUROC of distances between people above those within one, of (people, pictures, D) descriptors."""
-    flat, owner = values.flatten(0, 1), torch.arange(len(values)).repeat_interleave(values.shape[1])
+def _told_apart(values: torch.Tensor, who: torch.Tensor) -> float:
+    """AUROC of distances between people above those within one, of (people, pictures, D) descriptors.
+
+    Args:
+        who: (people,) numbers; in a resample, pairs of a person and their own copy are left out.
+    """
+    flat, count = values.flatten(0, 1), values.shape[1]
     first, second = torch.triu_indices(len(flat), len(flat), 1)
-    distances, same = torch.cdist(flat, flat)[first, second], owner[first] == owner[second]
-    return auroc(distances[~same], distances[same])
+    distances, same = torch.cdist(flat, flat)[first, second], first // count == second // count
+    return auroc(distances[who[first // count] != who[second // count]], distances[same])
 
 
 @claim(

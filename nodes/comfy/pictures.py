@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import comfy.utils
 import torch
 
 from ...engine.errors import refuse
@@ -55,3 +56,10 @@ def as_masks(mask: torch.Tensor, pictures: torch.Tensor | None = None, what: str
         remedy = "crop or resize pictures and masks together, and batch them in the same order"
         raise refuse(what, shown, f"{wanted}, the pictures' number and size, or one mask for all", remedy)
     return masks.expand(len(pictures), -1, -1)
+
+
+def resized(pictures: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """(B, H, W, 3) at the height and width of others, cropped around the middle."""
+    height, width = like.shape[1:3]
+    fitted: torch.Tensor = comfy.utils.common_upscale(pictures.movedim(-1, 1), width, height, "area", "center")
+    return fitted.movedim(1, -1)

@@ -20,13 +20,14 @@ const short = (number) => (Math.abs(number) < 10 ? Number(number).toFixed(2) : N
 
 /** What one search recorded of a neuron, in lines. */
 function lines(record) {
-  const { deviations, activation, usual, tokens = [], alone, limit, prompt } = record;
+  const { deviations, activation, usual, tokens = [], words = [], alone, limit, prompt } = record;
+  const strongest = tokens.map(([at, value], i) => `${words[i] ? `“${words[i]}”` : at} (${short(value)})`).join(", ");
   return [
     prompt && prompt !== "prompt" && `“${prompt}”`,
     t("{deviations} deviations above or below ordinary captions: {activation}, usually {usual}",
       { deviations: short(deviations), activation: short(activation), usual: short(usual) }),
-    tokens.length && t("strongest at tokens {tokens} of the prompt (from 0)",
-      { tokens: tokens.map(([at, value]) => `${at} (${short(value)})`).join(", ") }),
+    words.length && t("strongest at {tokens}", { tokens: strongest }),
+    tokens.length && !words.length && t("strongest at tokens {tokens} of the prompt (from 0)", { tokens: strongest }),
     alone !== undefined && t("left alone, likeness to the copied prediction rises to {alone}; below {limit} was wanted",
       { alone: alone.toFixed(3), limit: limit.toFixed(3) }),
   ].filter(Boolean);

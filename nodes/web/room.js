@@ -11,11 +11,12 @@ const SHOWS = {
   VitrineCollectTaps: PICTURE, VitrineEMDDistill: PICTURE, VitrineEMDMCMCCorrect: PICTURE, VitrineEMDVariety: TEXT,
   VitrineFindCorrespondence: PICTURE, VitrineLoadW2WModel: TEXT, VitrineLoadW2WSpace: TEXT,
   VitrineLoRAReport: PICTURE + TEXT, VitrineNEMODetect: PICTURE + TEXT, VitrineNEMOSampleThreshold: TEXT,
-  VitrineNEMOCopyCheck: PICTURE + TEXT, VitrineNEMOFindNeurons: PICTURE + TEXT, VitrineNEMOScore: TEXT,
+  VitrineNEMOCompareCopies: PICTURE + TEXT, VitrineNEMOCopyCheck: PICTURE + TEXT,
+  VitrineNEMOFindNeurons: PICTURE + TEXT, VitrineNEMOScore: TEXT,
   VitrineNEMOVerify: PICTURE + TEXT, VitrineRankActivations: PICTURE, VitrineRenderPortrait: PICTURE,
   VitrineSaveActivations: TEXT, VitrineSaveFeaturePreset: TEXT, VitrineSaveNeurons: TEXT, VitrineSaveW2WLora: TEXT,
   VitrineSegmentLikeThis: PICTURE, VitrineTapDuringSampling: PICTURE, VitrineTrainW2WDirection: TEXT,
-  VitrineW2WEdit: TEXT, VitrineW2WInvert: PICTURE + TEXT, VitrineW2WSample: TEXT,
+  VitrineTrainW2WSlider: TEXT, VitrineW2WEdit: TEXT, VitrineW2WInvert: PICTURE + TEXT, VitrineW2WSample: TEXT, VitrineWordMap: PICTURE + TEXT,
 };
 
 app.registerExtension({

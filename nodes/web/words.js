@@ -53,6 +53,11 @@ const WORDS = {
     "普通のキャプションから標準偏差 {deviations} 個分のずれ：{activation}、ふだんは {usual}",
     "보통 캡션에서 표준편차 {deviations}만큼 벗어남: {activation}, 평소 {usual}",
   ],
+  "strongest at {tokens}": [
+    "在 {tokens} 处最强",
+    "{tokens} で最も強い",
+    "{tokens}에서 가장 강함",
+  ],
   "strongest at tokens {tokens} of the prompt (from 0)": [
     "在提示词的第 {tokens} 个 token 处最强（从 0 数起）",
     "プロンプトのトークン {tokens} で最も強い（0 から数える）",

@@ -341,7 +341,8 @@ def results(rows, path, side=112, wide=1000):
     draw, places = ImageDraw.Draw(sheet), []
     for title, pictures in rows:
         opened = [Image.open(io.BytesIO(p)).convert("RGB") for p in pictures]
-        scale = min(side / opened[0].height, 3 * side / opened[0].width)
+        high = 2 * side if len(opened) == 1 and opened[0].width >= 2.9 * opened[0].height else side  # one of several
+        scale = min(high / opened[0].height, 3 * high / opened[0].width)
         opened = [i.resize((round(i.width * scale), round(i.height * scale)), Image.Resampling.LANCZOS) for i in opened]
         width = sum(i.width + 3 for i in opened)
         if x > 8 and x + width > wide:

@@ -86,6 +86,8 @@ class Desk:
         sampled = self.sampled(watched)
         self.call("VitrineCollectTaps", recorder=recorder, latent=sampled)
         self.call("VitrineActivationPicture", activations=taps)
+        words = {"word": PROMPT.split()[-1], "prompt": PROMPT}
+        self.call("VitrineWordMap", image=pictures, clip=self.clip, **words, **own)
         self.call("VitrineSaveActivations", activations=taps, name="mine")
         self.call("VitrineLoadActivations", file="mine.safetensors")
         self.call("VitrineFindCorrespondence", source=pictures[:1], target=pictures[1:], points="0.4 0.4", **own, **tap)
@@ -111,6 +113,8 @@ class Desk:
         self.call("VitrineNEMOScore", tau=0.9, **prompt)
         found = {"statistics": statistics, "tau": 0.3, "share": 0.9, "mode": "chain", "scope": "down+mid"}
         self.call("VitrineNEMOFindNeurons", **found, **prompt)
+        compared = {"before": pictures, "after": pictures, "training_picture": pictures[:1], "ordinary": pictures}
+        self.call("VitrineNEMOCompareCopies", **compared)
         self.call("VitrineNEMOVerify", neurons=NEURONS, tau=0.3, attack_steps=0, **prompt)
         self.call("VitrineNEMONeuronBlocker", model=self.model, neurons=NEURONS)
         self.call("VitrineNEMOBake", model=self.model, neurons=NEURONS)
@@ -129,6 +133,8 @@ class Desk:
         self.call("VitrineTrainW2WDirection", space=space, label="mine", labels="*1 1\n*2 0", components=2)
         person = self.one("VitrineW2WSample", space=space, seed=3)
         self.call("VitrineW2WEdit", space=space, w2w_model=person, label_1="beard")
+        before, own = {"before": pictures, "after": pictures}, {"model": self.model, "vae": self.vae}
+        self.call("VitrineTrainW2WSlider", space=space, positive=self.positive, steps=1, **before, **own)
         self.call("VitrineW2WBlend", space=space, w2w_model=person, other=person)
         self.call("VitrineApplyW2WModel", model=self.model, space=space, w2w_model=person)
         self.call("VitrineSaveW2WLora", space=space, w2w_model=person, name="mine")

@@ -31,6 +31,7 @@ SHORTER = {
     "CLIPTextEncode": {"text": "a smiling face"},
     "VitrineEMDDistill": {"steps": 1, "batch": 1, "K": 1},
     "VitrineW2WInvert": {"preset": "custom", "steps": 2},
+    "VitrineTrainW2WSlider": {"steps": 2},
     "VitrineNEMOCopyCheck": {"seeds": 2, "steps": 2},
     "VitrineLoRAReport": {"seeds": 2, "steps": 1, "prompts": 1, "ordinary": "a\nb"},
     "VitrineNEMOVerify": {"attack_steps": 2},

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vitrine_tests.templates import ALL, SHIPPED, plain_id, plain_title, without_boxes
+from vitrine_tests.templates import ALL, WITH_A_MODEL, plain_id, plain_title, without_boxes
 
 pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
-WORKFLOWS = [p.stem for p in SHIPPED]
+WORKFLOWS = [p.stem for p in WITH_A_MODEL]
 LOOSER = {
     # two of nine places have one score but for rounding: they stand in either order
     ("Find the same part (demo)", 7): 0.25,

@@ -77,6 +77,11 @@ def colours(maps, size=256):
     return pca_rgb(maps, PCABasis.fit(maps), (size, size))
 
 
+def enlarged(pictures, times):
+    """Each pixel a square, as core's nearest-exact."""
+    return pictures.repeat_interleave(int(times), -1).repeat_interleave(int(times), -2)
+
+
 def prompt_and_seed(graph, inputs):
     return graph.text(inputs.positive), [inputs.seed + i for i in range(graph(inputs.latent[0]).batch_size)]
 

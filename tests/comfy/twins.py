@@ -16,12 +16,14 @@ from vitrine.engine.emd import CorrectConfig, EStepConfig
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.nemo import (
     AttackConfig,
+    Copies,
     NeuronSet,
     ProbeConfig,
     SearchConfig,
     VerifyConfig,
     bake,
     make_probe,
+    picture_distance,
     verify,
 )
 from vitrine.engine.nemo.check import CheckConfig
@@ -37,11 +39,14 @@ from vitrine.engine.pipelines import (
     copy_check,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
+from vitrine.engine.portraits import render
+from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
 from vitrine.engine.w2w import (
     BuildConfig,
     EditConfig,
     InvertConfig,
+    PairConfig,
     SampleConfig,
     W2WModel,
     build_space,
@@ -49,11 +54,13 @@ from vitrine.engine.w2w import (
     edit,
     usual_sampling,
     with_directions,
+    with_pair_slider,
 )
 from vitrine.engine.w2w.space.labels import parse_labels
 from vitrine.evidence.w2w.world import people_space
 from vitrine_tests.comfy.twin_tools import (
     colours,
+    enlarged,
     euler_sigmas,
     ksampler,
     part_number,
@@ -130,10 +137,20 @@ def stop_the_model_copying_a_picture(graph, comfy):
     config = VerifyConfig(check.tau, check.seed, AttackConfig(steps=check.attack_steps))
     done = verify(probe, cond, neurons, (4, 16, 16), config, reference=reference)
     attacked = done.embedding.text.expand(len(untouched), -1, -1)
-    return {
-        8: heat.permute(2, 0, 1)[None], 14: untouched, 15: ksampler(graph, 11, pipe, neurons=neurons),
-        22: ksampler(graph, 20, pipe, neurons=neurons, prompt_embeds=attacked),
-    }  # fmt: skip
+    back = ksampler(graph, 20, pipe, neurons=neurons, prompt_embeds=attacked)
+    compared = compared_copies(graph, untouched, ksampler(graph, 11, pipe, neurons=neurons))
+    return {8: heat.permute(2, 0, 1)[None], 22: enlarged(back, graph(27).scale_by), 24: compared}
+
+
+def compared_copies(graph, before, after):
+    """*NEMO Compare Copies*: the memorized picture, samples before and after."""
+    from vitrine.nodes.nemo_compare import side_by_side
+
+    (plant,) = [p for p in plants() if p.name == graph(25).memorized]
+    reference, usual = render(plant.scenes, graph(25).size).images, portraits(graph(26)).images
+    copies = Copies(*(picture_distance(x, reference) for x in (before, after, usual)))
+    nhwc = [x.permute(0, 2, 3, 1) for x in (reference, before, after)]
+    return side_by_side(*nhwc, copies).permute(0, 3, 1, 2)
 
 
 def check_a_model_for_copies(graph, comfy, folder):
@@ -219,6 +236,22 @@ def pull_sliders_on_a_person(graph, comfy):
     told = {14: (12, person, {}), 17: (15, edited, {}), 20: (18, person, late), 27: (25, found, {})}
     told[32] = (30, child, {})
     return {i: ksampler(graph, k, pipe, space=space, model=m, **more) for i, (k, m, more) in told.items()}
+
+
+def make_a_slider_from_pictures(graph, comfy):
+    pipe, space, train, colour = pipeline(W2WPipeline), people_space(), graph(7), graph(5).color
+    drawn = portraits(graph(4))
+    paint = torch.tensor([colour >> 16, colour >> 8 & 255, colour & 255]).view(3, 1, 1) / 255
+    after = torch.where((drawn.parts == part_number(graph(4).part))[:, None], paint, drawn.images)
+    config = PairConfig(steps=train.steps, start=train.start, seed=train.seed)
+    nobody = torch.zeros(1, space.dimension)
+    change = pipe.train_pair_slider(space, drawn.images, after, graph.text(train.positive), nobody, config)
+    trained = with_pair_slider(space, train.label, change)
+    person = sampled(graph, 8, space)
+    edited = pipe.edit_model(trained, person, {train.label: trained.info["pair_sliders"][train.label]})
+    told = {71: (20, person), 72: (21, edited)}
+    shown = {i: ksampler(graph, k, pipe, space=trained, model=m) for i, (k, m) in told.items()}
+    return {70: after} | {i: enlarged(pictures, graph(50).scale_by) for i, pictures in shown.items()}
 
 
 # --- compositions --------------------------------------------------------------------------------------------------

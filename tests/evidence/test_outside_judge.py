@@ -67,4 +67,7 @@ def test_missing_and_cut_files_are_explained(folder):
 def test_people_are_told_apart_by_distances():
     people = torch.randn(10, 1, 8, generator=torch.Generator().manual_seed(2))
     noise = torch.randn(10, 4, 8, generator=torch.Generator().manual_seed(3))
-    assert _told_apart(people + 0.01 * noise) == 1 and abs(_told_apart(noise) - 0.5) < 0.1
+    near, who = people + 0.01 * noise, torch.arange(10)
+    assert _told_apart(near, who) == 1 and abs(_told_apart(noise, who) - 0.5) < 0.1
+    twice = torch.tensor([0, 0, 1, 2])
+    assert _told_apart(near[twice], twice) == 1, "a person's copy is not another person"

@@ -16,12 +16,11 @@ from vitrine_tests.full_size.scene import CAPTIONS, PROMPT, STUDENT, Scene
 
 Tensors = list[torch.Tensor]
 CASES: dict[str, Callable[[Scene], Tensors]] = {}
-LEFT_OUT = {
+NO_MODEL = ("VitrineRenderPortrait", "VitrineCrossSizeConsistency", "VitrineEMDVariety", "VitrineNEMOCompareCopies")
+LEFT_OUT = dict.fromkeys(NO_MODEL, "needs no model") | {
     "VitrineLoadPortraits": "loads another model",
     "VitrineLoadPortraitsTransformer": "loads another model",
-    "VitrineRenderPortrait": "needs no model",
-    "VitrineCrossSizeConsistency": "needs no model",
-    "VitrineEMDVariety": "needs no model",
+    "VitrineTrainW2WSlider": "trains as VitrineW2WInvert does",
     "VitrineEMDDistill": "reads a diffusers folder, in the notes",
 }
 """Node id -> why it has no case."""
@@ -46,6 +45,12 @@ def _all(activations: Any) -> Tensors:
 def activation_tap(s: Scene) -> Tensors:
     taps, picture, _ = s.taps
     return [*_all(taps), picture]
+
+
+@case("VitrineWordMap")
+def word_map(s: Scene) -> Tensors:
+    own = {"model": s.model, "clip": s.clip, "vae": s.vae, "positive": s.positive, "prompt": PROMPT, "word": "face"}
+    return list(s.call("VitrineWordMap", image=pictures(1, 2 * SMALL)[0], **own))
 
 
 @case("VitrineTapDuringSampling")

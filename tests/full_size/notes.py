@@ -356,8 +356,8 @@ def _some(f: Following, name: str) -> list[str]:
 
 WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"swap (Load Portraits \w+) for Load Checkpoint(?: with SDXL)?", swap_loader),
-    (r"swap (?:the )?Render Portrait(?: nodes)? for Load Image with (?:a )?painted masks?"
-     r"(?:, joined by Batch Images and Batch Masks \(sixteen pictures of 512 px\))?", swap_renders),
+    (r"swap (?:the )?Render Portrait(?: nodes)? for Load Image(?: with (?:a )?painted masks?)?"
+     r"(?:, joined by Batch Images(?: and Batch Masks \(sixteen pictures of 512 px\))?)?", swap_renders),
     (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
     (r"set width and height of (Prompt and size|Sample both) to (\d+)(?: \(SDXL: (\d+)\))?", set_side_in),
     (r"set (timestep_index|schedule) to (\w+) and (effect_fraction|pos_embed) to (\w+)", set_both),

@@ -73,7 +73,7 @@ def test_a_model_draws_as_its_lora_in_the_weights(case):
     finally:
         setattr(stock, name, old)
     assert close(worn, expected, 1e-4), "Chroma rounds 57 blocks otherwise, by the instruction set"
-    assert not close(worn, plain, 1e-3)
+    assert float((worn - plain).abs().max()) > 10 * float((worn - expected).abs().max())
     assert torch.equal(drawn(stock, told), plain), "nothing stays"
 
 

@@ -1,12 +1,15 @@
 """A UNet's inner convolutions spread over a larger picture: which, how far, and that nothing of it stays."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ResolutionTransferPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.resolution import ResolutionTransferConfig, apply, facts_of, plan_transfer, transferred_copy
-from vitrine.engine.resolution.receptive import Spread, inner_convolutions, steps_of
+from vitrine.engine.resolution.receptive import MEASURED, Spread, inner_convolutions, steps_of
 from vitrine_tests import models
 from vitrine_tests.machine import stock
 
@@ -121,12 +124,34 @@ def test_stock_unets(make):
     assert float((ours - theirs).abs().max()) > 1e-3 * float(theirs.abs().max())
 
 
+@pytest.mark.parametrize(("size", "step"), [(128, (2, 2)), (112, (2, 2)), (108, (1, 1)), (64, (1, 1)), (32, (1, 1))])
+def test_auto_spreads_from_1_75_times_the_side_on(pipe, size, step):
+    planned = plan_transfer(facts_of(pipe), ResolutionTransferConfig((size, size), receptive_field="auto"))
+    assert planned.step == step
+    assert ("none turns this off" in planned.summary) is (step != (1, 1))
+    assert ("measured on the shipped portraits" in planned.summary) is (step != (1, 1))
+
+
+def test_auto_leaves_a_transformer_alone():
+    config = ResolutionTransferConfig((256, 256), (128, 128), receptive_field="auto")
+    assert plan_transfer(facts_of(stock.pixart()), config).step == (1, 1)
+
+
+def test_what_the_report_says_was_measured():
+    path = Path(__file__).parents[3] / "results" / "resolution.receptive.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    rows = {arm: [float(x) for x in cell.split(" / ")] for arm, cell, _ in result["tables"][0]["rows"]}
+    assert MEASURED["heads"] == (round(rows["untouched"][0], 1), rows["ours"][0])
+    assert MEASURED["attributes"] == (rows["untouched"][1], rows["ours"][1]) and result["verdict"] == "pass"
+
+
 def test_the_report_says_it(pipe):
     facts = facts_of(pipe)
     spread, plain, near = (plan_transfer(facts, c) for c in (
         config((128, 192)), ResolutionTransferConfig((128, 128)), config((72, 72))))  # fmt: skip
-    assert "taps of the inner convolutions 3 x 2 cells" in spread.lines[-1] and "draws things once" in spread.lines[0]
-    assert plain.lines[-1].endswith("receptive_field dilate cures them") and "once" not in plain.lines[0]
+    assert "taps of the inner convolutions 3 x 2 cells" in spread.lines[-2]
+    assert "draws objects only once" in spread.lines[0]
+    assert plain.lines[-1].endswith("receptive_field dilate prevents them") and "once" not in plain.lines[0]
     assert near.step == (1, 1) and "neither side is 1.5 times" in near.lines[-1]
 
 

@@ -1,0 +1,98 @@
+"""Word Map in real ComfyUI: the word's tokens, against attention written out, and what it refuses; words of tokens."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from vitrine.engine.activations import text_maps, word_map
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.pipelines import ActivationTapPipeline
+from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
+
+PROMPT = "a smiling tan face with curly red hair beard navy shirt on blue"
+
+
+@pytest.fixture(scope="module")
+def told(comfy):
+    model, clip, vae = comfy.call("VitrineLoadPortraits")
+    positive = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, PROMPT)[0]
+    return {"model": model, "clip": clip, "vae": vae, "positive": positive, "prompt": PROMPT, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def scene():
+    scenes = sample_scenes([3]).with_attributes(
+        hair="curly", hair_color="red", hat="none", skin="tan", glasses="none", beard="beard", mole="none",
+        mouth="smiling", shirt="navy", background="blue",
+    )  # fmt: skip
+    return render(scenes, 64)
+
+
+def test_the_map_is_the_pipelines_and_is_where_the_word_is(comfy, told, scene):
+    image = scene.images.permute(0, 2, 3, 1)
+    for word, part in (("beard", "beard"), ("hair", "hair")):
+        drawn, mask = comfy.call("VitrineWordMap", image=image, word=word, timestep=300.0, **told)
+        pipe = ActivationTapPipeline.from_pipe(load_portraits().pipeline())
+        pipe.set_progress_bar_config(disable=True)
+        at = 1 + PROMPT.split().index(word)
+        taps = pipe(
+            scene.images, PROMPT, list(text_maps(pipe.unet)), timestep=300.0, output_type="none"
+        ).activations  # fmt: skip
+        taps = {a: SimpleNamespace(tensor=tap.tensor[..., [at]]) for a, tap in taps.items()}
+        torch.testing.assert_close(mask, word_map(taps, (64, 64)), atol=2e-4, rtol=0)
+        inside = scene.parts[0] == PARTS.index(part)
+        assert drawn.shape == (1, 64, 64, 3) and float(mask[0][inside].mean()) > 1.3 * float(mask[0][~inside].mean())
+
+
+def test_several_words_and_none(comfy, told, scene):
+    image = scene.images.permute(0, 2, 3, 1)
+    both = comfy.call("VitrineWordMap", image=image, word="Red hair", timestep=300.0, **told)[1]
+    assert not torch.equal(both, comfy.call("VitrineWordMap", image=image, word="hair", timestep=300.0, **told)[1])
+    for wrong in ("nose", "", "hair nose"):
+        with pytest.raises(VitrineError, match=r"word: given .*accepted: .* curly, red"):
+            comfy.call("VitrineWordMap", image=image, word=wrong, timestep=300.0, **told)
+    with pytest.raises(VitrineError, match="no text in the graph"):
+        comfy.call("VitrineWordMap", image=image, word="hair", timestep=300.0, **told | {"prompt": ""})
+
+
+def test_the_text_is_read_from_the_graph(comfy):
+    graph = {
+        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
+        "3": {"class_type": "VitrineRenderPortrait", "inputs": {"seed": 3, "count": 2, "size": 64}},
+        "4": {"class_type": "VitrineWordMap", "inputs": {
+            "model": ["1", 0], "clip": ["1", 1], "vae": ["1", 2], "image": ["3", 0], "positive": ["2", 0],
+            "word": "shirt", "seed": 0, "timestep": 300.0}},
+        "5": {"class_type": "PreviewImage", "inputs": {"images": ["4", 0]}},
+    }  # fmt: skip
+    result, error = comfy.run(graph)
+    assert error is None, error
+    assert len(result["outputs"]["5"]["images"]) == 2 and "token 11 of" in str(result["outputs"]["4"])
+
+
+def test_maps_of_pictures_that_are_not_square():
+    maps = {"map": SimpleNamespace(tensor=torch.rand(2, 3, 6 * 4, 1))}
+    assert word_map(maps, (96, 64)).shape == (2, 96, 64)
+    with pytest.raises(VitrineError, match="24 positions"):
+        word_map(maps, (64, 64))
+
+
+@pytest.mark.parametrize(
+    ("pieces", "whole"),
+    [
+        (["<s>", "a</w>", "zor", "bal</w>", "<e>"], ["<s>", "a", "zorbal", "zorbal", "<e>"]),
+        (["\u2581a", "\u2581zor", "bal"], ["a", "zorbal", "zorbal"]),
+        (["\u0120a", "\u0120zor", "bal"], ["a", "zorbal", "zorbal"]),
+    ],
+    ids=["CLIP", "T5", "Qwen"],
+)
+def test_a_word_of_several_tokens_is_whole_at_each(comfy, pieces, whole):
+    from vitrine.nodes.comfy.prompt_words import words_at
+
+    inner = {k: p for k, p in enumerate(pieces) if not p.startswith("<")}
+    special = {"pad_token": -1, "end_token": len(pieces) - 1 if "<e>" in pieces else -2}
+    encoder = SimpleNamespace(inv_vocab=inner, start_token=0 if "<s>" in pieces else None, **special)
+    tokens = [(k, 1.0, 1) for k in range(len(pieces))]
+    clip = SimpleNamespace(tokenizer=SimpleNamespace(x=encoder), tokenize=lambda *_, **__: {"x": [tokens]})
+    named = [w.replace("<start>", "<s>").replace("<end>", "<e>") for w in words_at(clip, "", len(pieces))]
+    assert named == whole and words_at(clip, "", 99) == []
