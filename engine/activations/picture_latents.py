@@ -99,7 +99,7 @@ def _float_tensors(images: Any) -> Iterator[torch.Tensor]:
         for image in images:
             yield from _float_tensors(image)
     elif isinstance(images, torch.Tensor) and images.is_floating_point():
-        yield images
+        yield images.float() if images.element_size() == 1 else images  # 8-bit floats are not compared
 
 
 def picture_sizes(image: Any) -> list[tuple[int, int]]:
@@ -120,7 +120,10 @@ def _single(image: Any, signed: bool) -> torch.Tensor:
     if isinstance(image, torch.Tensor):
         return _scale(image.detach(), signed)
     if isinstance(image, np.ndarray):
-        tensor = torch.from_numpy(np.ascontiguousarray(image))
+        try:
+            tensor = torch.from_numpy(np.ascontiguousarray(image, image.dtype.newbyteorder("=")))
+        except TypeError as error:  # texts and objects
+            raise refuse("image values", str(image.dtype), _FORMS, "use finite floats, uint8 or uint16") from error
         return _scale(tensor.movedim(-1, -3) if tensor.ndim >= 3 else tensor, signed=False)
     if hasattr(image, "convert"):  # PIL
         return _scale(torch.from_numpy(pixels_of(image)).movedim(-1, -3), signed=False)

@@ -136,11 +136,18 @@ def fit_probe_on(
     return PixelProbe(net.eval().requires_grad_(False), mean, std, classes)
 
 
+_MOST_CLASSES = 1 << 16
+
+
 def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> int:
     if features.ndim != 4 or masks.ndim != 3 or len(features) != len(masks):
         shapes = (tuple(features.shape), tuple(masks.shape))
         raise refuse("features, masks", shapes, "(B, C, h, w) and (B, H, W)", "one mask per picture")
     known = masks[masks != IGNORE].unique()
+    numbers = known.double()
+    if not bool(((numbers == numbers.round()) & (numbers < _MOST_CLASSES)).all()):  # NaN equals nothing
+        shown = [round(n, 3) for n in known.tolist()[:5]]
+        raise refuse("labels", shown, f"whole numbers below {_MOST_CLASSES}", "round soft masks, or number the classes")
     if len(known) < 2:
         raise refuse("labels", known.tolist(), "two classes at least", "label some background, too")
     count = classes or int(known.max()) + 1
