@@ -85,11 +85,10 @@ def evaluate(
     """Metrics of each student, of the teacher's single step, and of the teacher on other seeds.
 
     Each is compared with the teacher's pictures of the same prompts and seeds: Frechet distance, precision and recall,
-    mean 1 - cosine between the two pictures of a seed; and the distance between seeds. The teacher on other seeds is
-    the
-    level of chance: a student cannot be expected to come nearer. With a CLIP, the CLIP score of each and its
-    difference from the teacher's at the same seeds (mean, 95 % interval over prompts); the teacher's own, and
-    that of its pictures with the next prompt's text, the score of pictures that show something else.
+    mean 1 - cosine between the two pictures of a seed; and the distance between seeds. The teacher on other seeds
+    is the level of chance: a student cannot be expected to come nearer. With a CLIP, the CLIP score of each and its
+    difference from the teacher's at the same seeds (mean, 95 % interval over prompts); the teacher's own, and that
+    of its pictures with the next prompt's text, the score of pictures that show something else.
 
     Args:
         pipe: the teacher, of any family that supports one-step sampling.
