@@ -1,4 +1,4 @@
-"""What commands print: pages that fit any terminal and encoding, a closed pipe, and libraries without their noise."""
+"""Output of commands: any terminal width and encoding, closed pipes, and library messages."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 from ..settings.setting_checks import Writes, marked
 
 NARROWEST = 40
-"""Columns of a help page at least: tyro's layout never ends below six."""
+"""Fewest columns of a help page: tyro's layout does not terminate below six."""
 
 CLOSED_PIPE = 141
-"""Exit status of a program whose reader has gone away, as a shell reports it: 128 + SIGPIPE."""
+"""Exit status after a closed pipe, as in a shell: 128 + SIGPIPE."""
 
 
 @contextlib.contextmanager
 def wide_enough() -> Iterator[None]:
-    """Help pages are laid out for :data:`NARROWEST` columns or more."""
+    """Lays out help pages for at least :data:`NARROWEST` columns."""
     before = environ.get("COLUMNS")
     environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
     try:
@@ -37,10 +37,10 @@ def wide_enough() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_letters() -> Iterator[None]:
-    """Letters that the encoding of stdout lacks are printed as escapes, and bullets as asterisks."""
+    """Prints characters that stdout cannot encode as escapes, and bullets as asterisks."""
     codecs.register_error("vitrine", _replacement)
     stdout = sys.stdout
-    if stdout is None:  # closed by whoever started the command
+    if stdout is None:  # closed by the parent process
         with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
         return
@@ -73,7 +73,7 @@ def link_written(command: Any) -> None:
 
 
 def flush_failed() -> OSError | None:
-    """Writes what stdout holds back; where that fails, why. Nothing is written there any more then."""
+    """Flushes stdout; returns the error if that fails, after which nothing more is written."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -83,6 +83,6 @@ def flush_failed() -> OSError | None:
 
 
 def drop_stdout() -> None:
-    """Sends what is still printed nowhere: the interpreter would complain of a closed pipe once more as it ends."""
+    """Discards further output: the interpreter would report the closed pipe again at exit."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file cannot be redirected
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
