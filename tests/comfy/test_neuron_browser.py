@@ -54,7 +54,6 @@ async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
         await tab.build(BUILD, vue)
         await _run(tab, address)
-        await tab.wait_for("window.block.vitrineLayers")
         await tab.evaluate(PRESS)
         await tab.wait_for("document.querySelectorAll('.vitrine-neuron').length === 4")
         seen = {"first": await tab.evaluate(DOTS)}
