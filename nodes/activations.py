@@ -55,7 +55,7 @@ class ActivationTap(io.ComfyNode):
             search_aliases=[
                 "features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention",
                 "attention map", "heatmap", "visualize", "visualise", "interpret", "x-ray", "xray",
-                "see what the model sees", "look inside", "what the model sees",
+                "visualize activations", "see what the model sees", "look inside", "what the model sees",
             ],
             inputs=under_advanced(("seed", "ensemble", "dtype", "modulate", "discard", "protocol"), [
                 io.Model.Input("model", tooltip="Any SD1.x, SD2.x, SDXL, PixArt, SD3 or Flux model, LoRAs included."),

@@ -36,6 +36,7 @@ class NEMOCopyCheck(io.ComfyNode):
             search_aliases=[
                 "memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo", "copyright",
                 "duplicate", "plagiarism", "overtrained LoRA", "copied training pictures", "check lora",
+                "duplicate pictures",
             ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("first_seed", "tau", "timestep_index", "name"), [

@@ -226,6 +226,7 @@ class W2WEdit(io.ComfyNode):
             search_aliases=[
                 "weights2weights", "slider", "attribute", "edit identity", "concept slider", "pull sliders",
                 "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
+                "age slider",
             ],
             inputs=under_advanced(("calibrated", "more", "place"), [
                 SPACE, MODEL, *pairs,
