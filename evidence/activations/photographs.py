@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...engine.errors import refuse
-from ...engine.io import packages
+from ..photograph_folder import whole_photographs
 from .warping import random_warps, warp_images, warp_points
 
 NAMES = ("astronaut", "chelsea", "coffee", "rocket", "motorcycle")
@@ -48,20 +47,6 @@ def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
     return pictures, torch.stack([c[:fewest] for c in peaks])
 
 
-def whole_photographs() -> torch.Tensor:
-    """(5, 3, 512, 512): their central squares, in [0, 1].
-
-    Raises:
-        VitrineError: If scikit-image is not installed.
-    """
-    try:
-        from skimage import data
-    except ImportError as e:
-        raise refuse("scikit-image", "not installed", "its photographs", packages.install("demo")) from e
-    whole = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket(), data.stereo_motorcycle()[0]]
-    return torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
-
-
 def corners(grey: torch.Tensor, side: int, border: float = _MARGIN) -> torch.Tensor:
     """(N, 2) Harris corners x, y in [0, 1] of a square grey picture, of details that it still has at ``side``."""
     from skimage.feature import corner_harris, corner_peaks
@@ -71,15 +56,6 @@ def corners(grey: torch.Tensor, side: int, border: float = _MARGIN) -> torch.Ten
     edge = round(border * size)
     peaks = corner_peaks(response, min_distance=size // 24, num_peaks=CORNERS, exclude_border=edge, threshold_rel=0)
     return (torch.from_numpy(peaks.copy()).flip(1).float() + 0.5) / size
-
-
-def _square(photo: torch.Tensor, side: int = 512) -> torch.Tensor:
-    """(1, 3, side, side): the central square."""
-    height, width = photo.shape[-2:]
-    size = min(height, width)
-    top, left = (height - size) // 2, (width - size) // 2
-    middle = photo[None, :, top : top + size, left : left + size]
-    return F.interpolate(middle, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
 
 
 def warped_pairs(side: int, warps: int, first: int) -> Pairs:
