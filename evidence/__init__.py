@@ -1,4 +1,4 @@
-"""The evidence wing: what is claimed of the engine, how it is measured, and the pages that show it.
+"""Evidence: claims about the engine, their measurement, and the report pages.
 
-It stands beside the product and is never under it: only ``engine/cli`` imports it.
+The engine does not depend on it: only ``engine/cli`` imports it.
 """

@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 WIDTH = 560
-"""CSS pixels at which a chart is read; it is drawn at twice as many."""
+"""CSS size of a chart; it is rendered at twice that many pixels."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
-"""Okabe and Ito's, which colour-blind readers tell apart."""
+"""Okabe and Ito's colours, distinguishable for colour-blind readers."""
 MARKED = 24
 """Lines of more points have no markers."""
 Points = Sequence[tuple[float, float]]
 
 
 def line_chart(series: Mapping[str, Points], title: str, x_label: str, y_label: str) -> Image:
-    """One line for each series of (x, y) points, 1120 x 640 pixels; the legend stands below the axes, on no line.
+    """One line per series of (x, y) points, 1120 x 640 pixels; the legend is below the axes.
 
     Raises:
         VitrineError: If there are no points, or one is not finite.

@@ -1,4 +1,4 @@
-"""``vitrine demo``: one page that shows what the pack does, on the shipped models: eight sections, a verdict each."""
+"""``vitrine demo``: a report of the pack on the shipped models, in eight sections with a verdict each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Stage(NamedTuple):
     Attributes:
         title: its heading, and its name on the console.
         module: ``section(report)`` is in ``evidence/MODULE.py``.
-        claims: their results open the section; the first one's arms are drawn.
+        claims: claims whose results open the section; the arms of the first are plotted.
         seconds: on two idle cores.
         next: what to try after it.
     """
@@ -52,7 +52,7 @@ STAGES = (
           "The template *Sample in one step*; a student of your own model: `vitrine emd train`."),
 )  # fmt: skip
 TRUST = 30.0
-"""Seconds for which the table above counts beside what has passed: the first section also imports the libraries."""
+"""Weight, in seconds, of the table above in the time estimate: the first section also imports the libraries."""
 _STYLE = """<style>.verdict { border-left: 4px solid; padding: .2rem .8rem; margin: .8rem 0; max-width: 46rem; }
 .verdict b { text-transform: uppercase; letter-spacing: .04em; } .verdict .quiet { color: var(--quiet); }
 .pass { border-color: #009e73; } .partly { border-color: #e69f00; } .fail { border-color: #d55e00; }
@@ -60,7 +60,7 @@ _STYLE = """<style>.verdict { border-left: 4px solid; padding: .2rem .8rem; marg
 
 
 def write_report(out: Path) -> Path:
-    """Write the page, whole or not at all, and a line for each section on the console. Returns the path."""
+    """Writes the page atomically, and prints a line per section. Returns the path."""
     report = Report("Vitrine", "See inside a diffusion model, change it in place, sample from what you changed.")
     report.add_drawing(_STYLE)
     report.add_paragraph(
@@ -83,7 +83,7 @@ def write_report(out: Path) -> Path:
 
 
 def _left(seconds: float) -> str:
-    """``about 2 min left``, in steps that do not feign precision."""
+    """``about 2 min left``, rounded."""
     return f"about {max(10, round(seconds, -1)):.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
 
 

@@ -21,8 +21,8 @@ def bootstrap(
     """95 % percentile interval of ``statistic(*samples)``, resampled along the first dimension with a fixed seed.
 
     Args:
-        statistic: of resampled tensors (N, ...).
-        paired: whether row i of each sample belongs together, so that all are resampled alike.
+        statistic: function of resampled tensors (N, ...).
+        paired: whether row i of all samples belongs together, so that they are resampled together.
 
     Raises:
         VitrineError: If a sample has fewer than two rows, or paired samples differ in length.
@@ -44,7 +44,7 @@ def bootstrap(
 
 
 def mean_interval(values: Values, draws: int = 2000) -> Interval:
-    """95 % of the mean of (N,) values; NaN is left out."""
+    """95 % of the mean of (N,) values; NaN is ignored."""
     return bootstrap(torch.Tensor.nanmean, torch.as_tensor(values).float(), draws=draws)
 
 
@@ -85,12 +85,12 @@ def true_positives(positive: torch.Tensor, negative: torch.Tensor, fpr: float) -
 
 
 def true_positives_interval(positive: torch.Tensor, negative: torch.Tensor, fpr: float) -> Interval:
-    """95 % of :func:`true_positives`; the threshold is resampled too."""
+    """95 % of :func:`true_positives`; the threshold is resampled, too."""
     return bootstrap(lambda p, n: true_positives(p, n, fpr), positive, negative, draws=500)
 
 
 def spearman(a: Values, b: Values) -> float:
-    """Rank correlation, ties sharing their mean rank; 0 where one does not vary."""
+    """Rank correlation, with averaged ties; 0 if one is constant."""
     x, y = (torch.as_tensor(values, dtype=torch.float64).numpy() for values in (a, b))
     return float(stats.spearmanr(x, y).statistic) if np.ptp(x) and np.ptp(y) else 0.0
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from ..engine.errors import refuse
-from .activations.photographs import whole_photographs
+from ..engine.io import packages
 
 FOLDER = Path("/usr/share/tuxpaint/stamps")
 """Where the package installs them."""
@@ -95,3 +95,26 @@ def composed(rgba: torch.Tensor, seeds: range) -> torch.Tensor:
         top, left = (int(torch.randint(photograph.shape[-1] - side + 1, (), generator=g)) for _ in range(2))
         crops.append(photograph[:, top : top + side, left : left + side])
     return rgba[:, :3] + (1 - rgba[:, 3:]) * torch.stack(crops)
+
+
+def whole_photographs() -> torch.Tensor:
+    """(5, 3, 512, 512) in [0, 1]: central squares of scikit-image's photographs.
+
+    Raises:
+        VitrineError: If scikit-image is not installed.
+    """
+    try:
+        from skimage import data
+    except ImportError as e:
+        raise refuse("scikit-image", "not installed", "its photographs", packages.install("demo")) from e
+    whole = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket(), data.stereo_motorcycle()[0]]
+    return torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
+
+
+def _square(photo: torch.Tensor, side: int = 512) -> torch.Tensor:
+    """(1, 3, side, side): the central square."""
+    height, width = photo.shape[-2:]
+    size = min(height, width)
+    top, left = (height - size) // 2, (width - size) // 2
+    middle = photo[None, :, top : top + size, left : left + size]
+    return F.interpolate(middle, (side, side), mode="bicubic", antialias=True).clamp(0, 1)

@@ -1,4 +1,4 @@
-"""The registry of claims that ``vitrine reproduce`` measures. Rooms register theirs in a module called ``claims``."""
+"""The registry of claims that ``vitrine reproduce`` measures. Subpackages have theirs in ``claims``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ..engine.errors import refuse
 T = TypeVar("T")
 
 ROOMS = ("portraits", "activations", "nemo", "w2w", "control", "resolution", "emd")
-"""Rooms in the order their claims are listed."""
+"""Subpackages in the order in which their claims are listed."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Lines of one chart: name of each -> its (x, y) points."""
+    """Lines of one chart: name -> (x, y) points."""
 
     title: str
     x_label: str
@@ -28,7 +28,7 @@ class Curves:
 
 
 OURS, RIVAL, TRIVIAL, REFERENCE = ROLES = ("ours", "rival", "trivial", "reference")
-"""What an arm is: the method, another method, what any method must beat, or a bound such as the teacher's figure."""
+"""The role of an arm: the method, another method, a trivial baseline, or a reference such as the teacher."""
 Span = tuple[float, float] | None
 
 
@@ -49,7 +49,7 @@ class Arm:
 def arms(
     values: Mapping[str, float], roles: Mapping[str, str], spans: Mapping[str, Sequence[float]] | None = None
 ) -> tuple[Arm, ...]:
-    """The arms that ``roles`` names, in its order, of those that were measured; ``spans`` are their intervals."""
+    """The measured arms of ``roles``, in its order; ``spans`` are their intervals."""
     known = {name: (span[0], span[1]) for name, span in (spans or {}).items()}
     return tuple(Arm(name, values[name], known.get(name), role) for name, role in roles.items() if name in values)
 
@@ -68,15 +68,15 @@ class ClaimResult:
     """The outcome of a measurement.
 
     Attributes:
-        value: the figure that is judged: ours, or what it is better by.
-        interval: (low, high) at 95 %, or None where there is none.
+        value: the judged figure: ours, or the difference to a baseline.
+        interval: (low, high) at 95 %, or None without one.
         holds: whether the figure reaches the claim's target.
         details: further figures, for the JSON file.
-        curves: charts that ``vitrine reproduce`` draws beside it.
+        curves: charts that ``vitrine reproduce`` renders.
         arms: ours and every baseline, in one metric.
-        n: how many pictures, prompts, people or neurons the figure is over.
-        seeds: how many seeds of sampling, search or training.
-        parts: condition of the target -> whether it is met. If some are, the verdict is "partly".
+        n: number of images, prompts, people or neurons in the figure.
+        seeds: number of seeds of sampling, search or training.
+        parts: condition of the target -> whether it is met. If only some are, the verdict is "partly".
         tables: further figures, for the claim's page.
     """
 
@@ -102,14 +102,14 @@ class Claim:
     """A named claim.
 
     Attributes:
-        name: ``room.name``.
-        paper: whose claim it is.
+        name: ``subpackage.name``.
+        paper: the paper that claims it.
         figure: what is measured.
-        target: the value that makes it hold.
+        target: the target value.
         measure: ``measure(model=None, progress=silent, quick=False) -> ClaimResult``.
-        minutes: how long the whole measurement takes on two CPU cores; printed before it begins.
-        quick_minutes: how long ``quick`` takes, with fewer samples, pictures or seeds and so a wider interval.
-        options: further ones of the command, where ``measure`` was given any.
+        minutes: duration of the full measurement on two CPU cores; printed before it starts.
+        quick_minutes: duration of ``quick``, with fewer samples, images or seeds and a wider interval.
+        options: further options of the command, if any.
     """
 
     name: str
@@ -138,7 +138,7 @@ def claim(
 
 
 def all_claims() -> dict[str, Claim]:
-    """Every registered claim by name, after importing the rooms' claim modules."""
+    """Every registered claim by name, after importing the claim modules of all subpackages."""
     for room in ROOMS:
         importlib.import_module(f"{__package__}.{room}.claims")
     return dict(_CLAIMS)
@@ -154,7 +154,7 @@ def pick_claims(names: list[str]) -> list[Claim]:
 
 
 def named_in(table: dict[str, T], names: Sequence[str]) -> list[T]:
-    """Entries of a registry by name or glob, each once; all of them for no names.
+    """Entries of a registry by name or glob, each once; all of them without names.
 
     Raises:
         VitrineError: If a name matches nothing.

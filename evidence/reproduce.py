@@ -24,30 +24,30 @@ def reproduce(
     names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
     plants: str | None = None, photographs: str | None = None, face_model: str | None = None,
 ) -> int:  # fmt: skip
-    """Measure claims by name or glob, all of them for an empty list, each announced with the time it takes.
+    """Measures claims by name or glob, all for an empty list; prints the expected time of each.
 
     Args:
-        out: folder for ``CLAIM.json``, one for each claim, and charts; None is :func:`default_folder`.
+        out: folder for ``CLAIM.json``, one per claim, and charts; None is :func:`default_folder`.
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
-        workers: so many claims side by side, each in a process of one thread.
-        plants: a list of memorized training pictures, for claims that take one.
-        photographs: the folder of photographs, for claims that take one; by default where Debian's package puts them.
+        workers: number of claims in parallel, each in a process of one thread.
+        plants: a list of memorized pictures, for claims that take one.
+        photographs: the folder of photographs, for claims that take one; by default that of Debian's package.
         face_model: the folder ``model`` of npm's @vladmandic/face-api, for claims that take one.
 
     Raises:
-        VitrineError: There is no such claim, or no worker; or one of the claims does not take what is given.
+        VitrineError: If a claim is unknown, there are no workers, or a claim does not take what is given.
 
     Returns:
-        0 if all claims hold, else 1. A claim that does not hold stays in the list.
+        0 if all claims hold, else 1. Failing claims are listed, too.
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
     options = {"plants": plants, "photographs": photographs, "face_model": face_model}
-    given = {name: value for name, value in options.items() if value is not None}
+    material = {name: value for name, value in options.items() if value is not None}
     folder, verdicts, picked = out or default_folder(model or plants, quick), [], pick_claims(names)
-    picked = [_with(claim, given) for claim in (picked if names or given else _with_material(picked))]
-    workers = 1 if given else workers
+    picked = [_with(claim, material) for claim in (picked if names or material else _with_material(picked))]
+    workers = 1 if material else workers
     for result in _measured(picked, model, quick, workers):
         verdicts.append(result["verdict"])
         print(row(result), flush=True)
@@ -59,7 +59,7 @@ def reproduce(
 
 
 def default_folder(model: str | None, quick: bool) -> Path | None:
-    """``results``, ``results/quick``; nowhere for somebody's model, whose figures are not the shipped ones'."""
+    """``results``, ``results/quick``; None for a custom model, whose results differ from the shipped ones."""
     return None if model else Path("results") / ("quick" if quick else "")
 
 
@@ -70,15 +70,15 @@ MATERIAL = {
 """Parameter of a claim's ``measure`` -> what it needs that no Python package brings."""
 
 
-def _with(claim: Claim, given: dict[str, str]) -> Claim:
+def _with(claim: Claim, material: dict[str, str]) -> Claim:
     """The claim with these files and folders."""
-    unknown = sorted(set(given) - set(signature(claim.measure).parameters))
+    unknown = sorted(set(material) - set(signature(claim.measure).parameters))
     if unknown:
         option = f"--{unknown[0].replace('_', '-')}"
         raise refuse(option, f"with {claim.name}", "a claim that takes it", "name the claims that it is for")
-    named = {"plants": f" --plants {given.get('plants')}", "face_model": " --face-model FOLDER"}
-    options = "".join(text for name, text in named.items() if name in given)
-    return replace(claim, measure=partial(claim.measure, **given), options=options)
+    flags = {"plants": f" --plants {material.get('plants')}", "face_model": " --face-model FOLDER"}
+    options = "".join(text for name, text in flags.items() if name in material)
+    return replace(claim, measure=partial(claim.measure, **material), options=options)
 
 
 def _with_material(picked: list[Claim]) -> list[Claim]:
@@ -95,7 +95,7 @@ def _with_material(picked: list[Claim]) -> list[Claim]:
 
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
-    """Results one after another, or as they come."""
+    """Yields results in order, or as they finish."""
     if workers == 1:
         for claim in claims:
             print(f"{claim.name}: about {duration(claim, quick)} on two CPU cores", flush=True)
@@ -118,7 +118,7 @@ def duration(claim: Claim, quick: bool) -> str:
 
 
 def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:
-    """One claim, as :func:`record` says."""
+    """Measures one claim; returns its :func:`record`."""
     bar_shown, began = TqdmProgress(claim.name) if bar else None, time.perf_counter()
     result = claim.measure(model=model, progress=bar_shown or silent, quick=quick)
     if bar_shown is not None:
@@ -140,7 +140,7 @@ def row(result: dict[str, Any]) -> str:
 
 
 def draw_curves(result: dict[str, Any], folder: Path) -> list[Path]:
-    """Each chart of a measured claim as ``FOLDER/CLAIM-N.png``; the paths."""
+    """Writes each chart of a measured claim as ``FOLDER/CLAIM-N.png``; returns the paths."""
     from .charts import line_chart
 
     paths = []

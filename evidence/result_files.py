@@ -1,4 +1,4 @@
-"""``results/CLAIM.json``: one claim's outcome, written by ``vitrine reproduce``; pages and the demo are made of it."""
+"""``results/CLAIM.json``: the outcome of one claim, written by ``vitrine reproduce`` and read by pages and the demo."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from .statements import Statement, statements
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = ROOT / "results"
-"""Results of the shipped models; those of ``--quick`` go into ``quick`` below."""
+"""Results of the shipped models; those of ``--quick`` are in the subfolder ``quick``."""
 LIBRARIES = ("vitrine-diffusion", "torch", "diffusers", "transformers", "peft")
 
 
 def record(claim: Claim, result: ClaimResult, *, quick: bool, command: str, seconds: float) -> dict[str, Any]:
-    """The file's content: the claim in words, its figures with all baselines, and what it was measured with."""
+    """The file's content: the claim in words, its figures with all baselines, and the settings of the measurement."""
     words = statements().get(claim.name, Statement(claim.figure, claim.figure, "", "", ""))
     ours = next((arm for arm in result.arms if arm.role == OURS), None)
     value, interval = (result.value, result.interval) if ours is None else (ours.value, ours.interval)
@@ -93,7 +93,7 @@ def versions() -> dict[str, str]:
 
 
 def _rounded(value: Any) -> Any:
-    """Floats with four significant digits, as the pages print them; None for what is not finite."""
+    """Floats with four significant digits, as printed on pages; None if not finite."""
     if isinstance(value, dict):
         return {str(k): _rounded(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

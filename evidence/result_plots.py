@@ -1,4 +1,4 @@
-"""A claim's arms as dots with intervals, in SVG: shapes as well as colours say what an arm is; dark and light."""
+"""A claim's arms as dots with intervals, in SVG: shapes and colours mark the role of an arm; dark and light themes."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from .registry import OURS, REFERENCE, RIVAL, TRIVIAL
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 480, 16, 464, 36, 30
-"""Pixels. Names stand above their dots, so that the picture can be read 360 pixels wide."""
+"""Pixels. Names are above their dots, so that the plot is readable at a width of 360 pixels."""
 SHAPES = {OURS: "circle", RIVAL: "diamond", TRIVIAL: "cross", REFERENCE: "square"}
 LEGEND = {OURS: "ours", RIVAL: "other method", TRIVIAL: "trivial baseline", REFERENCE: "reference"}
-# Okabe and Ito's colours, which colour-blind readers tell apart; on both grounds 3 to 1 or more
+# Okabe and Ito's colours, distinguishable for colour-blind readers; contrast of at least 3:1 on both backgrounds
 STYLE = """
 svg { --ground: #ffffff; --ink: #23211f; --quiet: #6b6560; --line: #d9d4cd;
   --ours: #0072b2; --rival: #c44e00; --trivial: #6b6560; --reference: #00785a; }
@@ -26,7 +26,7 @@ text { font: 13px system-ui, sans-serif; fill: var(--ink); } .quiet { fill: var(
 
 
 def number(value: float | int | None) -> str:
-    """As it stands in the JSON file."""
+    """A number as in the JSON file."""
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -42,7 +42,7 @@ def arms_of(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def dot_plot(result: dict[str, Any]) -> str:
-    """The SVG of a result's arms, with its own ground."""
+    """The SVG of a result's arms, with its own background."""
     arms = [arm for arm in arms_of(result) if arm["value"] is not None]
     low, high = _range(arms)
     bottom = TOP + ROW * len(arms) + 6

@@ -1,7 +1,7 @@
-"""What each claim says, in plain words: the part of ``results/*.json`` that no measurement gives.
+"""The claims in plain words: the part of ``results/*.json`` that is not measured.
 
-The registry holds paper, figure and target beside the measurement. Claims in ``statements.json`` that the registry does
-not know were measured by another command, which their result names, or were not run.
+The registry has paper, figure and target with the measurement. Claims in ``statements.json`` that the registry does
+not have were measured by another command, which is in their result, or were not run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Statement(NamedTuple):
     Attributes:
         title: the claim, in 20 words at most.
         metric: of its arms.
-        better: whether a ``higher`` or a ``lower`` figure is better, or nothing.
+        better: whether a ``higher`` or a ``lower`` figure is better, or empty.
         world: the model and data it is measured on.
         about: how it is measured and how to read it, without measured figures; 150 words at most.
     """

@@ -55,7 +55,7 @@ class ActivationTap(io.ComfyNode):
             search_aliases=[
                 "features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention",
                 "attention map", "heatmap", "visualize", "visualise", "interpret", "x-ray", "xray",
-                "see what the model sees", "look inside", "what the model sees",
+                "visualize activations", "see what the model sees", "look inside", "what the model sees",
             ],
             inputs=under_advanced(("seed", "ensemble", "dtype", "modulate", "discard", "protocol"), [
                 io.Model.Input("model", tooltip="Any SD1.x, SD2.x, SDXL, PixArt, SD3 or Flux model, LoRAs included."),
@@ -95,7 +95,7 @@ class ActivationTap(io.ComfyNode):
 def drawn_first(taps: Activations, cls: Any) -> tuple[Any, Any]:
     """IMAGE of the first place, and what the node shows; where only maps and text were tapped there is no picture."""
     if all(activation.grid is None for activation in taps.values()):
-        return nothing_recorded(), text_on(cls.hidden, describe(taps))
+        return nothing_recorded(), text_on(describe(taps))
     drawn = picture(taps)
     return drawn, ui.PreviewImage(with_legend(drawn), cls=cls)
 
@@ -307,7 +307,7 @@ class SaveActivations(io.ComfyNode):
         """Save under a plain name; an existing file of that name is replaced whole."""
         path = str(saved.folder(_FOLDER) / f"{safe_name(name)}.safetensors")
         activations.save(path)
-        return io.NodeOutput(path, ui=text_on(cls.hidden, f"{saved.shown(path)}\n{describe(activations)}"))
+        return io.NodeOutput(path, ui=text_on(f"{saved.shown(path)}\n{describe(activations)}"))
 
 
 class LoadActivations(io.ComfyNode):

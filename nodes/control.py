@@ -86,7 +86,7 @@ class ControlValues(io.ComfyNode):
             reads_sizes(model)
         target = (target_height, target_width)
         sizes = SizeCondition((height, width), (crop_top, crop_left), target, flip, extra_values(extra))
-        return io.NodeOutput(with_sizes(conditioning, sizes), ui=text_on(cls.hidden, readers_of(conditioning)))
+        return io.NodeOutput(with_sizes(conditioning, sizes), ui=text_on(readers_of(conditioning)))
 
 
 class ApplyGammaSchedule(io.ComfyNode):

@@ -17,7 +17,7 @@ from ..engine.emd import (
     EStepConfig,
     FirstSteps,
     Networks,
-    StudentContract,
+    StudentPreset,
     StudentSampling,
     check_network,
     check_student,
@@ -50,11 +50,11 @@ CATEGORY = "Vitrine/few-step students"
 _SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
 
 
-def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentContract:
+def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
     if choice == AUTO:
         contract = contract_in(student)
     elif choice == MANUAL:
-        contract = StudentContract(timestep=timestep, noise=noise)
+        contract = StudentPreset(timestep=timestep, noise=noise)
     else:
         contract = ONE_STEP[choice]
     # ComfyUI's own sampling class turns every prediction into x0; what is not the base's is told to it
@@ -90,6 +90,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                 "LCM",
                 "distilled",
                 "fast",
+                "speed up",
                 "SiD",
                 "draw in one step",
                 "lightning",
@@ -140,7 +141,7 @@ class EMDOneStepGenerator(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``one_step`` or ``few_steps`` on seeded noise."""
         several = _sampling(contract, student)
-        student_contract = StudentContract() if several else _contract(contract, student, timestep, noise)
+        student_contract = StudentPreset() if several else _contract(contract, student, timestep, noise)
         if several is None:
             check_network(student_contract, backbone_of(model))
             if base is not None:

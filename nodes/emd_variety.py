@@ -61,7 +61,7 @@ class EMDVariety(io.ComfyNode):
         variety = measure_variety(_features(images, clip_vision), theirs)
         text = _report(variety, len(images), "16 x 16 colours" if clip_vision is None else "CLIP vision")
         recall = -1.0 if variety.recall is None else variety.recall
-        return io.NodeOutput(variety.distance, variety.vendi, recall, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(variety.distance, variety.vendi, recall, text, ui=text_on(text))
 
 
 def _features(images: torch.Tensor, clip_vision: Any) -> torch.Tensor:

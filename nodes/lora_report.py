@@ -85,7 +85,7 @@ class LoraReportNode(io.ComfyNode):
         asked = Asked(lora, name, lines(captions, 0), words, lines(ordinary, 0), shown, minutes, compare)
         report = reported(ComfyModel(model, clip, vae, latent), asked, config, progress())
         text, rows, names = report.text(), *side_by_side(report)
-        entries: dict[str, Any] = text_on(cls.hidden, text).as_dict()
+        entries: dict[str, Any] = text_on(text).as_dict()
         if names:
             labelled = captioned(rows, names)
             show_on(cls.hidden, torch.cat(list(labelled))[None])

@@ -249,7 +249,7 @@ class NEMOScore(io.ComfyNode):
         )
         made = f"{seeds} seeds of one generator, seed {probe.config.seed}, timestep index {timestep_index} of 50"
         text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{made}; {score.metric}"
-        return io.NodeOutput(score.value, memorized, pictures, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(score.value, memorized, pictures, ui=text_on(text))
 
 
 NODES = [NEMOStatistics, NEMOThreshold, NEMOScore]

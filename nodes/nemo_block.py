@@ -134,7 +134,7 @@ class SaveNeurons(io.ComfyNode):
     def execute(cls, neurons: NeuronSet, name: str) -> io.NodeOutput:
         """An existing file of that name is replaced whole."""
         path = neurons.save(saved.folder(_FOLDER) / f"{safe_name(name)}.json")
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{saved.shown(path)}\n{describe(neurons)}"))
+        return io.NodeOutput(str(path), ui=text_on(f"{saved.shown(path)}\n{describe(neurons)}"))
 
 
 class LoadNeurons(io.ComfyNode):

@@ -65,7 +65,7 @@ class NEMOCompareCopies(io.ComfyNode):
         distances = [picture_distance(x, reference[:1].movedim(-1, 1)) for x in compared]
         copies = Copies(*distances)
         text, picture = copies.sentence(), side_by_side(reference, before, after, copies)
-        shown = ui.PreviewImage(picture, cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
+        shown = ui.PreviewImage(picture, cls=cls).as_dict() | text_on(text).as_dict()
         return io.NodeOutput(text, picture, copies.copied[1], ui=shown)
 
 

@@ -36,6 +36,7 @@ class NEMOCopyCheck(io.ComfyNode):
             search_aliases=[
                 "memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo", "copyright",
                 "duplicate", "plagiarism", "overtrained LoRA", "copied training pictures", "check lora",
+                "duplicate pictures",
             ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("first_seed", "tau", "timestep_index", "name"), [
@@ -88,7 +89,7 @@ class NEMOCopyCheck(io.ComfyNode):
         text, rows = check.text(), side_by_side(check, pictures, SHOWN)
         named = captioned(captioned(rows, columns(check)), [p.prompt for p in check.ranked[:SHOWN]])
         show_on(cls.hidden, torch.cat(list(named))[None])  # in place of the last sample, which would stay
-        shown = ui.PreviewImage(named, cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
+        shown = ui.PreviewImage(named, cls=cls).as_dict() | text_on(text).as_dict()
         return io.NodeOutput(text, rows, str(folder), ui=shown)
 
 

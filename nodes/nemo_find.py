@@ -105,7 +105,7 @@ class NEMOFindNeurons(io.ComfyNode):
         neurons = result.neurons(model_id)
         widths = {s.address: len(statistics.means[s.address]) for s in probe.sites}
         text, picture = describe(neurons), heat_map(neurons, widths)
-        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(cls.hidden, text).as_dict()
+        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(text).as_dict()
         return io.NodeOutput(neurons, text, picture[None], ui=shown)
 
 

@@ -130,7 +130,7 @@ class NEMODetect(io.ComfyNode):
         (agreement,) = sample_agreement(sampler, [condition_of(model, positive, blank)], shape_of(blank), progress())
         pictures, where = _shown(model, vae, agreement)
         text = agreement.text()
-        shown = text_on(cls.hidden, text).as_dict()
+        shown = text_on(text).as_dict()
         if vae is not None:
             first = config.first_seed
             names = [f"seed {first + i}" for i in range(len(pictures))]

@@ -82,7 +82,7 @@ class NEMOVerify(io.ComfyNode):
             adversarial = [[verdict.embedding.text.cpu(), positive[0][1]]]
         text = verdict.text()
         differ = verdict.untouched.memorized and not verdict.blocked.memorized
-        return io.NodeOutput(text, differ, adversarial, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(text, differ, adversarial, ui=text_on(text))
 
 
 NODES = [NEMOVerify]

@@ -47,7 +47,7 @@ class ActivePatches(io.ComfyNode):
         """Read the patcher and write the list."""
         patches = patches_of(model)
         text = as_text(patches, "MODEL")
-        return io.NodeOutput(model, text, len(patches), ui=text_on(cls.hidden, text))
+        return io.NodeOutput(model, text, len(patches), ui=text_on(text))
 
 
 NODES = [ActivePatches]

@@ -11,7 +11,7 @@ from ..engine.activations.points import parse_keypoints
 from ..engine.activations.preset_files import FeaturePreset
 from ..engine.activations.qualitative_filter import FilterRule
 from ..engine.activations.ranked_pictures import Pictures, known_pairs
-from ..engine.activations.ranking import Ranking, RankingConfig, rank_places
+from ..engine.activations.ranking import Ranking, RankingConfig, rank_sites
 from ..engine.activations.segmentation import IGNORE
 from ..engine.activations.splits import SPLITS
 from ..engine.errors import refuse
@@ -104,7 +104,7 @@ class RankActivations(io.ComfyNode):
         config = RankingConfig(places, timestep, rule, budget or None, most, True, split, folds)
         latents = encode(model, vae, images)
         pictures = Pictures.of(latents, condition_of(model, positive, latents, timestep), labels, pairs)
-        ranking = rank_places(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
+        ranking = rank_sites(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
         named = [f"{n + 1}. {place}" for n, place in enumerate(ranking.kept[:24])] or ["no place was kept"]
@@ -162,7 +162,7 @@ class SaveFeaturePreset(io.ComfyNode):
         """An existing file of that name is replaced whole."""
         path = preset.save(saved.folder(_FOLDER) / f"{safe_name(name)}.json")
         text = "\n".join([saved.shown(path), *preset.preset.addresses])
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, text))
+        return io.NodeOutput(str(path), ui=text_on(text))
 
 
 class LoadFeaturePreset(io.ComfyNode):

@@ -100,7 +100,7 @@ class ResolutionTransferLoader(io.ComfyNode):
             search_aliases=[
                 "high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE", "twice the size",
                 "draw at twice the size", "double heads", "two heads", "deep shrink", "DyPE", "YaRN", "2k", "4k",
-                "aspect ratio", "hires fix", "upscale without doubles", "any size",
+                "aspect ratio", "hires fix", "upscale without doubles", "any size", "repeated heads",
             ],
             inputs=under_advanced((
                 "schedule", "pos_embed", "top", "align", "aspect", "guidance_law", "override", "metadata_from",

@@ -9,7 +9,7 @@ import torch
 from comfy_api.latest import io
 
 from ..engine.activations import PRESETS, Activations, TapConfig, preset, tap_latents
-from ..engine.activations.gdf_protocol import PROTOCOLS, check_protocol, gdf_draws, gdf_generator, published_timestep
+from ..engine.activations.gdf_protocol import PROTOCOLS, check_protocol, gdf_generator, gdf_samples, published_timestep
 from ..engine.errors import refuse
 from ..engine.tracing.addresses import AUTO, resolve
 from .comfy.conditioning import condition_of
@@ -104,7 +104,7 @@ def tap_images(
     draws: list[torch.Tensor] = []
 
     def draw(shape: tuple[int, ...]) -> torch.Tensor:
-        draws.extend(gdf_draws(config.seeds, shape))
+        draws.extend(gdf_samples(config.seeds, shape))
         return draws[0]
 
     gdf_generator(config.seeds)  # refuses several before the VAE runs

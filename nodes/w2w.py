@@ -130,7 +130,7 @@ class LoadSpace(io.ComfyNode):
         space = comfy_w2w.space(space_file)
         space = space.first(components) if components else space
         text = contents(space)
-        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=text_on(cls.hidden, text))
+        return io.NodeOutput(space, text, _map(space, colour_by.strip()), ui=text_on(text))
 
 
 def _map(space: Space, label: str) -> torch.Tensor:
@@ -199,7 +199,7 @@ class W2WSample(io.ComfyNode):
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
         text = described(space, model.coefficients)
-        return io.NodeOutput(model, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(model, text, ui=text_on(text))
 
 
 class W2WEdit(io.ComfyNode):
@@ -226,6 +226,7 @@ class W2WEdit(io.ComfyNode):
             search_aliases=[
                 "weights2weights", "slider", "attribute", "edit identity", "concept slider", "pull sliders",
                 "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
+                "age slider",
             ],
             inputs=under_advanced(("calibrated", "more", "place"), [
                 SPACE, MODEL, *pairs,
@@ -266,7 +267,7 @@ class W2WEdit(io.ComfyNode):
         session = people.PanelSession(space, usual_map, w2w_model, partial(moved, space, w2w_model), renderer)
         people.SESSIONS.remember(cls.hidden, session)
         text = described(space, edited.coefficients)
-        return io.NodeOutput(edited, text, ui=marked(text_on(cls.hidden, text), cls.hidden))
+        return io.NodeOutput(edited, text, ui=marked(text_on(text), cls.hidden))
 
 
 class W2WBlend(io.ComfyNode):

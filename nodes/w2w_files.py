@@ -85,7 +85,7 @@ class SaveW2WLora(io.ComfyNode):
             lora, kept = slider.lora, f"\n{slider.summary()}"
         path = write_lora(saved.lora_file(name), lora, names, dtype=getattr(torch, dtype))
         model_path = w2w_model.save(saved.folder(comfy_w2w.FOLDER) / f"{safe_name(name)}.w2wmodel.safetensors")
-        return io.NodeOutput(str(path), ui=text_on(cls.hidden, f"{saved.shown(path)}\n{saved.shown(model_path)}{kept}"))
+        return io.NodeOutput(str(path), ui=text_on(f"{saved.shown(path)}\n{saved.shown(model_path)}{kept}"))
 
 
 class LoadW2WModel(io.ComfyNode):
@@ -141,7 +141,7 @@ class LoadW2WModel(io.ComfyNode):
             else encode(space, read_lora(comfy_w2w.lora_path(lora), sizes=layer_sizes(space)), lora)
         )
         text = encoding.summary(space)
-        return io.NodeOutput(encoding.model, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(encoding.model, text, ui=text_on(text))
 
 
 NODES: list[type[io.ComfyNode]] = [SaveW2WLora, LoadW2WModel]

@@ -88,7 +88,7 @@ class BuildSpace(io.ComfyNode):
         """``build_space``; after an interruption it resumes."""
         config = BuildConfig(mode, components or None, base=base, linked=linked)
         built = comfy_w2w.build(folder, name, config, model)
-        return io.NodeOutput(built.space, built.summary(), ui=text_on(cls.hidden, built.summary()))
+        return io.NodeOutput(built.space, built.summary(), ui=text_on(built.summary()))
 
 
 class TrainDirection(io.ComfyNode):
@@ -146,7 +146,7 @@ class TrainDirection(io.ComfyNode):
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
         text = "\n".join(lines)
-        return io.NodeOutput(extended, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(extended, text, ui=text_on(text))
 
 
 def overlaps(space: Space, vector: torch.Tensor) -> list[str]:
@@ -243,7 +243,7 @@ class W2WInvert(io.ComfyNode):
         first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
         text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"
         text += described(space, inverted.coefficients)
-        return io.NodeOutput(inverted, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(inverted, text, ui=text_on(text))
 
 
 def _posterior(model: Any, vae: Any, image: torch.Tensor, means: torch.Tensor) -> Posterior:

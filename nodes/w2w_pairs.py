@@ -92,7 +92,7 @@ class TrainSlider(io.ComfyNode):
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
         text = "\n".join(lines)
-        return io.NodeOutput(extended, strength, text, ui=text_on(cls.hidden, text))
+        return io.NodeOutput(extended, strength, text, ui=text_on(text))
 
 
 NODES: list[type[io.ComfyNode]] = [TrainSlider]

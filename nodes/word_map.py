@@ -80,7 +80,7 @@ class WordMap(io.ComfyNode):
         said = f"{word.strip()!r}: {where} {', '.join(map(str, positions))} of the prompt"
         colours = {"#0000ff": "least", "#ff0000": "more", "#ffff00": "most attention"}
         shown = ui.PreviewImage(captioned(drawn, [word.strip()] * len(drawn), colours), cls=cls).as_dict()
-        return io.NodeOutput(drawn, maps, ui=shown | text_on(cls.hidden, said).as_dict())
+        return io.NodeOutput(drawn, maps, ui=shown | text_on(said).as_dict())
 
 
 def positions_of(word: str, words: list[str]) -> list[int]:

@@ -10,7 +10,7 @@ from vitrine.engine.activations import TapConfig
 from vitrine.engine.activations.greedy_search import greedy_search
 from vitrine.engine.activations.qualitative_filter import FilterRule, measure_properties
 from vitrine.engine.activations.ranked_pictures import Pictures
-from vitrine.engine.activations.ranking import RankingConfig, rank_places
+from vitrine.engine.activations.ranking import RankingConfig, rank_sites
 from vitrine.engine.activations.streaming import stream_taps
 from vitrine.engine.control import (
     AugmentConfig,
@@ -129,7 +129,7 @@ def taps(folder, network, scheduler, latents, prompts, config, progress):
 def ranking(folder, network, scheduler, latents, prompts, masks, timestep, progress):
     config = RankingConfig("up-*-cross-q", timestep, FilterRule(None, None, (None, None)), most=1)
     denoiser, pictures = Denoiser.from_diffusers(network, scheduler), Pictures.of(latents, prompts, masks)
-    found = rank_places(denoiser, pictures, config, state=folder, memory="16MiB", progress=progress)
+    found = rank_sites(denoiser, pictures, config, state=folder, memory="16MiB", progress=progress)
     return {a: torch.tensor([found.search.singles[a], p.noise]) for a, p in found.properties.items()}
 
 

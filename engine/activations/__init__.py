@@ -1,7 +1,7 @@
-"""Activation Tap: read any inner activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
+"""Activation Tap: read any activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
 
-``TapConfig`` or a preset says what to read; ``tap_latents`` taps given pictures, ``tap_steps`` taps a running sampler;
-``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` draws them.
+``TapConfig`` or a preset selects sites; ``tap_latents`` taps given images, ``tap_steps`` taps a running sampler;
+``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` renders them.
 """
 
 from .activation_pca import PCABasis, pca_rgb

@@ -1,7 +1,7 @@
-"""Three principal components as red, green and blue: the picture of an activation.
+"""Images of activations: three principal components as red, green and blue.
 
-GDF's pictures fit a new basis for each image, so colours mean nothing across images. A :class:`PCABasis` fitted on a
-set and reused gives the same part the same colour everywhere.
+GDF fits a new basis for each image, so colours cannot be compared across images. A :class:`PCABasis` fitted on a
+set and reused gives the same part the same colour in every image.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from ..tracing.hooks import Activation
 
 Maps = Activation | torch.Tensor
 _RELATIVE_RANK = 1e-10
-"""A component whose variance is below this share of the first one's is rounding noise and drawn grey."""
+"""A component whose variance is below this fraction of the first one's is rounding noise and rendered grey."""
 
 
 @dataclass(frozen=True)
 class PCABasis:
-    """Mean (C,), components (3, C), and the range [low, high] (3,) that is drawn from dark to bright; float64, CPU."""
+    """Mean (C,), components (3, C), and the range [low, high] (3,) rendered from dark to bright; float64, CPU."""
 
     mean: torch.Tensor
     components: torch.Tensor
@@ -33,7 +33,7 @@ class PCABasis:
 
     @classmethod
     def fit(cls, maps: Maps | Iterable[Maps], max_samples: int = 16384) -> PCABasis:
-        """Fit on every position of one or many activations (B, C, h, w); evenly spaced positions when there are more.
+        """Fit on all positions of activations (B, C, h, w), or on ``max_samples`` evenly spaced ones.
 
         Signs are fixed (the largest weight of each component is positive), so equal data give equal colours.
 
@@ -57,7 +57,7 @@ class PCABasis:
         """(B, 3, h, w) float64 scores, not yet scaled.
 
         Raises:
-            VitrineError: If the channel count is not the basis's.
+            VitrineError: If the channel count differs from the basis.
         """
         tensor = _as_maps(maps)
         if tensor.shape[1] != len(self.mean):
@@ -74,15 +74,15 @@ class PCABasis:
 
 
 def pca_rgb(maps: Maps, basis: PCABasis | None = None, size: int | tuple[int, int] | None = None) -> torch.Tensor:
-    """Picture of an activation (B, C, h, w): (B, 3, h, w) float32 in [0, 1] on the CPU.
+    """Image of an activation (B, C, h, w): (B, 3, h, w) float32 in [0, 1] on the CPU.
 
     Args:
-        basis: shared colours; None fits each image by itself, as GDF's pictures do.
+        basis: shared colours; None fits each image separately, as GDF does.
         size: enlarge by nearest neighbour to (height, width), or to a square.
 
     Raises:
-        VitrineError: If the place has no grid (text tokens, attention maps), its channel count is not the basis's, or
-            values are not finite.
+        VitrineError: If the site has no grid (text tokens, attention maps), its channel count differs from the basis,
+            or values are not finite.
     """
     check_sides("size", *(size if isinstance(size, (tuple, list)) else (size,)))
     tensor = _as_maps(maps)
@@ -111,7 +111,7 @@ def _positions(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _principal(centred: torch.Tensor) -> torch.Tensor:
-    """(3, C) unit rows of the largest variance, zero rows past the rank."""
+    """(3, C) unit vectors of the largest variance, zero beyond the rank."""
     count, channels = centred.shape
     if channels <= count:
         values, vectors = torch.linalg.eigh(centred.T @ centred)

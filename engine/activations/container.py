@@ -1,4 +1,4 @@
-"""The result of a tap: a mapping from address to activation, with how it was made, that saves and loads itself."""
+"""The result of a tap: site name -> activation with its settings, saved as safetensors."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _VARIANCE = "variance/"
 
 @dataclass(frozen=True)
 class TapInfo(Config):
-    """How activations were made.
+    """How activations were computed.
 
     Args:
         timestep: the network's own timestep.
         sigma: the noise level there (k-diffusion's sigma, or the flow time).
-        seeds: of the noises that were averaged over.
-        prompts: one for each row, or one for all.
-        model: an id to print.
-        step: the sampling step they were recorded at, None for a tap of a picture.
-        vitrine: the version that made them.
-        extra: anything JSON can hold.
+        seeds: of the noise samples that were averaged.
+        prompts: one per image, or one for all.
+        model: a display name.
+        step: the sampling step of the recording, None for a tap of an image.
+        vitrine: the version of this pack.
+        extra: a JSON object.
 
     Raises:
-        VitrineError: If seeds are not integers, prompts are not texts, or extra is no table.
+        VitrineError: If seeds are not integers, prompts are not texts, or extra is not a dict.
     """
 
     timestep: float | None = None
@@ -61,7 +61,7 @@ class TapInfo(Config):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TapInfo:
-        """Rebuild it; settings of later versions are ignored, missing ones take their defaults.
+        """The inverse of ``to_dict``; settings of later versions are ignored, missing ones take their defaults.
 
         Raises:
             VitrineError: If the class refuses a value.
@@ -70,10 +70,10 @@ class TapInfo(Config):
 
 
 class Activations(Mapping[str, Activation]):
-    """Layer name -> :class:`Activation`, in the order of execution.
+    """Site name -> :class:`Activation`, in execution order.
 
     Tensors are (B, C, h, w) with a grid, (B, N, C) for text tokens, (B, heads, Q, K) for attention maps.
-    ``variance`` is the variance over seeds, same shapes, when it was asked for.
+    ``variance`` has the variance over seeds in the same shapes, if ``TapConfig.variance`` is on.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Activations(Mapping[str, Activation]):
             import difflib
 
             near = difflib.get_close_matches(str(address), self._items, n=3) or list(self._items)
-            raise KeyError(f"{address} was not tapped; this result holds {', '.join(near)}")
+            raise KeyError(f"{address} was not tapped; this result has {', '.join(near)}")
         return self._items[address]
 
     def __contains__(self, address: object) -> bool:
@@ -104,16 +104,16 @@ class Activations(Mapping[str, Activation]):
         return len(self._items)
 
     def __repr__(self) -> str:
-        places = ", ".join(f"{a}: {tuple(v.tensor.shape)}" for a, v in self._items.items())
-        return f"Activations(t={self.info.timestep}, {places})"
+        sites = ", ".join(f"{a}: {tuple(v.tensor.shape)}" for a, v in self._items.items())
+        return f"Activations(t={self.info.timestep}, {sites})"
 
     @property
     def rows(self) -> int:
-        """Pictures in the batch."""
+        """Number of images in the batch."""
         return next(iter(self._items.values())).tensor.shape[0] if self._items else 0
 
     def select(self, patterns: str | Sequence[str]) -> Activations:
-        """Those whose names match any of the globs.
+        """The activations whose site names match any of the globs.
 
         Raises:
             VitrineError: If a pattern matches nothing.
@@ -130,7 +130,7 @@ class Activations(Mapping[str, Activation]):
         return Activations({a: self._items[a] for a in chosen}, self.info, variance)
 
     def row(self, index: int) -> Activations:
-        """One picture's activations, batch size 1. Prompts follow when there is one for each picture."""
+        """The activations of one image, batch size 1, with its prompt if there is one per image."""
         only = slice(index, index + 1) if index != -1 else slice(index, None)
         if not -self.rows <= index < self.rows:
             raise refuse("row", index, f"0 to {self.rows - 1}", "that many pictures were tapped")
@@ -140,7 +140,7 @@ class Activations(Mapping[str, Activation]):
         return Activations(items, info, {a: v[only] for a, v in self.variance.items()})
 
     def take(self, rows: Sequence[int]) -> Activations:
-        """Some pictures by number, without their variance; neighbours in order as views."""
+        """Images by index, without their variance; consecutive ones as views."""
         ordered = len(rows) > 0 and list(rows) == list(range(rows[0], rows[0] + len(rows)))
         index = slice(rows[0], rows[0] + len(rows)) if ordered else list(rows)
         items = {a: replace(v, tensor=v.tensor[index]) for a, v in self._items.items()}
@@ -152,9 +152,9 @@ class Activations(Mapping[str, Activation]):
         return Activations(items, self.info, {a: v.to(target) for a, v in self.variance.items()})
 
     def concat(self, size: tuple[int, int] | None = None, mode: str = "bilinear") -> torch.Tensor:
-        """All spatial activations as one (B, sum of C, H, W) map, in execution order, at ``size`` or the widest grid.
+        """All spatial activations as one (B, sum of C, H, W) map, in execution order, at ``size`` or the largest grid.
 
-        This is how GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads join places: without
+        GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads concatenate sites like this, without
         normalisation.
 
         Raises:
@@ -168,7 +168,7 @@ class Activations(Mapping[str, Activation]):
         return torch.cat([F.interpolate(m.float(), size=size, mode=mode, **smooth) for m in maps], dim=1)
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file, whole or not at all; its header contains layer names, grids and :attr:`info`."""
+        """Writes one safetensors file atomically; its header has site names, grids and :attr:`info`."""
         return save_artefact(path, self.tensors(), KIND, VERSION, self.header())
 
     @classmethod
@@ -176,8 +176,8 @@ class Activations(Mapping[str, Activation]):
         """Read what :meth:`save` wrote.
 
         Raises:
-            VitrineError: If the file is missing, truncated, foreign or of a later format version, or its header does
-                not fit its tensors.
+            VitrineError: If the file is missing, truncated, of another kind or of a later format version, or its
+                header does not fit its tensors.
         """
         handle, header = open_artefact(path, KIND, VERSION)
         with handle as opened:
@@ -189,7 +189,7 @@ class Activations(Mapping[str, Activation]):
         return {**means, **{f"{prefix}{_VARIANCE}{a}": v for a, v in self.variance.items()}}
 
     def header(self) -> dict[str, Any]:
-        """What a file's JSON header says about these activations."""
+        """The JSON header of a file with these activations."""
         grids = {a: None if v.grid is None else list(v.grid) for a, v in self._items.items()}
         return {"grids": grids, "variance": list(self.variance), "info": self.info.to_dict()}
 
@@ -198,7 +198,7 @@ class Activations(Mapping[str, Activation]):
         cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "",
         only: Sequence[str] | None = None,
     ) -> Activations:  # fmt: skip
-        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` reads some places.
+        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` selects sites.
 
         Raises:
             VitrineError: If the header does not fit the tensors, or these are not finite; ``source`` is named.
@@ -213,7 +213,7 @@ class Activations(Mapping[str, Activation]):
 
 
 def _check(items: Mapping[str, Activation], variance: Mapping[str, torch.Tensor]) -> None:
-    """Refuse tensors that are not finite, not of one batch, or not of the shapes their grids say."""
+    """Raises if tensors are not finite, not of one batch, or their shapes do not match their grids."""
     check_tensors({a: v.tensor for a, v in items.items()})
     check_tensors({_VARIANCE + a: v for a, v in variance.items()})
     for address, activation in items.items():
@@ -223,4 +223,4 @@ def _check(items: Mapping[str, Activation], variance: Mapping[str, torch.Tensor]
         if not fits or of_variance != shape:
             raise ValueError(f"{address} has shape {shape}, variance {of_variance}, grid {activation.grid}")
     if len({len(v.tensor) for v in items.values()}) > 1 or set(variance) - set(items):
-        raise ValueError("places of different batches")
+        raise ValueError("sites of different batches")

@@ -1,4 +1,4 @@
-"""Semantic correspondence: a point in one picture, the same part in another, from activations alone."""
+"""Semantic correspondence: finds a point of one image in another, from activations alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .container import Activations
 
 @dataclass(frozen=True)
 class Matches:
-    """Where N points of a source picture lie in a target picture.
+    """Positions of N points of a source image in a target image.
 
     Attributes:
         points: (N, 2) x, y in [0, 1] of the target.
         similarity: (N,) cosine similarity of the two features.
-        mutual: (N,) bool, the nearest neighbour of the target point, looked for in the source, lies in the source
-            point's cell or in one beside it.
+        mutual: (N,) bool, the nearest neighbour of the target point in the source is in the source
+            point's cell or an adjacent one.
     """
 
     points: torch.Tensor
@@ -29,12 +29,12 @@ class Matches:
 
 
 def feature_maps(taps: Activations, size: tuple[int, int] | None = None) -> torch.Tensor:
-    """(B, C, H, W): all spatial places, each of unit length at every position, resized bilinearly and joined.
+    """(B, C, H, W): all spatial sites, normalised at every position, resized bilinearly and concatenated.
 
-    Unit length first, so that no place outvotes the others by its scale.
+    Features are normalised first, so that no site dominates by its scale.
 
     Raises:
-        VitrineError: If no spatial place was tapped.
+        VitrineError: If no spatial site was tapped.
     """
     maps = [v.tensor.float() for v in taps.values() if v.grid is not None and v.tensor.ndim == 4]
     if not maps:
@@ -63,13 +63,13 @@ def find_correspondence(
     """Cosine nearest neighbour of each source point among the target's cells.
 
     Args:
-        source, target: (C, H, W) feature maps of one picture each, e.g. from :func:`feature_maps`.
+        source, target: (C, H, W) feature maps of one image each, e.g. from :func:`feature_maps`.
         points: (N, 2) x, y in [0, 1].
         temperature: 0 takes the best cell's centre; above 0, a soft argmax over cells within ``window`` of it.
         window: in cells.
 
     Raises:
-        VitrineError: If there are no points, points lie outside the picture, or the maps differ in channels.
+        VitrineError: If there are no points, points are outside the image, or the maps differ in channels.
     """
     _check(source, target, points)
     # Cosine similarity of every point with every cell.
@@ -120,9 +120,9 @@ def _check(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor) -> 
 
 
 def flip_ensemble(plain: torch.Tensor, flipped: torch.Tensor) -> torch.Tensor:
-    """Mean of (B, C, H, W) features of pictures and of those of their mirror images, turned back.
+    """Mean of (B, C, H, W) features of images and of their mirror images, flipped back.
 
-    It makes features blind to left and right: it helps where a part comes once, and confuses left and right eyes.
+    The result is symmetric: it helps for single parts, and confuses pairs such as left and right eyes.
     """
     return F.normalize(plain + flipped.flip(-1), dim=1)
 
@@ -133,18 +133,18 @@ def pck(
     scale: Sequence[float | torch.Tensor],
     alpha: float = 0.1,
 ) -> tuple[float, torch.Tensor]:
-    """(PCK over all points, (P,) PCK of each pair): share of points within ``alpha`` * scale of the truth.
+    """(PCK over all points, (P,) PCK of each pair): fraction of points within ``alpha`` * scale of the truth.
 
     Args:
         predicted, true: for each of P pairs (N_i, 2) in one unit; rows with NaN in ``true`` are left out.
-        scale: for each pair, the larger side of the picture ("img") or of the object's box ("bbox"), same unit.
+        scale: for each pair, the longer side of the image ("img") or of the object's box ("bbox"), same unit.
 
     Raises:
         VitrineError: If the lists are empty or differ in length.
     """
     lengths = (len(predicted), len(true), len(scale))
     if len(set(lengths)) != 1 or not len(predicted):
-        raise refuse("pairs", lengths, "three lists of one length", "one entry a pair")
+        raise refuse("pairs", lengths, "three lists of one length", "one entry per pair")
     hits = []
     for ours, truth, side in zip(predicted, true, scale, strict=True):
         visible = ~torch.isnan(truth).any(1)

@@ -1,8 +1,8 @@
-"""Features of transformers that match: modulated block inputs, without massive channels (DiTF, arXiv 2505.18584).
+"""Transformer features for matching: modulated block inputs without massive channels (DiTF, arXiv 2505.18584).
 
-A few channels of a transformer's stream are larger than the rest by orders of magnitude, the same for all patches and
-pictures. They decide the cosine of any two positions, so that raw features match badly. What a block itself reads is
-not the stream, but its norm under the block's adaLN; that, with those channels set to nought before the norm, matches.
+A few channels of a transformer's residual stream are larger than the rest by orders of magnitude, for all patches and
+images. They dominate the cosine similarity, so raw features match badly. A block does not read the stream itself, but
+its norm under the block's adaLN; that, with those channels set to zero before the norm, matches well.
 """
 
 from __future__ import annotations
@@ -16,46 +16,44 @@ from ..network.site import AdaLN
 
 
 def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ...]:
-    """Channels whose mean magnitude over pictures and positions is ``ratio`` times the median channel's or more.
+    """Channels whose mean magnitude over images and positions is at least ``ratio`` times the median channel's.
 
-    The paper gives two for Flux.1-dev, 154 and 1446, and no rule; ordinary channels lie within a factor of ten or so.
+    The paper names 154 and 1446 for Flux.1-dev, without a rule; other channels are within a factor of about ten.
 
     Args:
         tensor: (B, C, h, w), or (B, C, T, h, w) of a video.
 
     Returns:
-        Their numbers, the largest first.
+        Their indices, the largest first.
 
     Raises:
         VitrineError: If the tensor has no grid.
     """
     if tensor.ndim not in (4, 5):
-        raise refuse(
-            "activation", tuple(tensor.shape), "(B, C, h, w)", "text tokens and attention maps have no picture"
-        )
+        raise refuse("activation", tuple(tensor.shape), "(B, C, h, w)", "text tokens and attention maps have no grid")
     size = tensor.float().abs().transpose(0, 1).flatten(1).mean(1)
     channels = torch.nonzero(size >= ratio * size.median().clamp_min(1e-30)).flatten().tolist()
     return tuple(sorted(channels, key=lambda c: -float(size[c])))
 
 
 def without_channels(tensor: torch.Tensor, channels: Sequence[int], address: str = "") -> torch.Tensor:
-    """A copy of (B, C, ...) in which channels are nought.
+    """A copy of (B, C, ...) with channels set to zero.
 
     Raises:
-        VitrineError: If there is no such channel.
+        VitrineError: If a channel does not exist.
     """
     width = tensor.shape[1]
     if any(c >= width for c in channels):
         raise refuse("discard", list(channels), f"channels 0 .. {width - 1} of {address}", "see massive_channels")
-    kept = tensor.clone()
-    kept[:, list(channels)] = 0
-    return kept
+    result = tensor.clone()
+    result[:, list(channels)] = 0
+    return result
 
 
 def modulated(tensor: torch.Tensor, modulation: torch.Tensor, adaln: AdaLN) -> torch.Tensor:
-    """(B, C, ...) block inputs as their block's attention reads them, float32.
+    """(B, C, ...) block inputs after norm and modulation, as the block's attention reads them, float32.
 
-    A discarded channel is not nought here: it is what norm and adaLN make of nought, as in the authors' code.
+    A discarded channel is zero before norm and adaLN, not after them, as in the authors' code.
 
     Args:
         modulation: (B, 2, C) shift and factor.

@@ -1,4 +1,4 @@
-"""Features of many pictures for the probes of a search: kept in memory, or read from disk as they are needed."""
+"""Features of many images for the probes of a search, in memory or read from disk on demand."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from .tap import tap_latents
 from .tap_config import TapConfig
 
 _READ, _CELLS = 8, 3
-# Shares of the budget: joined maps of pictures read at once, of which a few copies live, and the probe's cells.
+# Fractions of the budget: concatenated maps read at once, which exist in a few copies, and the probe's cells.
 
 
 class Features:
-    """Joined unit features of tapped pictures, as :func:`~.correspondence.feature_maps` makes them.
+    """Normalised, concatenated features of tapped images, see :func:`~.correspondence.feature_maps`.
 
     Attributes:
-        widths: place -> channels.
+        widths: site name -> channels.
     """
 
     def __init__(self, taps: Activations | Streamed, names: Sequence[str], memory: int | None) -> None:
@@ -46,7 +46,7 @@ class Features:
         cls, denoiser: Denoiser, pictures: Pictures, config: TapConfig, memory: int | str | None = None,
         state: str | Path | None = None, progress: Progress = silent, workers: Workers = ALONE,
     ) -> Self:  # fmt: skip
-        """Tap pictures, shared among processes; with a budget into ``state``, or a temporary folder.
+        """Taps images, divided among processes; with a budget into ``state``, or a temporary folder.
 
         Raises:
             VitrineError: As :func:`~.streaming.stream_taps`, or if several processes have a budget and no folder.
@@ -74,52 +74,52 @@ class Features:
         self._exit.close()
 
     def batches(
-        self, places: Sequence[str], rows: Sequence[int], beside: int = 0
+        self, sites: Sequence[str], rows: Sequence[int], extra: int = 0
     ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
-        """(numbers of pictures, their features (n, C, H, W)), in order; all at once where there is no budget.
+        """(indices of images, their features (n, C, H, W)), in order; all at once without a budget.
 
         Args:
-            beside: bytes that the caller holds for each picture beside its features.
+            extra: bytes per image that the caller needs in addition to the features.
         """
         most = len(rows)
         if self._memory is not None:
-            each = 4 * self._channels(places) * self._positions(places) + beside
+            each = 4 * self._channels(sites) * self._positions(sites) + extra
             most = max(1, self._memory // _READ // each)
         for run in in_chunks(len(rows), most):
             numbers = rows[run.start : run.stop]
-            yield numbers, feature_maps(self._read(places, numbers))
+            yield numbers, feature_maps(self._read(sites, numbers))
 
-    def pixels(self, places: Sequence[str], pictures: int, most: int) -> int:
-        """Labelled pixels of each picture that a probe on these places may see: ``most``, or as many as fit."""
+    def pixels(self, sites: Sequence[str], pictures: int, most: int) -> int:
+        """Labelled pixels per image for a probe on these sites: ``most``, or as many as fit."""
         if self._memory is None:
             return most
         # the cells, and their normalised copy
-        return max(1, min(most, self._memory // _CELLS // (2 * 4 * self._channels(places) * pictures)))
+        return max(1, min(most, self._memory // _CELLS // (2 * 4 * self._channels(sites) * pictures)))
 
-    def _channels(self, places: Sequence[str]) -> int:
-        return sum(self.widths[a] for a in places)
+    def _channels(self, sites: Sequence[str]) -> int:
+        return sum(self.widths[a] for a in sites)
 
-    def _positions(self, places: Sequence[str]) -> int:
-        return max(self._cells[a] for a in places)
+    def _positions(self, sites: Sequence[str]) -> int:
+        return max(self._cells[a] for a in sites)
 
-    def _read(self, places: Sequence[str], numbers: Sequence[int]) -> Activations:
+    def _read(self, sites: Sequence[str], numbers: Sequence[int]) -> Activations:
         if isinstance(self._taps, Streamed):
-            return self._taps.read([self._names[n] for n in numbers], places)
-        chosen = self._taps.select(list(places))
+            return self._taps.read([self._names[n] for n in numbers], sites)
+        chosen = self._taps.select(list(sites))
         return chosen if list(numbers) == list(range(chosen.rows)) else chosen.take(numbers)
 
 
 def _shared_taps(
     denoiser: Denoiser, pictures: Pictures, config: TapConfig, progress: Progress, workers: Workers
 ) -> Activations:
-    """:func:`tap_latents` in memory. Noise depends on the seed alone, so any number of processes gives the same."""
+    """:func:`tap_latents` in memory. Noise depends on the seed alone, not on the number of processes."""
     if pictures.count < workers.count:
         workers = ALONE
-    own = workers.share(pictures.count)
+    own = workers.part(pictures.count)
     taps = tap_latents(denoiser, *pictures.source(own), config, progress)
     if workers.count == 1:
         return taps
-    shares = workers.gather((torch.tensor(own), {a: v.tensor for a, v in taps.items()}))
-    order = torch.cat([numbers for numbers, _ in shares]).argsort()
-    joined = {a: torch.cat([tensors[a] for _, tensors in shares])[order] for a in taps}
+    parts = workers.gather((torch.tensor(own), {a: v.tensor for a, v in taps.items()}))
+    order = torch.cat([numbers for numbers, _ in parts]).argsort()
+    joined = {a: torch.cat([tensors[a] for _, tensors in parts])[order] for a in taps}
     return Activations({a: Activation(a, joined[a], v.grid) for a, v in taps.items()}, taps.info)

@@ -1,15 +1,15 @@
-"""What the official code of GDF does where Vitrine's defaults differ, for runs that must equal it.
+"""GDF's official protocol where Vitrine's defaults differ, for runs that must equal it.
 
 The equations are those of Darkbblue/generic-diffusion-feature (commit e4361a6), ``feature/diffusion_feature.py``:
 
 ====================  ===============================================  ===============================================
 what                  Vitrine                                          GDF's code
 ====================  ===============================================  ===============================================
-timestep              the network's own                                its scheduler's: t + 1 under PNDM (SD 1.5)
+timestep              the network's                                    its scheduler's:  t + 1 under PNDM (SD 1.5)
 latent                the posterior's mean                             one sample of it
-noise                 one for each seed, the same for all pictures     one draw for the whole batch, after the samples
-pictures              bicubic in floating point                        Pillow's bicubic in bytes; tensors bilinear
-joined features       every place of unit length at every position     as they are, at 128 x 128
+noise                 one per seed, the same for all images            sampled for the whole batch, after the posterior
+images                bicubic in floating point                        Pillow's bicubic in bytes; tensors bilinear
+joined features       each site normalised at every position           not normalised, at 128 x 128
 ====================  ===============================================  ===============================================
 """
 
@@ -28,14 +28,14 @@ from .picture_latents import Range, to_pixels
 
 PROTOCOLS = ("vitrine", "gdf")
 CORRESPONDENCE_SIZE = (128, 128)
-"""The grid at which the official correspondence code joins features."""
+"""The grid at which the official correspondence code concatenates features."""
 
 
 def check_protocol(protocol: str) -> bool:
     """Whether the protocol is GDF's.
 
     Raises:
-        VitrineError: If there is no such protocol.
+        VitrineError: If the protocol is unknown.
     """
     if protocol not in PROTOCOLS:
         raise refuse("protocol", protocol, PROTOCOLS, "'gdf' equals the official code, 'vitrine' depends on no batch")
@@ -43,13 +43,13 @@ def check_protocol(protocol: str) -> bool:
 
 
 def gdf_timestep(scheduler: Any, t: float) -> float:
-    """The network's timestep that the official code runs when it is told t: diffusers' img2img rule, 1000 steps.
+    """The network timestep that the official code uses for a given t: diffusers' img2img rule with 1000 steps.
 
     Args:
-        scheduler: the pipeline's own, which stays as it is.
+        scheduler: the pipeline's; it is not changed.
 
     Raises:
-        VitrineError: If no step is left, as for t = 0 under most schedulers.
+        VitrineError: If no step remains, as for t = 0 under most schedulers.
     """
     steps = copy.deepcopy(scheduler)
     steps.set_timesteps(1000)
@@ -61,7 +61,7 @@ def gdf_timestep(scheduler: Any, t: float) -> float:
 
 
 def gdf_pixels(image: Any, size: int, factor: int, value_range: Range) -> torch.Tensor:
-    """(B, 3, size, size) in [-1, 1]: Pillow pictures by Pillow's own resizing, all others bilinearly.
+    """(B, 3, size, size) in [-1, 1]: Pillow images resized by Pillow, all others bilinearly.
 
     Raises:
         VitrineError: As :func:`~.images.to_pixels`.
@@ -77,25 +77,25 @@ def gdf_pixels(image: Any, size: int, factor: int, value_range: Range) -> torch.
 
 
 def gdf_features(taps: Activations, size: tuple[int, int] | None = None) -> torch.Tensor:
-    """(B, C, H, W): all spatial places resized bilinearly and joined without normalisation."""
+    """(B, C, H, W): all spatial sites, resized bilinearly and concatenated without normalisation."""
     return taps.concat(size)
 
 
 def gdf_generator(seeds: Sequence[int]) -> torch.Generator:
-    """The generator from which a whole batch draws its posterior samples and then its noise.
+    """The generator of a whole batch, for its posterior samples and then its noise.
 
-    The official code draws from PyTorch's global generator: ``torch.manual_seed(seed)`` before it, on the CPU, gives
-    the same numbers.
+    The official code uses PyTorch's global generator: after ``torch.manual_seed(seed)`` on the CPU it samples the same
+    numbers.
 
     Raises:
-        VitrineError: If there are several seeds; the official code knows no ensembles.
+        VitrineError: If there are several seeds; the official code has no ensembles.
     """
     if len(seeds) != 1:
-        raise refuse("seeds", tuple(seeds), "one under protocol='gdf'", "the official code averages over no seeds")
+        raise refuse("seeds", tuple(seeds), "one under protocol='gdf'", "the official code does not average over seeds")
     return torch.Generator().manual_seed(seeds[0])
 
 
-def gdf_draws(seeds: Sequence[int], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def gdf_samples(seeds: Sequence[int], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """Posterior samples and noise of a whole batch, standard normal, in the official code's order.
 
     Raises:
@@ -106,7 +106,7 @@ def gdf_draws(seeds: Sequence[int], shape: tuple[int, ...]) -> tuple[torch.Tenso
 
 
 def published_timestep(t: float, xl: bool) -> float:
-    """:func:`gdf_timestep` where no scheduler is at hand: SDXL's Euler runs t, SD 1.x's PNDM t + 1.
+    """:func:`gdf_timestep` without a scheduler: t for SDXL's Euler, t + 1 for SD 1.x's PNDM.
 
     Raises:
         VitrineError: If t is outside 1 .. 998.

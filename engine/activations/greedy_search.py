@@ -1,6 +1,6 @@
 """GDF's quantitative comparison (section 4.3) as a greedy search under a budget of channels.
 
-Every candidate is scored alone; then the place that helps the combination most is added, again and again.
+Every candidate is scored alone; then the site that improves the combination most is added repeatedly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ScoreOf = Callable[[tuple[str, ...]], float]
 
 
 class Budget(NamedTuple):
-    """Width of each place, and the largest sum of widths."""
+    """Width of each site, and the largest sum of widths."""
 
     channels: Mapping[str, int]
     total: int
@@ -29,8 +29,8 @@ class SearchResult:
     """Scores of the candidates and the best combination.
 
     Attributes:
-        singles: address -> score alone, best first.
-        chosen: the combination, in the order its places were added.
+        singles: site name -> score alone, best first.
+        chosen: the combination, in the order in which its sites were added.
         score: of the combination.
     """
 
@@ -40,11 +40,11 @@ class SearchResult:
 
 
 class _Scores:
-    """Scores already computed, kept in a file so that an interrupted search resumes."""
+    """Scores already computed, in a file from which an interrupted search resumes."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        with named(run.place or "", "comparison state", "a JSON table of scores", "delete the file"):
+        with named(run.path or "", "comparison state", "a JSON table of scores", "delete the file"):
             self.table = {k: float(v) for k, v in run.load_table().get("scores", {}).items()}
 
     def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:
@@ -66,25 +66,25 @@ def greedy_search(
     state: Run | None = None,
     progress: Progress = silent,
 ) -> SearchResult:
-    """Rank places by their score alone, then combine them greedily.
+    """Ranks sites by their individual scores, then combines them greedily.
 
     Args:
-        score_of: larger is better; called once for each combination tried.
+        score_of: larger is better; called once per combination.
         budget: bound on the channels of the combination; None is no bound.
-        most: places in the combination at most.
+        most: most sites in the combination.
         pool: only the best ``pool`` singles are tried as additions.
-        tie: additions that score within this of the best count as equal to it; the one that is best alone is added.
-        state: keeps the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
+        tie: additions within this score of the best count as equal; the one that is best alone is added.
+        state: stores the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
 
     Raises:
-        VitrineError: If there are no candidates, none within the budget, or the state is one of other inputs.
+        VitrineError: If there are no candidates, none within the budget, or the state belongs to other inputs.
     """
-    widths, total = budget or Budget({}, 0)  # a place without a width costs nothing
+    widths, total = budget or Budget({}, 0)  # a site without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]
     if not allowed:
         raise refuse("candidates", list(candidates), "at least one layer within the budget", "raise the budget")
     if state is not None and not isinstance(state, Run):
-        remedy = "a file alone cannot tell whose scores it holds"
+        remedy = "a path alone does not say what the scores depend on"
         raise refuse("state", state, "Run(file, 'comparison', what the scores depend on)", remedy)
     memory = _Scores(state or Run(None, "comparison", {}))
     singles = {}

@@ -1,6 +1,6 @@
-"""Labelled pictures from folders: the layouts of ADE20K, Cityscapes, Horse-21, and a plain one for your own masks.
+"""Labelled image folders: the layouts of ADE20K, Cityscapes and Horse-21, and a plain one for your own masks.
 
-Every reader gives class numbers from 0, and 255 where nobody knows.
+Every reader gives class indices from 0, and 255 for unknown pixels.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from ..io.picture_files import PICTURES, like_picture, mask_of, open_picture, pi
 from .picture_latents import to_pixels
 from .segmentation import IGNORE, square_mask
 
-# The 19 classes that Cityscapes evaluates, by their number in *_labelIds.png.
+# The 19 classes that Cityscapes evaluates, by their index in *_labelIds.png.
 _CITYSCAPES = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 
 
 @dataclass(frozen=True)
 class LabelledFolder:
-    """Pairs of picture and mask files, read one at a time.
+    """Pairs of image and mask files, read one at a time.
 
     Attributes:
         pictures, masks: files in the same order.
         classes: number of classes.
-        relabel: (H, W) stored numbers -> int64 class numbers, 255 where nobody knows.
+        relabel: (H, W) stored labels -> int64 class indices, 255 for unknown pixels.
     """
 
     pictures: tuple[Path, ...]
@@ -42,7 +42,7 @@ class LabelledFolder:
         return len(self.pictures)
 
     def mask(self, index: int, size: int | None = None) -> torch.Tensor:
-        """(H, W) int64 classes of one picture; ``size`` resizes to a square, nearest.
+        """(H, W) int64 classes of one image; ``size`` resizes to a square, nearest.
 
         Raises:
             VitrineError: If the mask is not one channel of whole numbers, or has a label beyond the classes.
@@ -56,10 +56,10 @@ class LabelledFolder:
         return labels if size is None else square_mask(labels, size)
 
     def read(self, indices: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """((B, 3, size, size) pictures in [-1, 1], (B, size, size) masks), both squeezed to a square as GDF does.
+        """((B, 3, size, size) images in [-1, 1], (B, size, size) masks), both resized to a square as GDF does.
 
         Raises:
-            VitrineError: If a mask has another size than its picture.
+            VitrineError: If a mask has another size than its image.
         """
         pictures, masks = [], []
         for index in indices:
@@ -73,7 +73,7 @@ class LabelledFolder:
 
 
 def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
-    """(B, H, W) masks in which classes with fewer than ``least`` pixels in a picture are unknown there (GDF, C.3)."""
+    """(B, H, W) masks in which classes with fewer than ``least`` pixels in an image become unknown (GDF, C.3)."""
     cleaned = []
     for mask in masks:
         classes, counts = mask.unique(return_counts=True)
@@ -82,7 +82,7 @@ def drop_rare(masks: torch.Tensor, least: int = 20) -> torch.Tensor:
 
 
 def _read_mask(path: Path, picture: Path) -> torch.Tensor:
-    """(H, W) int64 numbers, turned as the picture is: the index of a palette picture, not its colour."""
+    """(H, W) int64 labels, rotated like the image: palette indices, not colours."""
     table = like_picture(_read_array(path), picture) if path.suffix == ".npy" else mask_of(path, picture)
     if table.ndim != 2 or not (np.issubdtype(table.dtype, np.integer) or (table == np.round(table)).all()):
         shown = f"{table.dtype} of shape {table.shape}"
@@ -93,23 +93,23 @@ def _read_mask(path: Path, picture: Path) -> torch.Tensor:
 def _read_array(path: Path) -> np.ndarray:
     remedy = "save it with numpy.save as an integer array; objects are never unpickled"
     with named(path, "mask", "a plain array", remedy):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: a header may promise more than there is
+        array = np.load(path, mmap_mode="r", allow_pickle=False)  # mapped: headers may claim any size
         if not isinstance(array, np.ndarray):
             raise TypeError("an archive")
         return np.array(array)
 
 
 def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder:
-    """ADEChallengeData2016: ``images/<split>/*.jpg``, ``annotations/<split>/*.png``; 150 classes, stored 0 unknown.
+    """ADEChallengeData2016: ``images/<split>/*.jpg``, ``annotations/<split>/*.png``; 150 classes; 0 is unknown.
 
     Raises:
-        VitrineError: If the layout is another, or a picture has no mask.
+        VitrineError: If the layout differs, or an image has no mask.
     """
     root = Path(folder)
     pictures = _listed(root / "images" / split)
     annotations = root / "annotations" / split
-    drawn = _by_stem(annotations, ".png")
-    masks = [drawn.get(p.stem, annotations / f"{p.stem}.png") for p in pictures]
+    by_stem = _by_stem(annotations, ".png")
+    masks = [by_stem.get(p.stem, annotations / f"{p.stem}.png") for p in pictures]
     return _folder(pictures, masks, 150, _ade_classes)
 
 
@@ -121,7 +121,7 @@ def read_cityscapes(folder: str | Path, split: str = "val") -> LabelledFolder:
     """``leftImg8bit/<split>/<city>/*_leftImg8bit.png`` with ``gtFine/.../*_gtFine_labelIds.png``; 19 classes.
 
     Raises:
-        VitrineError: If the layout is another, or a picture has no mask.
+        VitrineError: If the layout differs, or an image has no mask.
     """
     root, ending = Path(folder), "_leftImg8bit.png"
     cities = folders_in(root / "leftImg8bit" / split)
@@ -139,24 +139,24 @@ def _city_classes(stored: torch.Tensor) -> torch.Tensor:
 
 
 def read_horse21(folder: str | Path, split: str = "train", classes: int = 21) -> LabelledFolder:
-    """DatasetDDPM's layout, ``real/<split>/`` with each picture's mask beside it as ``.npy``; Bedroom-28 likewise.
+    """DatasetDDPM's layout, ``real/<split>/`` with each image's mask as ``.npy``; also Bedroom-28.
 
     Raises:
-        VitrineError: If the layout is another, or a picture has no mask.
+        VitrineError: If the layout differs, or an image has no mask.
     """
     pictures = _listed(Path(folder) / "real" / split)
     return _folder(pictures, [p.with_suffix(".npy") for p in pictures], classes, _as_stored)
 
 
 def read_masks(pictures: str | Path, masks: str | Path, classes: int) -> LabelledFolder:
-    """Two folders of your own with files of the same name; masks are PNG or .npy with class numbers.
+    """Two folders with files of the same names; masks are PNG or .npy with class indices.
 
     Raises:
-        VitrineError: If there are no pictures, or one has no mask.
+        VitrineError: If there are no images, or one has no mask.
     """
     files, folder = _listed(Path(pictures)), Path(masks)
-    drawn = _by_stem(folder, ".npy") | _by_stem(folder, ".png")
-    return _folder(files, [drawn.get(p.stem, folder / f"{p.stem}.png") for p in files], classes, _as_stored)
+    by_stem = _by_stem(folder, ".npy") | _by_stem(folder, ".png")
+    return _folder(files, [by_stem.get(p.stem, folder / f"{p.stem}.png") for p in files], classes, _as_stored)
 
 
 def _by_stem(folder: Path, ending: str) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""Pictures in, latents out: the usual forms of a picture, one VAE encode, a seeded or mean posterior."""
+"""Images to latents: conversion of any image type, and VAE encoding with a mean or sampled posterior."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def to_pixels(
     factor: int = 8,
     value_range: Sequence[float] | None = None,
 ) -> torch.Tensor:
-    """Any usual form of one or more pictures as (B, 3, H, W) float32 in [-1, 1].
+    """Converts one or more images of any supported type to (B, 3, H, W) float32 in [-1, 1].
 
-    PIL, uint8 and uint16 go from 0 to their largest number, float arrays are [0, 1]; for float tensors see
-    :func:`value_range_of`. PIL pictures are turned as their EXIF says.
+    PIL, uint8 and uint16 images range from 0 to their largest value, float arrays are in [0, 1]; for float tensors see
+    :func:`value_range_of`. PIL images are rotated by their EXIF orientation.
 
     Args:
-        size: resizes to a square, bicubic, aspect ratio not kept, as GDF does, or to (height, width).
-        factor: must divide the sides.
+        size: side of a square, or (height, width), to resize to: bicubic, without keeping the aspect ratio, as GDF.
+        factor: must divide both sides.
 
     Raises:
-        VitrineError: If a picture has another form or range, sizes differ, or ``factor`` does not divide the sides.
+        VitrineError: If an image has another type or range, sizes differ, or ``factor`` does not divide the sides.
     """
     sides = _sides(size)
     images = list(image) if isinstance(image, (list, tuple)) else [image]
@@ -57,7 +57,7 @@ def to_pixels(
 
 
 def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
-    """Pixels (b, 3, H, W) of several pictures as one batch.
+    """Concatenates images (b, 3, H, W) to one batch.
 
     Raises:
         VitrineError: If sizes differ, or ``factor`` does not divide the sides.
@@ -65,7 +65,7 @@ def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
     shapes = {tuple(b.shape[-2:]) for b in batches}
     if len(shapes) > 1:
         raise refuse("image sizes", sorted(shapes), "one common size", "set size=..., or tap them one by one")
-    # Arrays and PIL pictures have channels last in memory, for which convolutions round otherwise.
+    # Arrays and PIL images are channels-last in memory, for which convolutions round differently.
     pixels = torch.cat(list(batches)).contiguous()
     height, width = pixels.shape[-2:]
     if height % factor or width % factor:
@@ -75,16 +75,16 @@ def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
 
 
 def value_range_of(images: Any, value_range: Sequence[float] | None = None) -> Range:
-    """What numbers in float tensors mean: ``value_range``, or (-1, 1) where any number is negative, else (0, 1).
+    """The range of float tensors: ``value_range``, or (-1, 1) if any value is negative, else (0, 1).
 
-    A picture in [-1, 1] without dark parts has no negative number, so all tensors of one call are judged together, and
-    who has only bright ones says ``value_range=(-1, 1)``.
+    All tensors of one call are judged together. An image in [-1, 1] without dark parts has no negative value, so pass
+    ``value_range=(-1, 1)`` for such images.
 
     Args:
-        images: pictures, nested in lists or not; all but float tensors are passed over.
+        images: images, nested in lists or not; everything except float tensors is ignored.
 
     Raises:
-        VitrineError: If the range is another.
+        VitrineError: If the range is neither of the two.
     """
     if value_range is not None:
         bounds = tuple(float(v) for v in value_range)
@@ -99,11 +99,11 @@ def _float_tensors(images: Any) -> Iterator[torch.Tensor]:
         for image in images:
             yield from _float_tensors(image)
     elif isinstance(images, torch.Tensor) and images.is_floating_point():
-        yield images
+        yield images.float() if images.element_size() == 1 else images  # 8-bit floats are not compared
 
 
 def picture_sizes(image: Any) -> list[tuple[int, int]]:
-    """(height, width) of each picture in any of the forms that :func:`to_pixels` takes."""
+    """(height, width) of each image, of any type that :func:`to_pixels` accepts."""
     sizes: list[tuple[int, int]] = []
     for entry in image if isinstance(image, (list, tuple)) else [image]:
         if isinstance(entry, (torch.Tensor, np.ndarray)):
@@ -120,7 +120,10 @@ def _single(image: Any, signed: bool) -> torch.Tensor:
     if isinstance(image, torch.Tensor):
         return _scale(image.detach(), signed)
     if isinstance(image, np.ndarray):
-        tensor = torch.from_numpy(np.ascontiguousarray(image))
+        try:
+            tensor = torch.from_numpy(np.ascontiguousarray(image, image.dtype.newbyteorder("=")))
+        except TypeError as error:  # texts and objects
+            raise refuse("image values", str(image.dtype), _FORMS, "use finite floats, uint8 or uint16") from error
         return _scale(tensor.movedim(-1, -3) if tensor.ndim >= 3 else tensor, signed=False)
     if hasattr(image, "convert"):  # PIL
         return _scale(torch.from_numpy(pixels_of(image)).movedim(-1, -3), signed=False)
@@ -144,7 +147,7 @@ def _scale(tensor: torch.Tensor, signed: bool) -> torch.Tensor:
 
 
 def _sides(size: Any) -> tuple[int, int] | None:
-    """(height, width) of a side, or of both."""
+    """(height, width) from one side or both."""
     if size is None:
         return None
     sides = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
@@ -155,7 +158,7 @@ def _sides(size: Any) -> tuple[int, int] | None:
 def _resize(pixels: torch.Tensor, size: tuple[int, int] | None) -> torch.Tensor:
     if size is None or tuple(pixels.shape[-2:]) == size:
         return pixels
-    # antialiased bicubic is PIL's own bicubic, GDF's choice
+    # antialiased bicubic equals PIL's bicubic, GDF's choice
     return F.interpolate(pixels, size=size, mode="bicubic", antialias=True).clamp(-1, 1)
 
 
@@ -164,13 +167,13 @@ def encode_pixels(
     vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "mean", seed: int = 0,
     noise: torch.Tensor | None = None, latent: Latent | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Scaled latents (B, C, h, w), float32, of (B, 3, H, W) in [-1, 1]: one call of the encoder.
+    """Scaled latents (B, C, h, w), float32, of images (B, 3, H, W) in [-1, 1]; one call of the encoder.
 
-    ``posterior="sample"`` draws each picture's sample from the first numbers of ``seed``, or takes ``noise`` of the
-    latents' shape. A VAE whose config says ``force_upcast`` runs in float32 and gets its own dtype back.
+    ``posterior="sample"`` samples every image with the first noise of ``seed``, or with ``noise`` of the latents'
+    shape. A VAE whose config has ``force_upcast`` runs in float32 and is restored afterwards.
 
     Args:
-        latent: what the model's family says of its latents; Stable Diffusion's by default.
+        latent: the latent format of the model's family; Stable Diffusion's by default.
 
     Raises:
         VitrineError: If the encoder returns NaN or infinite values.
@@ -182,7 +185,7 @@ def encode_pixels(
     latents = posteriors.mean.float()
     if posterior == "sample":
         if noise is None:
-            noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all pictures
+            noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all images
         latents = latents + posteriors.std.float() * noise.to(latents.device).reshape(latents.shape)
     if not all_finite(latents):
         raise refuse("VAE latents", "NaN or infinite values", "finite values", "run the VAE in float32")
@@ -190,12 +193,12 @@ def encode_pixels(
 
 
 def per_picture(values: str | Sequence[str], count: int, what: str) -> list[str]:
-    """One string for all pictures, or one for each.
+    """A list of ``count`` strings, from one for all images or one per image.
 
     Raises:
-        VitrineError: If their number is another, or one is not a string.
+        VitrineError: If there is another number of them, or one is not a string.
     """
     texts: list[str] = [*values] if isinstance(values, (list, tuple)) else [values]  # type: ignore[list-item]
     if len(texts) not in (1, count) or not all(isinstance(v, str) for v in texts):
-        raise refuse(what, texts, f"one text, or {count}: one for each picture", "repeat or remove texts")
+        raise refuse(what, texts, f"one text, or {count}: one per picture", "repeat or remove texts")
     return texts

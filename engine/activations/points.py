@@ -1,4 +1,4 @@
-"""Points as people enter them (lines of numbers, painted spots), and matches drawn for people to look at."""
+"""Parses points from text, JSON and painted masks, and renders matches."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ COLOURS = ((0.90, 0.22, 0.27), (0.16, 0.62, 0.56), (0.96, 0.64, 0.14), (0.27, 0.
 
 
 def parse_points(text: str, width: int, height: int) -> torch.Tensor:
-    """(N, 2) in [0, 1] from lines ``x y``: fractions, or pixels where any number is above 1.
+    """(N, 2) in [0, 1] from lines ``x y``: fractions, or pixels if any number is above 1.
 
-    The points of other packs are read as well: ``[{"x": 31, "y": 20}]`` (KJNodes, SAM nodes).
+    The JSON of other packs is also accepted: ``[{"x": 31, "y": 20}]`` (KJNodes, SAM nodes).
 
     Raises:
-        VitrineError: If there are no points, a line is not two numbers, a point lies outside the picture, or one is
-            marked as unwanted.
+        VitrineError: If there are no points, a line is not two numbers, a point is outside the image, or one is
+            negative.
     """
-    points, wanted = parse_clicks(text, width, height)
-    if not bool(wanted.all()):
+    points, positive = parse_clicks(text, width, height)
+    if not bool(positive.all()):
         raise refuse("points", text, "points to look for", "points not wanted mean something in Segment Like This")
     return points
 
 
 def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N, 2) points in [0, 1] and (N,) bool whether each is wanted, from lines ``x y`` and ``not x y``.
+    """(N, 2) points in [0, 1] and (N,) bool, True for positive ones, from lines ``x y`` and ``not x y``.
 
-    Also from the JSON of other packs: ``{"positive": [{"x": 31, "y": 20}], "negative": []}``, or one such list.
+    Also accepts the JSON of other packs: ``{"positive": [{"x": 31, "y": 20}], "negative": []}``, or one such list.
 
     Raises:
-        VitrineError: As :func:`parse_points`, but for unwanted points, which are the second half of the result.
+        VitrineError: As :func:`parse_points`, except that negative points are accepted.
     """
     try:
         rows = _json_clicks(text) if text.lstrip()[:1] in ("[", "{") else _line_clicks(text)
@@ -51,7 +51,7 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
     if not bool(((values >= 0) & (values <= 1)).all()):
         raise refuse("points", text, f"inside the picture of {width} x {height}",
                      "x counts from the left, y from above")  # fmt: skip
-    return values, torch.tensor([wanted for _, wanted in rows])
+    return values, torch.tensor([positive for _, positive in rows])
 
 
 def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
@@ -62,21 +62,21 @@ def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
 def _json_clicks(text: str) -> list[tuple[list[Any], bool]]:
     tree = parse_json(text)
     lists = [(tree, True)] if isinstance(tree, list) else [(tree.get(k, []), k == "positive") for k in _SIGNS]
-    return [([point["x"], point["y"]], wanted) for points, wanted in lists for point in points]
+    return [([point["x"], point["y"]], positive) for points, positive in lists for point in points]
 
 
 _SIGNS = ("positive", "negative")
 
 
 def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Tensor:
-    """(B, K, 2) in [0, 1] from one line for each picture: ``x y; x y; -``, ``-`` where the point is hidden.
+    """(B, K, 2) in [0, 1] from one line per image: ``x y; x y; -``, where ``-`` is a hidden point.
 
     Args:
-        size: (width, height) of the pictures, for points in pixels.
+        size: (width, height) of the images, for points in pixels.
 
     Raises:
-        VitrineError: If there is not one line for each picture, lines differ in their number of points, or a point is
-            not two numbers inside the picture.
+        VitrineError: If there is not one line per image, lines differ in their number of points, or a point is
+            not two numbers inside the image.
     """
     lines = [line.split(";") for line in lines_of(text)]
     if len(lines) != pictures or len({len(line) for line in lines}) != 1:
@@ -90,7 +90,7 @@ def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Te
 
 
 def mask_points(mask: torch.Tensor) -> torch.Tensor:
-    """(N, 2) centres, x and y in [0, 1], of the connected spots of a mask (H, W) or (1, H, W), in reading order.
+    """(N, 2) centres, x and y in [0, 1], of the connected components of a mask (H, W) or (1, H, W), in reading order.
 
     Raises:
         VitrineError: If nothing is painted.
@@ -100,13 +100,13 @@ def mask_points(mask: torch.Tensor) -> torch.Tensor:
         raise refuse("mask", "empty", "at least one painted spot", "paint where the points are, or use the text field")
     height, width = painted.shape
     numbers = _labels(painted)
-    spots = [torch.nonzero(numbers == k).float() for k in numbers.unique().tolist() if k]
-    centres = [(s.mean(0).flip(0) + 0.5) / torch.tensor([width, height]) for s in spots]
+    components = [torch.nonzero(numbers == k).float() for k in numbers.unique().tolist() if k]
+    centres = [(s.mean(0).flip(0) + 0.5) / torch.tensor([width, height]) for s in components]
     return torch.stack(sorted(centres, key=lambda p: (float(p[1]), float(p[0]))))
 
 
 def _labels(painted: torch.Tensor) -> torch.Tensor:
-    """(H, W) int: the number of each pixel's connected spot (8 neighbours), 0 where nothing is painted.
+    """(H, W) int labels of connected components (8 neighbours), 0 for unpainted pixels.
 
     Every pixel takes the largest number among its painted neighbours until nothing changes.
     """
@@ -119,11 +119,11 @@ def _labels(painted: torch.Tensor) -> torch.Tensor:
 
 
 def draw_matches(source: torch.Tensor, target: torch.Tensor, points: torch.Tensor, matches: Matches) -> torch.Tensor:
-    """(H, 2 W, 3) in [0, 1]: both pictures side by side, each pair of points in one colour, doubtful ones hollow.
+    """(H, 2 W, 3) in [0, 1]: both images side by side, one colour per pair of points, unreliable ones hollow.
 
     Args:
         source, target: (H, W, 3) in [0, 1]; a target of another height is scaled to the source's.
-        points: (N, 2) x, y in [0, 1] of the source; ``matches`` are theirs in the target.
+        points: (N, 2) x, y in [0, 1] of the source; ``matches`` has their positions in the target.
     """
     height = source.shape[0]
     radius = max(1.5, height / 40)

@@ -1,4 +1,4 @@
-"""Feature presets as files: places chosen for one model, with what they scored, for others to load."""
+"""Feature preset files: sites chosen for one model, with their scores."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class FeaturePreset:
     """A :class:`Preset` and the model it was chosen on.
 
     Attributes:
-        preset: addresses, timestep, seeds, scores.
-        fingerprint: of the model; an empty one is not checked.
+        preset: site names, timestep, seeds, scores.
+        fingerprint: of the model; empty: not checked.
         info: how it was chosen: rule, budget, what was dropped and why.
     """
 
@@ -32,35 +32,35 @@ class FeaturePreset:
     info: dict[str, Any] = field(default_factory=dict)
 
     def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
-        """Refuse a model on which the places were not chosen.
+        """Refuses another model than the one for which the sites were chosen.
 
         Args:
-            fingerprint: of the model; needed while its modules carry patches.
+            fingerprint: of the model; needed while its modules are patched.
 
         Raises:
-            VitrineError: If the fingerprint differs, or the model lacks one of the addresses.
+            VitrineError: If the fingerprint differs, or the model lacks one of the sites.
         """
         sites = sites_of(backbone)
         missing = [a for a in self.preset.addresses if a not in sites]
         actual = fingerprint or fingerprint_of(backbone)
         if missing or (self.fingerprint and not same_weights(self.fingerprint, actual)):
             shown = f"{self.preset.name!r} for model {short(self.fingerprint) or self.preset.model}"
-            shown += f", whose places {missing[:3]} are not here" if missing else ""
+            shown += f", whose layers {missing[:3]} are not here" if missing else ""
             raise refuse(
                 "feature preset", shown, f"one of this model, {short(actual)}", "rank the layers of this model"
             )
 
     def save(self, path: str | Path) -> Path:
-        """Write JSON, whole or not at all."""
+        """Writes JSON atomically."""
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
         return write_json(path, table | {"preset": self.preset.to_dict()})
 
     @classmethod
     def load(cls, path: str | Path) -> FeaturePreset:
-        """Read such a file.
+        """Reads a preset file.
 
         Raises:
-            VitrineError: If the file is missing, no JSON, of another kind, or has settings that no preset has.
+            VitrineError: If the file is missing, not JSON, of another kind, or has unknown settings.
         """
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "feature preset", accepted, "save it again, or download it again"):
@@ -73,19 +73,19 @@ class FeaturePreset:
             settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": [*map(int, settings["seeds"])]}
             preset = Preset.from_dict(settings)
             _check(preset)
-            preset.config()  # refuses values that no tap would take
+            preset.config()  # refuses invalid values
             return cls(preset, str(table["fingerprint"]), dict(table["info"]))
 
 
-_MOST_SEEDS, _MOST_PLACES, _LARGEST = 1000, 10_000, 1 << 20
+_MOST_SEEDS, _MOST_SITES, _LARGEST = 1000, 10_000, 1 << 20
 
 
 def _check(preset: Preset) -> None:
-    """Refuse numbers that no search chose: each seed is a forward, each address is looked up."""
+    """Raises for implausible sizes: each seed costs a forward, each site a look-up."""
     texts = (preset.name, preset.model, preset.source, preset.note, *preset.addresses)
     if not all(isinstance(text, str) and len(text) <= 10_000 and printable(text) == text for text in texts):
-        raise ValueError("names with characters that are no text")
-    if not 0 < len(preset.addresses) <= _MOST_PLACES or not 0 < len(preset.seeds) <= _MOST_SEEDS:
+        raise ValueError("names with unprintable characters")
+    if not 0 < len(preset.addresses) <= _MOST_SITES or not 0 < len(preset.seeds) <= _MOST_SEEDS:
         raise ValueError(f"{len(preset.addresses)} addresses, {len(preset.seeds)} seeds")
     if not all(0 <= seed < 1 << 64 for seed in preset.seeds) or not 0 <= preset.timestep <= 10_000:
         raise ValueError(f"timestep {preset.timestep}, seeds from {min(preset.seeds)} to {max(preset.seeds)}")

@@ -1,7 +1,7 @@
-"""Which places to tap: the paper's choices and its peers', each with the number it reached there.
+"""Presets of sites: those of the GDF paper and of other papers, with their published scores.
 
 Numbers are the papers' own (GDF = arXiv 2410.03558): ``spair`` is PCK@0.1 on SPair-71k (image / box, GDF Table 1),
-``ade20k``, ``cityscapes`` and ``horse21`` are mIoU (GDF Table 2), ``single`` gives mIoU of each address alone on
+``ade20k``, ``cityscapes`` and ``horse21`` are mIoU (GDF Table 2), ``single`` is the mIoU of each site alone on
 Horse-21 / Bedroom-28 (GDF Tables 4-6). None of them was measured by Vitrine.
 """
 
@@ -19,20 +19,20 @@ from .tap_config import TapConfig
 
 @dataclass(frozen=True)
 class Preset(Config):
-    """A named choice of places.
+    """A named choice of sites.
 
     Attributes:
-        name: to look it up by.
-        addresses: the places, in execution order.
-        timestep: the network's own.
-        model, size: the model and the side of its pictures in pixels that it was chosen for; 0 is not known.
+        name: name for :func:`preset`.
+        addresses: the site names, in execution order.
+        timestep: of the network.
+        model, size: the model that it was chosen for, and the side of its images in pixels; 0 is unknown.
         source: paper and section.
-        numbers: what it reached there, by data set.
-        channels: of all places together; 0 is not known.
-        seeds: noises to average over.
-        noise: False where the network takes the clean latent.
+        numbers: published scores, by data set.
+        channels: total number of channels; 0 is unknown.
+        seeds: seeds of the noise samples to average.
+        noise: False if the network takes the clean latent.
         modulate, discard: as in :class:`TapConfig`.
-        note: what else the source does.
+        note: further steps of the source.
     """
 
     name: str
@@ -84,7 +84,7 @@ _ALL = (
         3520,
     ),
     Preset(
-        "Legacy-v1.5", (*_UPSAMPLERS, _LAST_15), 50, "SD 1.5", 512, "GDF 5, the places used before it",
+        "Legacy-v1.5", (*_UPSAMPLERS, _LAST_15), 50, "SD 1.5", 512, "GDF 5, the layers of prior work",
         {"spair": (75.14, 66.73), "ade20k": 40.26, "cityscapes": 64.01, "horse21": 59.4}, 3520,
         note="also the blocks 2, 5, 8, 11 of SD+DINO",
     ),
@@ -154,15 +154,15 @@ _ALL = (
     Preset(
         "DiTF-Flux", ("vit-block28-in",), 260, "Flux.1-dev", 640, "DiTF (arXiv 2505.18584)",
         {"spair": (None, 67.1)}, 3072, _EIGHT, modulate=True, discard=(154, 1446),
-        note="block input 29.9 raw, 65.3 modulated; pictures 640 on the long side, their own captions, guidance 3.5",
+        note="block input 29.9 raw, 65.3 modulated; images with a long side of 640, a caption per image, guidance 3.5",
     ),
     Preset(
-        "portraits", _PORTRAITS, 50, "portraits", 64, "Vitrine: Ours-v1.5 carried over to two levels",
+        "portraits", _PORTRAITS, 50, "portraits", 64, "Vitrine: Ours-v1.5 adapted to two levels",
         {}, 96 + 96 + 96 + 32,
     ),
     Preset(
         "portraits-legacy", ("up-level0-upsampler-out", "up-level1-repeat1-vit-out"), 50, "portraits", 64,
-        "Vitrine: Legacy-v1.5 carried over to two levels", {}, 96 + 32,
+        "Vitrine: Legacy-v1.5 adapted to two levels", {}, 96 + 32,
     ),
 )  # fmt: skip
 
@@ -171,10 +171,10 @@ PRESETS: dict[str, Preset] = {p.name: p for p in _ALL}
 
 
 def preset(name: str) -> Preset:
-    """Look a preset up; capitals do not matter.
+    """Look up a preset; case is ignored.
 
     Raises:
-        VitrineError: If there is no such preset; the nearest names are listed.
+        VitrineError: If the name is unknown; the message has the most similar names.
     """
     folded = {key.lower(): value for key, value in PRESETS.items()}
     if str(name).lower() in folded:

@@ -1,6 +1,6 @@
-"""What GDF's qualitative filter kept, written as a rule (arXiv 2410.03558, section 5.1).
+"""The result of GDF's qualitative filter, as a rule (arXiv 2410.03558, section 5.1).
 
-The authors judged PCA pictures by eye. The rule was derived from their result and reproduces it: 63 candidates of SDXL
+The authors judged PCA images by eye. This rule was derived from their result and reproduces it: 63 candidates of SDXL
 (Tables 4 and 5) and 33 of SD 1.5 (Table 6). For other models :mod:`vitrine.engine.activations.qualitative_filter`
 measures the same properties.
 """
@@ -15,18 +15,18 @@ from ..errors import refuse
 _INCREMENTS = ("-res-increment", "-ffn-inner")
 _EXTENSIONS = ("-map", "-v", "-cross-k", "-self-out", "-cross-out", "-ffn-out")
 _DEEP_BLOCKS = {0, 1, 3, 5, 7, 9}
-"""The authors examined these of ten basic blocks; neighbours look alike."""
+"""The blocks, of ten, that the authors examined; adjacent blocks look alike."""
 
 
 def published_candidates(addresses: Iterable[str], family: str) -> list[str]:
-    """The addresses of a UNet that the authors kept, in the order of ``addresses``.
+    """The site names of a UNet that the authors kept, in the order of ``addresses``.
 
     Args:
-        addresses: all those of the model, e.g. ``sites_of(unet)``.
+        addresses: all site names of the model, e.g. ``sites_of(unet)``.
         family: "SD 1.5" (also SD 2.x: same shape) or "SDXL" (also Playground v2).
 
     Raises:
-        VitrineError: If the family is another; the paper gives no candidates for it.
+        VitrineError: If the paper gives no candidates for the family.
     """
     rules = {"SD 1.5": _keep_sd15, "SDXL": _keep_sdxl}
     if family not in rules:
@@ -35,21 +35,21 @@ def published_candidates(addresses: Iterable[str], family: str) -> list[str]:
 
 
 def _common(address: str) -> bool:
-    """Up stage only (asymmetric noise); no increments, maps or text tokens, nothing that only Vitrine addresses."""
+    """Up stage only (asymmetric noise); no increments, maps or text tokens, no sites that only Vitrine names."""
     block = re.search(r"-block(\d+)-", address)
     examined = block is None or int(block[1]) in _DEEP_BLOCKS
     return address.startswith("up-") and not address.endswith(_INCREMENTS + _EXTENSIONS) and examined
 
 
 def _keep_sdxl(address: str) -> bool:
-    """No top resolution (noise returns); of self-attention only the keys of level 1's last transformer."""
+    """Not the top resolution (noise returns); of self-attention only the keys of level 1's last transformer."""
     if address.startswith("up-level2") or address == "up-level1-upsampler-out":
         return False
     return "-self-" not in address or re.match(r"up-level1-repeat2-.*-self-k$", address) is not None
 
 
 def _keep_sd15(address: str) -> bool:
-    """No lowest resolution (8 x 8); at the top one only self-attention, whose locality suppresses the noise."""
+    """Not the lowest resolution (8 x 8); at the top one only self-attention, whose locality suppresses the noise."""
     if address.startswith("up-level0") or address == "up-level1-upsampler-out":
         return False
     self_attention = "-self-" in address

@@ -1,8 +1,8 @@
-"""GDF's qualitative filter as a measurement: diffusion noise, granularity and locality of every place.
+"""GDF's qualitative filter as a measurement: diffusion noise, granularity and locality of every site.
 
-The authors look at PCA pictures of a few images and drop places that are noisy, over-refined or bound to position (GDF,
-section 4). Here each of the three is a score of the activations themselves, so the filter runs on any model, needs no
-labels, and says why a place was dropped. What the authors kept themselves is in
+The authors inspect PCA images and drop sites that are noisy, over-refined or bound to position (GDF,
+section 4). Here each of the three is computed from the activations, so the filter runs on any model, needs no
+labels, and reports why a site was dropped. The authors' own choice is in
 :mod:`vitrine.engine.activations.published_filter`.
 """
 
@@ -25,24 +25,24 @@ from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..tracing.hooks import Activation
 from .activation_pca import PCABasis
-from .streaming import footprint, split_places
+from .streaming import footprint, split_sites
 from .tap import tap_latents
 from .tap_config import TapConfig
 
 GROUP = 24
-"""Most places tapped together."""
+"""Most sites tapped together."""
 
 
 @dataclass(frozen=True)
 class Properties:
-    """The three properties of one place, averaged over pictures.
+    """The three properties of one site, averaged over images.
 
     Attributes:
         noise: 1 - cosine between the activations under two noises, 0 (none) to about 1 (nothing but noise).
-        granularity: spectral centroid of the three principal components, in cycles across the picture: the larger, the
-            finer. A grid of side n holds n / 2 at most.
-        locality: Spearman correlation of feature distance and distance in the picture, -1 .. 1; near 1, features say
-            only where they are.
+        granularity: spectral centroid of the three principal components, in cycles per image: the larger, the
+            finer. A grid of side n has at most n / 2.
+        locality: Spearman correlation of feature distance and distance in the image, -1 .. 1; near 1, features encode
+            only position.
     """
 
     noise: float
@@ -52,18 +52,18 @@ class Properties:
 
 @dataclass(frozen=True)
 class FilterRule(Config):
-    """Which scores a place may have; None is no bound. Noise and granularity are relative to the model's median place.
+    """Bounds on a site's scores; None is no bound. Noise and granularity are relative to the model's median site.
 
     The defaults were chosen on 16 portraits of the reference model and checked on others (``vitrine reproduce
-    gdf.filter``). On another model, look at the strips before you trust them.
+    gdf.filter``). On another model, check the strips first.
 
     Attributes:
-        noise: largest noise score, as a share of the median over all places.
+        noise: largest noise score, as a fraction of the median over all sites.
         granularity: largest centroid, as a multiple of the median.
-        locality: smallest and largest. A place below the smallest has no spatial order at all.
+        locality: smallest and largest. A site below the smallest has no spatial order.
 
     Raises:
-        VitrineError: If a share is not above 0, or the smallest locality is not below the largest.
+        VitrineError: If a fraction is not above 0, or the smallest locality is not below the largest.
     """
 
     noise: float | None = 0.8
@@ -73,15 +73,15 @@ class FilterRule(Config):
     def __post_init__(self) -> None:
         low, high = self.locality
         if any(v is not None and v <= 0 for v in (self.noise, self.granularity)):
-            shares = (self.noise, self.granularity)
+            bounds = (self.noise, self.granularity)
             raise refuse(
-                "filter rule", shares, "fractions of the median above 0, or None", "0.8 and 2 are the defaults"
+                "filter rule", bounds, "fractions of the median above 0, or None", "0.8 and 2 are the defaults"
             )
         if low is not None and high is not None and low >= high:
             raise refuse("filter locality", self.locality, "smallest below largest", "(0.05, 0.6) is the default")
 
     def apply(self, properties: Mapping[str, Properties]) -> tuple[list[str], dict[str, list[str]]]:
-        """(places that stay, place -> reasons why it was dropped), in the order of ``properties``."""
+        """(sites that are kept, site -> reasons why it was dropped), in the order of ``properties``."""
         scores = list(properties.values())
         noise = None if self.noise is None else self.noise * _median([p.noise for p in scores])
         fine = None if self.granularity is None else self.granularity * _median([p.granularity for p in scores])
@@ -114,7 +114,7 @@ def noise_score(first: torch.Tensor, second: torch.Tensor) -> float:
 
 
 def granularity_score(maps: torch.Tensor) -> float:
-    """Spectral centroid of each picture's PCA-3 map, cycles across the picture (GDF, section 4.2)."""
+    """Mean spectral centroid of the PCA-3 maps of (B, C, h, w), in cycles per image (GDF, section 4.2)."""
     centroids = []
     for single in maps.float().split(1):
         pca = PCABasis.fit(single).project(single)[0].float()
@@ -127,11 +127,11 @@ def granularity_score(maps: torch.Tensor) -> float:
 
 
 def locality_score(maps: torch.Tensor, most: int = 144) -> float:
-    """Spearman correlation between distances in feature space and in the picture (GDF, section 4.3).
+    """Spearman correlation between distances in feature space and in the image (GDF, section 4.3).
 
     Args:
         maps: (B, C, h, w).
-        most: how many positions of each picture are compared at most, spread evenly.
+        most: most positions per image that are compared, evenly spaced.
     """
     batch, _, h, w = maps.shape
     rows, columns = torch.meshgrid(torch.arange(h) / h, torch.arange(w) / w, indexing="ij")
@@ -147,7 +147,7 @@ def locality_score(maps: torch.Tensor, most: int = 144) -> float:
 
 
 def _ranks(values: torch.Tensor) -> torch.Tensor:
-    """Ranks with ties sharing their mean: a grid has many equal distances."""
+    """Ranks with ties averaged: a grid has many equal distances."""
     _, inverse, counts = values.unique(return_inverse=True, return_counts=True)
     means = counts.double().cumsum(0) - (counts.double() - 1) / 2
     return means[inverse]
@@ -164,19 +164,19 @@ def measure_properties(
     memory: int | str | None = None,
     progress: Progress = silent,
 ) -> dict[str, Properties]:
-    """The three scores of every place, from two noises of a handful of pictures.
+    """The three scores of every site, from a few images under two noise samples.
 
     Args:
-        latents: (B, C, h, w) clean latents of 2 or more pictures; six or eight are enough.
-        addresses: spatial places, of UNets and transformers alike.
-        state: a JSON file that holds the scores of finished places; the same call resumes from it. A run says what
-            pictures and network are made of, where that is quicker to tell than by reading them.
-        memory: budget in bytes or as "2GB" for the places and pictures that are tapped together; else two dozen places
-            are.
+        latents: (B, C, h, w) clean latents of at least 2 images; six or eight are enough.
+        addresses: spatial sites of a UNet or transformer.
+        state: a JSON file with the scores of finished sites, from which the same call resumes. A run has the digests of
+            images and network, if they are known without reading them.
+        memory: budget in bytes or as "2GB" for the sites and images that are tapped together; None taps two dozen sites
+            together.
 
     Raises:
-        VitrineError: If there are fewer than two pictures, a place has no grid, or the file holds scores of another
-            network, other pictures or another timestep.
+        VitrineError: If there are fewer than two images, a site has no grid, or the file has scores of another
+            network, other images or another timestep.
     """
     if len(latents) < 2:
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")
@@ -187,39 +187,39 @@ def measure_properties(
     properties = _known(run)
     missing = [a for a in addresses if a not in properties]
     done = 0
-    groups, rows = place_groups(denoiser, latents, cond, missing, timestep, memory)
-    for places in groups:
-        configs = [TapConfig(places, timestep, (seed,), batch=rows) for seed in (0, 1)]
+    groups, rows = site_groups(denoiser, latents, cond, missing, timestep, memory)
+    for sites in groups:
+        configs = [TapConfig(sites, timestep, (seed,), batch=rows) for seed in (0, 1)]
         taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
         for address in taps[0]:
             properties[address] = _score(*(t[address] for t in taps))
         run.save_table({"properties": {a: asdict(p) for a, p in properties.items()}})
-        done += len(places)
+        done += len(sites)
         progress(done, len(missing), None)
     return {a: properties[a] for a in addresses}
 
 
-def place_groups(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, places: list[str], timestep: float,
+def site_groups(
+    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, sites: list[str], timestep: float,
     memory: int | str | None,
 ) -> tuple[list[tuple[str, ...]], int]:  # fmt: skip
-    """Places of all these pictures that are tapped together, and the rows of a forward.
+    """Groups of sites that are tapped together for all images, and the batch rows of a forward.
 
     Args:
-        memory: budget in bytes or as "2GB"; None takes two dozen places together.
+        memory: budget in bytes or as "2GB"; None groups two dozen sites.
     """
-    if memory is None or not places:
-        return [tuple(places[i : i + GROUP]) for i in range(0, len(places), GROUP)], TapConfig(("*",)).batch
-    config, budget = TapConfig(tuple(places), timestep), memory_bytes(memory)
+    if memory is None or not sites:
+        return [tuple(sites[i : i + GROUP]) for i in range(0, len(sites), GROUP)], TapConfig(("*",)).batch
+    config, budget = TapConfig(tuple(sites), timestep), memory_bytes(memory)
     row_cost = footprint(denoiser, latents[:1], cond.take(torch.zeros(1, dtype=torch.long)), config)
-    # two noises of every picture, and what their scores are made of
-    parts = split_places(row_cost.places, budget, 3 * len(latents))
+    # two noise samples per image, and the intermediate values of their scores
+    parts = split_sites(row_cost.sites, budget, 3 * len(latents))
     rows = max(1, min(config.batch, budget // 2 // max(1, row_cost.forward)))
     return [part[i : i + GROUP] for part in parts for i in range(0, len(part), GROUP)], rows
 
 
 def _score(first: Activation, second: Activation) -> Properties:
-    """The scores of one place from its activations under two noises."""
+    """The scores of one site from its activations under two noise samples."""
     if first.grid is None:
         raise refuse("address", first.address, "layers with a grid", "attention maps and text tokens have none")
     mean = (first.tensor.float() + second.tensor.float()) / 2
@@ -228,5 +228,5 @@ def _score(first: Activation, second: Activation) -> Properties:
 
 def _known(run: Run) -> dict[str, Properties]:
     table = run.load_table().get("properties", {})
-    with named(run.place or "", "filter state", "a JSON table of properties", "delete the file"):
+    with named(run.path or "", "filter state", "a JSON table of properties", "delete the file"):
         return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}

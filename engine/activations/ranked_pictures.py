@@ -1,4 +1,4 @@
-"""Pictures of a ranking, their masks and known points: at hand as tensors, or read when their turn comes."""
+"""Images of a ranking with their masks or keypoints, as tensors or read on demand."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..network.condition import Condition
 from .segmentation import IGNORE
 
 _CHECKED = 16
-"""Masks that are looked at together."""
+"""Masks that are read together."""
 
 Source = Callable[[Sequence[int]], tuple[torch.Tensor, Condition]]
-"""Numbers of pictures -> their latents (n, C, h, w) and a condition of n rows or one."""
+"""Indices of images -> their latents (n, C, h, w) and a condition of n rows or one."""
 Masks = Callable[[Sequence[int]], torch.Tensor]
-"""Numbers of pictures -> their masks (n, H, W) of class numbers, 255 where nobody knows."""
+"""Indices of images -> their masks (n, H, W) of class indices, 255 for unknown pixels."""
 
 
 class MadeOf(NamedTuple):
-    """What taps are made of beside network and settings, as a :class:`~vitrine.engine.jobs.run.Run` takes it.
+    """Inputs of taps in addition to network and settings, for a :class:`~vitrine.engine.jobs.run.Run`.
 
     Attributes:
-        shared: name -> input that all pictures have in common, such as the autoencoder.
-        picture: number -> its file or pixels, and its prompt.
+        shared: name -> input that all images have in common, such as the autoencoder.
+        picture: index -> file or pixels, and prompt.
     """
 
     shared: Mapping[str, object]
@@ -36,7 +36,7 @@ class MadeOf(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two pictures by number, (N, 2) points x, y in [0, 1] of the source, and where they lie in the target."""
+    """Two images by index, (N, 2) points x, y in [0, 1] of the source, and their positions in the target."""
 
     source: int
     target: int
@@ -45,42 +45,42 @@ class Pair(NamedTuple):
 
 
 def known_pairs(points: Any, count: int) -> tuple[Pair, ...]:
-    """Pairs of ``count`` pictures: as they are, or from keypoints, each picture with the one half of them away.
+    """Pairs among ``count`` images: as given, or from keypoints, pairing image i with image i + count / 2.
 
     Args:
-        points: a list of :class:`Pair`, or (B, K, 2) x, y in [0, 1] of the same K points in each, NaN where hidden.
+        points: a list of :class:`Pair`, or (B, K, 2) x, y in [0, 1] of the same K points in each, NaN if hidden.
 
     Raises:
-        VitrineError: If there are not so many pictures with keypoints.
+        VitrineError: If there is not one set of keypoints per image.
     """
     if isinstance(points, (list, tuple)) and points and all(isinstance(p, Pair) for p in points):
         return tuple(points)
-    places = torch.as_tensor(points, dtype=torch.float32)
-    if places.ndim != 3 or tuple(places.shape[::2]) != (count, 2) or count < 2:
+    points_of = torch.as_tensor(points, dtype=torch.float32)
+    if points_of.ndim != 3 or tuple(points_of.shape[::2]) != (count, 2) or count < 2:
         accepted = f"({count}, K, 2), two pictures or more"
-        raise refuse("keypoints", tuple(places.shape), accepted, "the same K points in each, NaN where hidden")
+        raise refuse("keypoints", tuple(points_of.shape), accepted, "the same K points in each, NaN where hidden")
     pairs = []
     for n in range(count):
         other = (n + count // 2) % count
-        visible = ~(places[n].isnan().any(1) | places[other].isnan().any(1))
+        visible = ~(points_of[n].isnan().any(1) | points_of[other].isnan().any(1))
         if bool(visible.any()):
-            pairs.append(Pair(n, other, places[n][visible], places[other][visible]))
+            pairs.append(Pair(n, other, points_of[n][visible], points_of[other][visible]))
     return tuple(pairs)
 
 
 @dataclass(frozen=True)
 class Pictures:
-    """Pictures by number.
+    """Images by index.
 
     Attributes:
-        count: how many.
+        count: number of images.
         source: gives latents and conditions.
-        masks: gives masks; None where there are none.
-        pairs: pictures whose points are known in each other; None where there are none.
-        made_of: what latents and conditions are made of, where that is quicker to tell than by reading them.
+        masks: gives masks; None without masks.
+        pairs: pairs of images with corresponding points; None without points.
+        made_of: inputs of latents and conditions, if they are known without reading these.
 
     Raises:
-        VitrineError: If there are masks and pairs, or a pair has no points, points outside [0, 1] or no such picture.
+        VitrineError: If there are masks and pairs, or a pair has no points, points outside [0, 1] or an unknown image.
     """
 
     count: int
@@ -91,7 +91,7 @@ class Pictures:
 
     @property
     def inputs(self) -> dict[str, object]:
-        """Pictures and what is known of them, for a :class:`~vitrine.engine.jobs.run.Run`; reads them one by one."""
+        """Images and labels as inputs of a :class:`~vitrine.engine.jobs.run.Run`; reads them one by one."""
         made_of = self.made_of or MadeOf({}, lambda n: self.source([n]))
         masks = None if self.masks is None else [digest(self.masks([n])) for n in range(self.count)]
         pictures = [digest(made_of.picture(n)) for n in range(self.count)]
@@ -115,7 +115,7 @@ class Pictures:
         """From clean latents (B, C, h, w), a condition of B rows or one, and masks (B, H, W) or known points.
 
         Raises:
-            VitrineError: If there is not one mask for each picture.
+            VitrineError: If there is not one mask per image.
         """
         if masks is not None and len(masks) != len(latents):
             raise wrong_number(len(masks), len(latents))
@@ -128,7 +128,7 @@ class Pictures:
         return cls(len(latents), source, read_masks, None if pairs is None else tuple(pairs))
 
     def classes(self) -> tuple[list[set[int]], tuple[int, int]]:
-        """Classes of each picture and size (H, W) of the masks, all of which are read before any work.
+        """Classes of each image and size (H, W) of the masks; reads all masks.
 
         Raises:
             VitrineError: If there are fewer than four.
@@ -156,12 +156,12 @@ def _check_pair(pair: Pair, count: int) -> None:
 
 
 def in_chunks(count: int, most: int) -> Iterator[range]:
-    """Numbers 0 .. ``count`` - 1 in runs of at most ``most``."""
+    """``range(count)`` in consecutive chunks of at most ``most``."""
     for start in range(0, count, most):
         yield range(start, min(start + most, count))
 
 
 def wrong_number(masks: int, pictures: int) -> Exception:
-    """The refusal of so many masks for so many pictures."""
+    """The error for a wrong number of masks."""
     counts = (masks, pictures)
-    return refuse("masks, pictures", counts, "one mask a picture, four or more", "half of them judges the probes")
+    return refuse("masks, pictures", counts, "one mask per picture, four or more", "half of them validates the probes")

@@ -1,6 +1,6 @@
-"""Which places of a model to tap: the filter's three scores, then a greedy search where masks or points are known.
+"""Ranking of a model's sites: the filter's three scores, then a greedy search if masks or points are given.
 
-This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model whose places have addresses.
+This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model with site names.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,7 @@ from ..errors import refuse
 from ..jobs.run import Run
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes
+from ..runtime.former_names import former_names
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
@@ -27,7 +29,7 @@ from .features import Features
 from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from .preset_files import FeaturePreset
 from .presets import Preset
-from .qualitative_filter import FilterRule, Properties, measure_properties, place_groups
+from .qualitative_filter import FilterRule, Properties, measure_properties, site_groups
 from .ranked_pictures import Pictures
 from .site_scores import Judge, Search, judge_by_masks, judge_by_points
 from .splits import SPLITS
@@ -35,33 +37,34 @@ from .tap import tap_latents
 from .tap_config import TapConfig
 
 PICTURES_SCORED = 16
-"""The filter scores so many pictures at most; with eight, localities differ by 0.04 between sets of pictures."""
+"""Most images that the filter scores; with eight, localities differ by 0.04 between sets of images."""
 
 
 _BEGUN = ("filter.json", "scores-*.json", "taps/shard-*.safetensors")
-"""What the folder of a ranking holds once there is work to lose."""
+"""Files of a ranking's folder that mean that there is work to lose."""
 TIE = 0.001
-"""Scores this close are equal: between two machines, rounding moves a probe's score by up to 0.0003."""
+"""Scores this close count as equal: rounding changes a probe's score by up to 0.0003 between machines."""
 
 
 @dataclass(frozen=True)
 class RankingConfig(Config):
-    """How places are ranked.
+    """How sites are ranked.
 
     Attributes:
-        patterns: addresses or globs to rank.
-        timestep: the network's own timestep; GDF takes 50.
-        rule: which scores the filter accepts.
-        budget: most channels of the chosen places together; None is no bound.
-        most: most places in the choice.
-        strips: also draw the scored pictures at every place, for :meth:`Ranking.strip`.
-        split: which pictures with masks fit a probe and which judge it, see :func:`~.splits.folds_of`. Half of those
-            that judge choose, the others score the choice; crossed, choices made without each part are scored on it.
+        patterns: site names or globs to rank.
+        timestep: the network's timestep; GDF takes 50.
+        rule: bounds on the filter's scores.
+        budget: most channels of the chosen sites in total; None is no bound.
+        most: most sites in the choice.
+        strips: also render the scored images at every site, for :meth:`Ranking.strip`.
+        split: which images with masks fit a probe and which validate it, see :func:`~.splits.folds_of`. Half of the
+            validation images choose the sites, the others score the choice; with ``crossed``, choices made without each
+            part are scored on it.
         folds: of the crossed split.
-        alpha: a point that lands within this share of the picture's longer side is right.
+        alpha: a point within this fraction of the image's longer side is correct.
 
     Raises:
-        VitrineError: If ``most`` is below 1, ``folds`` below 2, ``alpha`` not above 0, or there is no such split.
+        VitrineError: If ``most`` is below 1, ``folds`` below 2, ``alpha`` not above 0, or the split is unknown.
     """
 
     patterns: str | tuple[str, ...] = "*"
@@ -78,28 +81,28 @@ class RankingConfig(Config):
         if self.most < 1:
             raise refuse("most layers", self.most, "1 or more", "GDF chooses four")
         if self.split not in SPLITS or self.folds < 2:
-            raise refuse("split", (self.split, self.folds), f"{SPLITS}, folds >= 2", "'stratified' shares classes out")
+            raise refuse("split", (self.split, self.folds), f"{SPLITS}, folds >= 2", "'stratified' balances classes")
         if self.budget is not None and self.budget < 1:
             raise refuse("budget", self.budget, "1 channel or more", "None is no bound")
         if not self.alpha > 0:
             raise refuse("alpha", self.alpha, "above 0", "0.1 is usual")
 
     def within(self, widths: Mapping[str, int]) -> Budget | None:
-        """The bound on channels, where there is one."""
+        """The bound on channels, if any."""
         return None if self.budget is None else Budget(widths, self.budget)
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """A model's places, scored and chosen from.
+    """A model's sites with scores, and the choice.
 
     Attributes:
-        properties: address -> the three scores.
-        dropped: address -> why the filter dropped it.
-        search: scores, on the pictures that chose, of the places that the filter kept; None without labels.
-        chosen: the places to tap.
-        colours: address -> (B, 3, h, w) in [0, 1] of the first pictures, for strips; empty if they were not wanted.
-        held_out: score of the choice on labelled pictures that chose nothing; None where there were too few.
+        properties: site name -> the three scores.
+        dropped: site name -> why the filter dropped it.
+        search: scores of the kept sites on the images used for the choice; None without labels.
+        chosen: the sites to tap.
+        colours: site name -> (B, 3, h, w) in [0, 1] of the first images, for strips; empty if they are off.
+        held_out: score of the choice on held-out labelled images; None if there were too few.
     """
 
     properties: dict[str, Properties]
@@ -111,17 +114,17 @@ class Ranking:
 
     @property
     def kept(self) -> list[str]:
-        """Places the filter kept, best first if they were searched."""
+        """Sites that the filter kept, best first if they were searched."""
         if self.search is not None:
             return list(self.search.singles)
         return [a for a in self.properties if a not in self.dropped]
 
     def summary(self) -> str:
-        """A table to read: kept places with their figures, then the dropped ones with reasons."""
-        lines = [f"{len(self.kept)} of {len(self.properties)} places kept", "chosen: " + ", ".join(self.chosen)]
+        """A text table: kept sites with their scores, then the dropped ones with reasons."""
+        lines = [f"{len(self.kept)} of {len(self.properties)} sites kept", "chosen: " + ", ".join(self.chosen)]
         if self.search is not None:
-            held = "too few pictures to hold any out" if self.held_out is None else f"{self.held_out:.3f} held out"
-            lines.append(f"score: {held}, {self.search.score:.3f} where chosen")
+            score = "too few pictures for a held-out set" if self.held_out is None else f"{self.held_out:.3f} held out"
+            lines.append(f"score: {score}, {self.search.score:.3f} where chosen")
         lines.append("")
         for a in self.kept:
             p = self.properties[a]
@@ -131,7 +134,7 @@ class Ranking:
         return "\n".join([*lines, "", *(f"dropped {a}: {'; '.join(why)}" for a, why in self.dropped.items())])
 
     def preset(self, name: str, backbone: torch.nn.Module, timestep: float, fingerprint: str = "") -> FeaturePreset:
-        """The chosen places as a preset to save."""
+        """The chosen sites as a preset."""
         numbers: dict = {"properties": {a: asdict(self.properties[a]) for a in self.chosen}}
         if self.search is not None:
             numbers |= {} if self.held_out is None else {"score": self.held_out}
@@ -141,19 +144,19 @@ class Ranking:
         return FeaturePreset(preset, fingerprint or fingerprint_of(backbone), {"dropped": self.dropped})
 
     def strip(self, address: str, size: int = 96) -> torch.Tensor:
-        """(3, size, B size) in [0, 1]: the place's principal components as colours, one basis for all pictures.
+        """(3, size, B size) in [0, 1]: the site's principal components as colours, one basis for all images.
 
         Raises:
-            VitrineError: If the ranking was made without strips, or without this place.
+            VitrineError: If the ranking was made without strips, or without this site.
         """
         if address not in self.colours:
-            raise refuse("strip", address, "layers that were shown", "rank with strips=True")
+            raise refuse("strip", address, "layers that were ranked with strips", "rank with strips=True")
         pictures = F.interpolate(self.colours[address], (size, size), mode="nearest")
         return torch.cat(list(pictures), 2)
 
 
-def spatial_places(backbone: torch.nn.Module, patterns: str | Sequence[str] = "*") -> list[str]:
-    """Addresses that match and have a grid, without the network's own input and output.
+def spatial_sites(backbone: torch.nn.Module, patterns: str | Sequence[str] = "*") -> list[str]:
+    """Names of matching sites that have a grid, without the network's own input and output.
 
     Raises:
         VitrineError: If a pattern matches nothing.
@@ -162,7 +165,7 @@ def spatial_places(backbone: torch.nn.Module, patterns: str | Sequence[str] = "*
     return [s.address for s in resolve(backbone, patterns) if s.kind in kinds and not s.address.startswith("unet-")]
 
 
-def rank_places(
+def rank_sites(
     denoiser: Denoiser,
     pictures: Pictures,
     config: RankingConfig | None = None,
@@ -172,45 +175,45 @@ def rank_places(
     progress: Progress = silent,
     workers: Workers = ALONE,
 ) -> Ranking:
-    """Filter all places, then search among those it keeps with a pixel probe on the masks, or by known points.
+    """Filters all sites, then searches the kept ones with a pixel probe on the masks, or by keypoints.
 
     Args:
-        pictures: the filter scores the first sixteen. With masks, ``config.split`` says which fit probes and which
-            judge them; with points, layers are judged by how many points they find. Held-out pictures score the
-            choice. With neither, the filter alone ranks, the least noisy layers first.
-        state: a folder for finished scores; the same call resumes from it, also with another rule, budget or split.
-        memory: budget in bytes or as "2GB" for what is held beyond the models and a bare forward: activations of many
-            pictures wait in ``state``, or in a temporary folder, and where not all labelled pixels fit, probes see
-            fewer of each picture. None keeps all in memory.
-        workers: processes that share the pictures; all return the same.
+        pictures: the filter scores the first sixteen. With masks, ``config.split`` says which fit and which validate
+            probes; with points, sites are scored by the fraction of points they find. Held-out images score the choice.
+            With neither, the filter alone ranks, the least noisy sites first.
+        state: a folder for finished scores, from which the same call resumes, also with another rule, budget or split.
+        memory: budget in bytes or as "2GB" in addition to the models and one forward: activations of many images are
+            stored in ``state`` or a temporary folder, and if not all labelled pixels fit, probes use fewer per image.
+            None keeps all in memory.
+        workers: processes that divide the images; all return the same.
 
     Raises:
-        VitrineError: If there are fewer than four pictures with masks, one class, a class missing from a part of the
+        VitrineError: If there are fewer than four images with masks, one class, a class missing from a part of the
             split, the filter keeps nothing, or the folder belongs to other inputs.
     """
     config = config or RankingConfig()
     judge = _judge(pictures, config)
-    places = spatial_places(denoiser.backbone, config.patterns)
+    sites = spatial_sites(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and workers.index == 0 else None
     with Run(state, "ranking", _inputs(denoiser, pictures, config), _BEGUN, workers) as run:
         made_of: dict[str, object] = {} if folder is None else {"ranking": run.mark}
         source = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
-            denoiser, *source, places, config.timestep, progress=progress, memory=memory,
+            denoiser, *source, sites, config.timestep, progress=progress, memory=memory,
             state=_run(folder, "filter.json", made_of),
         )  # fmt: skip
-        candidates, dropped = _kept(properties, config.rule)
+        candidates, dropped = _filtered(properties, config.rule)
         search = held_out = None
         chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
         if judge is not None:
             tapped = TapConfig(tuple(candidates), config.timestep)
-            made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe sees fewer pixels
+            made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe uses fewer pixels
             with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
                 searched = _search(candidates, config, config.within(features.widths), (folder, made_of), progress)
                 search, held_out = judge(features, searched)
-                workers.meet()  # who is first must not remove what others read
+                workers.meet()  # the first must not remove what others read
             chosen = search.chosen
-    colours = _colours(denoiser, source, places, config.timestep, memory) if config.strips else {}
+    colours = _colours(denoiser, source, sites, config.timestep, memory) if config.strips else {}
     return Ranking(properties, dropped, search, chosen, colours, held_out)
 
 
@@ -218,8 +221,8 @@ def _inputs(denoiser: Denoiser, pictures: Pictures, config: RankingConfig) -> di
     return {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
 
 
-def _kept(properties: Mapping[str, Properties], rule: FilterRule) -> tuple[list[str], dict[str, list[str]]]:
-    """(layers that the filter keeps, layer -> reasons why it was dropped)."""
+def _filtered(properties: Mapping[str, Properties], rule: FilterRule) -> tuple[list[str], dict[str, list[str]]]:
+    """(sites that the filter keeps, site -> reasons why it was dropped)."""
     candidates, dropped = rule.apply(properties)
     if not candidates:
         raise refuse("filter", f"all {len(properties)} layers dropped", "a rule that keeps some", "loosen its bounds")
@@ -228,10 +231,10 @@ def _kept(properties: Mapping[str, Properties], rule: FilterRule) -> tuple[list[
 
 def _search(
     candidates: Sequence[str], config: RankingConfig, budget: Budget | None,
-    kept: tuple[Path | None, dict[str, object]], progress: Progress,
+    store: tuple[Path | None, dict[str, object]], progress: Progress,
 ) -> Search:  # fmt: skip
-    """The greedy search, whose scores are kept in a file of a folder, with what they were made of."""
-    folder, made_of = kept
+    """The greedy search, which stores its scores and their inputs in a file."""
+    folder, made_of = store
 
     def search(score: ScoreOf, name: str) -> SearchResult:
         judged = {**made_of, "judged by": [config.split, config.folds, config.alpha]}
@@ -242,25 +245,29 @@ def _search(
 
 
 def _run(folder: Path | None, name: str, inputs: dict[str, object]) -> Run:
-    """The part of a ranking that has a JSON file of its own in the folder."""
+    """A part of a ranking with its own JSON file in the folder."""
     return Run(None if folder is None else folder / name, name, inputs)
 
 
 def _judge(pictures: Pictures, config: RankingConfig) -> Judge | None:
-    """What judges places, once they are tapped; bad labels are refused before any work."""
+    """The scoring function for tapped sites; bad labels are refused before any work."""
     if pictures.pairs is not None:
         return judge_by_points(pictures.pairs, config.alpha)
     return None if pictures.masks is None else judge_by_masks(pictures, config.split, config.folds)
 
 
 def _colours(
-    denoiser: Denoiser, scored: tuple[torch.Tensor, Condition], places: list[str], timestep: float,
+    denoiser: Denoiser, scored: tuple[torch.Tensor, Condition], sites: list[str], timestep: float,
     memory: int | str | None,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Address -> (B, 3, h, w) principal components in [0, 1]; places are tapped group by group and let go."""
-    groups, rows = place_groups(denoiser, *scored, places, timestep, memory)
+    """Site name -> (B, 3, h, w) principal components in [0, 1]; sites are tapped in groups and then released."""
+    groups, rows = site_groups(denoiser, *scored, sites, timestep, memory)
     colours: dict[str, torch.Tensor] = {}
     for group in groups:
         taps = tap_latents(denoiser, *scored, TapConfig(group, timestep, batch=rows))
         colours |= {a: pca_rgb(v, PCABasis.fit(v)) for a, v in taps.items()}
     return colours
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"rank_places": "rank_sites", "spatial_places": "spatial_sites"})

@@ -15,10 +15,10 @@ from ..settings.config import Config
 from .correspondence import sample_points, similarity
 
 IGNORE = 255
-"""The class number of pixels nobody labelled."""
+"""The label of unknown pixels."""
 
 CLICK_TEMPERATURE = 0.05
-"""Cosine difference over which a mask made from clicks goes from one half to three quarters."""
+"""Cosine difference at which a mask from clicks rises from 0.5 to 0.75."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ class ProbeSettings(Config):
     Attributes:
         hidden: width of one hidden layer; 0 is a linear probe (multinomial logistic regression).
         weight_decay: L2 penalty on the weights.
-        pixels: labelled pixels of each picture that are used at most.
+        pixels: most labelled pixels per image.
         steps: L-BFGS iterations (linear) or Adam steps (MLP).
-        seed: of the pixel choice and the initial weights.
+        seed: for the pixel choice and the initial weights.
 
     Raises:
         VitrineError: If a value is negative, or ``pixels`` or ``steps`` is 0.
@@ -70,25 +70,25 @@ class PixelProbe:
 def fit_masks(
     masks: torch.Tensor | Sequence[torch.Tensor], sizes: Sequence[tuple[int, int]], size: int | None = None
 ) -> torch.Tensor:
-    """Masks of so large pictures as one (B, H, W); ``size`` squeezes them to squares, nearest.
+    """Masks of images of these sizes as one (B, H, W); ``size`` resizes them to squares, nearest.
 
     Args:
-        masks: (B, H, W), or one (H, W) for each picture.
-        sizes: (height, width) of each picture.
+        masks: (B, H, W), or one (H, W) per image.
+        sizes: (height, width) of each image.
 
     Raises:
-        VitrineError: If there is not one mask of its picture's size for each, or they differ and there is no ``size``.
+        VitrineError: If the masks do not match the images, or differ in size without ``size``.
     """
     each = list(masks)
     shapes = [tuple(m.shape) for m in each]
     if shapes != [tuple(s) for s in sizes] or size is None and len(set(shapes)) > 1:
-        raise refuse("masks", shapes, f"masks of {list(sizes)}, of one size or with size=...", "one for each picture")
+        raise refuse("masks", shapes, f"masks of {list(sizes)}, of one size or with size=...", "one per picture")
     return torch.stack(each if size is None else [square_mask(m, size) for m in each])
 
 
 def square_mask(mask: torch.Tensor, size: int) -> torch.Tensor:
     """(size, size) int64 of a mask (H, W), nearest."""
-    # class numbers below 2**24 are exact in float32
+    # class indices below 2**24 are exact in float32
     return F.interpolate(mask[None, None].float(), (size, size), mode="nearest-exact")[0, 0].long()
 
 
@@ -99,15 +99,15 @@ def fit_probe(
     settings: ProbeSettings | None = None,
     progress: Progress = silent,
 ) -> PixelProbe:
-    """Fit a probe on labelled pictures.
+    """Fits a probe on labelled images.
 
     Args:
         features: (B, C, h, w), e.g. :meth:`Activations.concat`.
-        masks: (B, H, W) integers: class of each pixel, 255 where nobody knows.
+        masks: (B, H, W) integers: class of each pixel, 255 for unknown ones.
         classes: K; by default one more than the largest label.
 
     Raises:
-        VitrineError: If masks and pictures differ in number, a label is beyond K, only one class is labelled, or a
+        VitrineError: If masks and images differ in number, a label is beyond K, only one class is labelled, or a
             class has no label at all.
     """
     count = _check(features, masks, classes)
@@ -120,7 +120,7 @@ def fit_probe_on(
     settings: ProbeSettings | None = None,
     progress: Progress = silent,
 ) -> PixelProbe:
-    """:func:`fit_probe` on pictures that come in batches; only the labelled pixels that are used are kept.
+    """:func:`fit_probe` on batches of images; only the labelled pixels that are used are kept in memory.
 
     Args:
         batches: pairs of features (b, C, h, w) and masks (b, H, W).
@@ -136,11 +136,18 @@ def fit_probe_on(
     return PixelProbe(net.eval().requires_grad_(False), mean, std, classes)
 
 
+_MOST_CLASSES = 1 << 16
+
+
 def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> int:
     if features.ndim != 4 or masks.ndim != 3 or len(features) != len(masks):
         shapes = (tuple(features.shape), tuple(masks.shape))
-        raise refuse("features, masks", shapes, "(B, C, h, w) and (B, H, W)", "one mask for each picture")
+        raise refuse("features, masks", shapes, "(B, C, h, w) and (B, H, W)", "one mask per picture")
     known = masks[masks != IGNORE].unique()
+    numbers = known.double()
+    if not bool(((numbers == numbers.round()) & (numbers < _MOST_CLASSES)).all()):  # NaN equals nothing
+        shown = [round(n, 3) for n in known.tolist()[:5]]
+        raise refuse("labels", shown, f"whole numbers below {_MOST_CLASSES}", "round soft masks, or number the classes")
     if len(known) < 2:
         raise refuse("labels", known.tolist(), "two classes at least", "label some background, too")
     count = classes or int(known.max()) + 1
@@ -156,7 +163,7 @@ def _check(features: torch.Tensor, masks: torch.Tensor, classes: int | None) -> 
 def _pixels(
     batches: Iterable[tuple[torch.Tensor, torch.Tensor]], settings: ProbeSettings
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features under a random choice of labelled pixels of every picture, and their labels."""
+    """Features and labels at a random choice of labelled pixels of every image."""
     g = torch.Generator().manual_seed(settings.seed)
     cells, labels = [], []
     for maps, mask in ((f, m) for features, masks in batches for f, m in zip(features, masks, strict=True)):
@@ -209,39 +216,39 @@ def _optimise(
 
 
 def mask_like_clicks(
-    example: torch.Tensor, points: torch.Tensor, wanted: torch.Tensor, features: torch.Tensor, size: tuple[int, int]
+    example: torch.Tensor, points: torch.Tensor, positive: torch.Tensor, features: torch.Tensor, size: tuple[int, int]
 ) -> torch.Tensor:
-    """(B, H, W) in [0, 1]: how much nearer each pixel is to what was clicked than to what was not wanted.
+    """(B, H, W) in [0, 1]: how much closer each pixel is to the positive than to the negative clicks.
 
-    A softmax over the nearest clicked feature of either kind; a probe fitted to so few cells would know only them.
+    A softmax over the nearest positive and negative feature; a probe would overfit so few pixels.
 
     Args:
-        example: (C, h, w) features of the picture that was clicked.
-        points: (N, 2) x, y in [0, 1] of it.
-        wanted: (N,) bool.
-        features: (B, C, h, w) of the pictures to mask.
+        example: (C, h, w) features of the clicked image.
+        points: (N, 2) x, y in [0, 1] of the clicks.
+        positive: (N,) bool, True for positive clicks.
+        features: (B, C, h, w) of the images to segment.
         size: (H, W) of the masks.
 
     Raises:
-        VitrineError: If no point is wanted, or all are.
+        VitrineError: If all points are positive, or none.
     """
-    if bool(wanted.all()) or not bool(wanted.any()):
-        shown = f"{int(wanted.sum())} wanted, {int((~wanted).sum())} not"
+    if bool(positive.all()) or not bool(positive.any()):
+        shown = f"{int(positive.sum())} positive, {int((~positive).sum())} negative"
         raise refuse("points", shown, "one of each at least", "click what you want, shift-click what you do not")
     clicked = sample_points(example.float(), points)
-    wanted = wanted.to(clicked.device)
-    near = torch.stack([similarity(features.float(), clicked[kind]) for kind in (~wanted, wanted)], 1)
+    positive = positive.to(clicked.device)
+    near = torch.stack([similarity(features.float(), clicked[kind]) for kind in (~positive, positive)], 1)
     near = F.interpolate(near, size=size, mode="bilinear", align_corners=False)
     return F.softmax(near / CLICK_TEMPERATURE, 1)[:, 1]
 
 
 def mean_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> tuple[float, torch.Tensor]:
-    """(mIoU, (K,) IoU of each class, NaN where neither has it) over (B, H, W) class numbers; label 255 is left out."""
+    """(mIoU, (K,) IoU of each class, NaN where neither has it) over (B, H, W) class indices; label 255 is ignored."""
     return iou(confusion(predicted, true, classes).sum(0))
 
 
 def confusion(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> torch.Tensor:
-    """(B, K, K) pixel counts of each of B pictures (B, H, W), rows are the truth; label 255 is left out."""
+    """(B, K, K) pixel counts of each of B images (B, H, W), rows are the truth; label 255 is ignored."""
     tables = []
     for ours, truth in zip(predicted, true, strict=True):
         labelled = truth != IGNORE

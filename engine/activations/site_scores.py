@@ -1,6 +1,6 @@
-"""How good some places of labelled pictures are: by masks that a probe must predict, or by points that must match.
+"""Scores of sites on labelled images: by masks that a probe predicts, or by keypoints that must match.
 
-Places are chosen on one part of the pictures, and the score that is reported is measured on another.
+Sites are chosen on one part of the images, and the reported score is measured on another.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .segmentation import ProbeSettings, confusion, fit_probe_on, iou
 from .splits import Fold, choosing_and_held_out, choosing_and_held_out_pairs, folds_of, nested
 
 SOFTNESS = 0.02
-"""Of the soft argmax between cells."""
+"""Temperature of the soft argmax between cells."""
 
 
 Search = Callable[[ScoreOf, str], SearchResult]
-"""A search by a score; the name is that of the file which keeps its scores."""
+"""A search by a score function; the text is the name of the file with its scores."""
 Judge = Callable[[Features, Search], tuple[SearchResult, float | None]]
-"""Searches, and scores the choice on what chose nothing: None where there is too little to hold out."""
+"""Searches, and scores the choice on held-out images: None if there are too few."""
 
 
 def judge_by_masks(pictures: Pictures, split: str, folds: int) -> Judge:
-    """Probes judge: on the split's pictures, half of which choose and half of which are held out.
+    """Scores by probes: half of the split's validation images choose, half are held out.
 
-    Crossed, all pictures choose, and the score is that of choices made without each part (nested cross-validation).
+    If crossed, all images choose, and the score is nested cross-validation: of choices made without each part.
 
     Raises:
         VitrineError: As :func:`~.splits.folds_of`.
@@ -40,14 +40,14 @@ def judge_by_masks(pictures: Pictures, split: str, folds: int) -> Judge:
 
     def scored(features: Features, parts: Sequence[Fold]) -> ScoreOf:
         table = confusion_of(features, pictures, parts, classes, size)
-        return lambda places: iou(table(places))[0]
+        return lambda sites: iou(table(sites))[0]
 
     def judge(features: Features, search: Search) -> tuple[SearchResult, float | None]:
         if split == "crossed":
             result, table = search(scored(features, whole), f"{name}.json"), torch.zeros(classes, classes)
-            for number, (inner, held) in enumerate(nested(whole, present)):
+            for number, (inner, held_out) in enumerate(nested(whole, present)):
                 chosen = search(scored(features, inner), f"{name}-without-{number}.json").chosen
-                table += confusion_of(features, pictures, [held], classes, size)(chosen)
+                table += confusion_of(features, pictures, [held_out], classes, size)(chosen)
             return result, iou(table)[0]
         parts = [choosing_and_held_out(fold, present) for fold in whole]
         result = search(scored(features, [choosing for choosing, _ in parts]), f"{name}-held-out.json")
@@ -58,12 +58,12 @@ def judge_by_masks(pictures: Pictures, split: str, folds: int) -> Judge:
 
 
 def judge_by_points(pairs: Sequence[Pair], alpha: float) -> Judge:
-    """Matches judge: half of the pairs choose, half are held out."""
-    choosing, held = choosing_and_held_out_pairs(pairs)
+    """Scores by matches: half of the pairs choose, half are held out."""
+    choosing, held_out = choosing_and_held_out_pairs(pairs)
 
     def judge(features: Features, search: Search) -> tuple[SearchResult, float | None]:
         result = search(score_by_points(features, choosing, alpha), f"scores-points-{alpha:g}-held-out.json")
-        return result, score_by_points(features, held, alpha)(result.chosen) if held else None
+        return result, score_by_points(features, held_out, alpha)(result.chosen) if held_out else None
 
     return judge
 
@@ -71,25 +71,23 @@ def judge_by_points(pairs: Sequence[Pair], alpha: float) -> Judge:
 def confusion_of(
     features: Features, pictures: Pictures, folds: Sequence[Fold], classes: int, size: tuple[int, int]
 ) -> Callable[[tuple[str, ...]], torch.Tensor]:
-    """(K, K) pixel counts of probes that are fitted on some pictures of each fold and judged on others.
+    """(K, K) confusion counts of probes, fitted and validated on each fold.
 
     Args:
         size: (H, W) of the masks.
     """
     masks = pictures.masks
     assert masks is not None
-    # class scores of every pixel, their maximum, and the mask with its copies
-    beside = size[0] * size[1] * (4 * classes + 4 * 8)
+    # class scores of every pixel, their maximum, and copies of the mask
+    extra = size[0] * size[1] * (4 * classes + 4 * 8)
 
-    def table_of(places: tuple[str, ...]) -> torch.Tensor:
+    def table_of(sites: tuple[str, ...]) -> torch.Tensor:
         table = torch.zeros(classes, classes, dtype=torch.long)
         for fold in folds:
-            settings = ProbeSettings(pixels=features.pixels(places, len(fold.fitted), ProbeSettings().pixels))
-            known = (
-                (maps, masks(rows).to(maps.device)) for rows, maps in features.batches(places, fold.fitted, beside)
-            )
+            settings = ProbeSettings(pixels=features.pixels(sites, len(fold.fitted), ProbeSettings().pixels))
+            known = ((maps, masks(rows).to(maps.device)) for rows, maps in features.batches(sites, fold.fitted, extra))
             probe = fit_probe_on(known, classes, settings)
-            for rows, maps in features.batches(places, fold.judged, beside):
+            for rows, maps in features.batches(sites, fold.judged, extra):
                 table += confusion(probe.predict(maps, size).cpu(), masks(rows).cpu(), classes).sum(0)
         return table
 
@@ -97,12 +95,12 @@ def confusion_of(
 
 
 def score_by_points(features: Features, pairs: Sequence[Pair], alpha: float) -> ScoreOf:
-    """PCK over all points of all pairs: the share that lands within ``alpha`` of the picture's longer side."""
+    """PCK over all points of all pairs: the fraction within ``alpha`` of the image's longer side."""
 
-    def score(places: tuple[str, ...]) -> float:
+    def score(sites: tuple[str, ...]) -> float:
         predicted, true = [], []
         for pair in pairs:
-            maps = torch.cat([m for _, m in features.batches(places, (pair.source, pair.target))])
+            maps = torch.cat([m for _, m in features.batches(sites, (pair.source, pair.target))])
             match = find_correspondence(maps[0], maps[1], pair.points.to(maps), temperature=SOFTNESS)
             height, width = maps.shape[-2:]
             longer = torch.tensor([width, height]) / max(height, width)

@@ -16,11 +16,11 @@ FLOAT16_MAX = 65504.0
 
 @dataclass
 class RunningMoments:
-    """Welford's mean and sum of squared deviations, float32, of each picture at one address.
+    """Welford's mean and sum of squared deviations, float32, of each image at one site.
 
     Attributes:
-        mean: (pictures, ...) in the order in memory of the activations.
-        deviations: the same, or None where no variance is wanted.
+        mean: (pictures, ...) in the memory order of the activations.
+        deviations: the same, or None without variance.
         counts: samples of each picture.
     """
 
@@ -32,7 +32,7 @@ class RunningMoments:
 
     @classmethod
     def like(cls, activation: Activation, pictures: int, variance: bool) -> RunningMoments:
-        """Of no samples yet, on the activation's device."""
+        """Empty statistics, on the activation's device."""
         tensor = activation.tensor
         turned = not tensor.is_contiguous()  # tokens: channels come last in memory
         shape = tensor.movedim(1, -1).shape if turned else tensor.shape
@@ -51,7 +51,7 @@ class RunningMoments:
         )
 
     def add(self, picture: int, value: torch.Tensor) -> None:
-        """One more sample of one picture."""
+        """Adds one sample of one image."""
         self.counts[picture] += 1
         mean = self.mean[picture]
         if self.counts[picture] == 1:
@@ -64,7 +64,7 @@ class RunningMoments:
             self.deviations[picture] += difference * (value.float() - mean)
 
     def variance(self) -> torch.Tensor | None:
-        """Unbiased variance over the samples, or None when it was not kept."""
+        """Unbiased variance over the samples, or None if it is off."""
         if self.deviations is None:
             return None
         counts = torch.tensor(self.counts, device=self.mean.device, dtype=torch.float32)
@@ -75,9 +75,9 @@ def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tenso
     """Cast for storage and move to the CPU.
 
     Raises:
-        VitrineError: If a value is NaN or infinite, or float16 cannot hold it.
+        VitrineError: If a value is NaN or infinite, or too large for float16.
     """
-    stored = tensor.to(dtype).cpu()  # looked at on this side: the transfer is the only wait for a device
+    stored = tensor.to(dtype).cpu()  # checked on the CPU: the transfer is the only device synchronisation
     if all_finite(stored):
         return stored
     if not all_finite(tensor):

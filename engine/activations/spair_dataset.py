@@ -1,6 +1,6 @@
-"""SPair-71k (Min et al. 2019, arXiv 1908.10543), read from the folder as its authors ship it, and its scores.
+"""SPair-71k (Min et al. 2019, arXiv 1908.10543), read from the published folder, and its scores.
 
-``vitrine taps spair`` scores a model's places as GDF's Table 1 does.
+``vitrine taps spair`` scores a model's sites as in GDF's Table 1.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class SPairPair:
-    """One annotated pair; all numbers in pixels of the original pictures, x before y.
+    """One annotated pair; all numbers in pixels of the original images, x before y.
 
     Attributes:
-        name: the annotation file's name without its ending.
-        source, target: picture files.
-        source_points, target_points: (N, 2) float32, row n of both is the same part.
+        name: the annotation file's name without its suffix.
+        source, target: image files.
+        source_points, target_points: (N, 2) float32, row n of both is the same keypoint.
         source_size, target_size: width, height.
         source_box, target_box: left, top, right, bottom of the object.
     """
@@ -62,11 +62,11 @@ class SPairPair:
 def read_spair(folder: str | Path, split: str = "test", category: str | None = None) -> list[SPairPair]:
     """All pairs of one split, in the order of their file names.
 
-    ``folder`` holds ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Of pictures that are there
-    the headers are read: where one is stored turned, its points and box are turned with it.
+    ``folder`` has ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Headers of existing images are
+    read: if EXIF says that an image is rotated, its points and box are rotated with it.
 
     Raises:
-        VitrineError: If the split or category is unknown, the layout is another, or an annotation is damaged.
+        VitrineError: If the split or category is unknown, the layout differs, or an annotation is damaged.
     """
     if split not in SPLITS:
         raise refuse("split", split, ", ".join(SPLITS), "SPair-71k calls training 'trn'")
@@ -81,7 +81,7 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
         return pairs
     chosen = [p for p in pairs if p.category == category]
     if not chosen:
-        raise refuse("category", category, sorted({p.category for p in pairs}), "leave it out for all of them")
+        raise refuse("category", category, sorted({p.category for p in pairs}), "leave it out for all")
     return chosen
 
 
@@ -102,7 +102,7 @@ def _pair(root: Path, file: Path, how_stored: Callable[[Path], Stored]) -> SPair
 def _end(
     root: Path, annotation: dict[str, Any], prefix: str, how_stored: Callable[[Path], Stored]
 ) -> tuple[Path, torch.Tensor, tuple[int, int], Box]:
-    """Upright picture, points, size and box of the source (``src``) or the target (``trg``)."""
+    """Upright image, points, size and box of the source (``src``) or the target (``trg``)."""
     width, height = (int(v) for v in annotation[f"{prefix}_imsize"][:2])
     box = tuple(float(v) for v in annotation[f"{prefix}_bndbox"])
     points = torch.tensor(annotation[f"{prefix}_kps"], dtype=torch.float32)
@@ -121,11 +121,11 @@ def _end(
 
 @dataclass(frozen=True)
 class SPairScore:
-    """PCK over points (GDF, Table 1), by the picture's and by the box's longer side, and by category.
+    """PCK over points (GDF, Table 1), relative to the image's and to the box's longer side, and by category.
 
     Attributes:
-        img, bbox: share of all points.
-        each_img, each_bbox: (P,) share of each pair, for a bootstrap.
+        img, bbox: over all points.
+        each_img, each_bbox: (P,) of each pair, for a bootstrap.
         categories: name -> (img, bbox) over that category's points.
         names: the category of each pair.
     """
@@ -138,7 +138,7 @@ class SPairScore:
     names: tuple[str, ...] = ()
 
     def totals(self, box: bool) -> dict[str, float]:
-        """The four totals that papers mix: over points or pictures, all pairs pooled or the mean of categories."""
+        """The four averages used in papers: over points or images, all pairs pooled or the mean of categories."""
         each = self.each_bbox if box else self.each_img
         groups = {name: [i for i, n in enumerate(self.names) if n == name] for name in self.categories}
         by_picture = [float(each[group].nanmean()) for group in groups.values()]
@@ -181,8 +181,8 @@ def nearest_points(
     """(N, 2) target points x, y in [0, 1] of one pair by nearest features.
 
     Args:
-        features_of: a picture's (C, h, w).
-        grid: positions to a side on which features are compared, resized bilinearly; None keeps their own.
+        features_of: image file -> features (C, h, w).
+        grid: side of the grid on which features are compared, resized bilinearly; None keeps theirs.
     """
     maps = [features_of(file)[None].float() for file in (pair.source, pair.target)]
     if grid is not None:
@@ -193,7 +193,7 @@ def nearest_points(
 def _checked(pair: SPairPair, points: torch.Tensor) -> torch.Tensor:
     if points.shape != pair.target_points.shape:
         shapes = (tuple(points.shape), tuple(pair.target_points.shape))
-        raise refuse("found points", shapes, "as many as asked for", f"see pair {pair.name}")
+        raise refuse("found points", shapes, "one per source point", f"see pair {pair.name}")
     return pair.in_pixels(points)
 
 

@@ -1,4 +1,4 @@
-"""Which labelled pictures fit a probe, which choose places by it, and which are held out to score the choice."""
+"""Splits of labelled images: for fitting probes, for choosing sites, and held out for scoring the choice."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ SPLITS = ("halves", "stratified", "crossed")
 
 
 class Fold(NamedTuple):
-    """Numbers of the pictures that fit a probe, and of those that judge it."""
+    """Indices of the images that fit a probe, and of those that validate it."""
 
     fitted: tuple[int, ...]
     judged: tuple[int, ...]
 
 
 def folds_of(present: Sequence[AbstractSet[int]], split: str = "halves", folds: int = 4) -> list[Fold]:
-    """The folds of a split; a probe is fitted and judged in each.
+    """The folds of a split; a probe is fitted and validated in each.
 
     Args:
-        present: the classes of each picture.
-        split: "halves" fits the first half of the pictures and judges the second; "stratified" divides them so that
-            both halves show each class equally often; "crossed" divides them into ``folds`` such parts, each judged
-            by a probe that is fitted on the others.
+        present: the classes of each image.
+        split: "halves" fits on the first half of the images and validates on the second; "stratified" divides them so
+            that both halves have each class equally often; "crossed" makes ``folds`` such parts, each validated by a
+            probe that is fitted on the others.
 
     Raises:
-        VitrineError: If there are fewer than two classes, fewer pictures than parts, or a class that would be judged
-            without being fitted, or never judged.
+        VitrineError: If there are fewer than two classes, fewer images than parts, or a class that would be validated
+            without being fitted, or never validated.
     """
     if split not in SPLITS:
-        raise refuse("split", split, SPLITS, "'stratified' shares the classes out")
+        raise refuse("split", split, SPLITS, "'stratified' balances the classes")
     count, classes = len(present), set[int]().union(*present)
     if len(classes) < 2:
         raise refuse("masks", f"classes {sorted(classes)}", "two or more", "mix the pictures")
@@ -52,39 +52,39 @@ def folds_of(present: Sequence[AbstractSet[int]], split: str = "halves", folds: 
 
 
 def choosing_and_held_out(fold: Fold, present: Sequence[AbstractSet[int]]) -> tuple[Fold, Fold]:
-    """The fold that chooses places, and one that no choice sees; the same pictures fit both.
+    """The fold that chooses sites, and a held-out fold; the same images fit both.
 
-    The pictures that judge are shared out so that both parts show each class as often as they can. Where one picture
-    judges, nothing is held out.
+    The validation images are divided so that both parts have each class as often as possible. With a single validation
+    image, nothing is held out.
     """
     if len(fold.judged) < 2:
         return fold, Fold(fold.fitted, ())
-    choosing, held = stratified([present[n] for n in fold.judged], 2)
-    first, second = (tuple(fold.judged[i] for i in part) for part in (choosing, held))
+    choosing, held_out = stratified([present[n] for n in fold.judged], 2)
+    first, second = (tuple(fold.judged[i] for i in part) for part in (choosing, held_out))
     return Fold(fold.fitted, first), Fold(fold.fitted, second)
 
 
 def nested(folds: Sequence[Fold], present: Sequence[AbstractSet[int]]) -> list[tuple[list[Fold], Fold]]:
     """For each part of a crossed split: folds among the other parts, which choose without it, and the part held out.
 
-    Of two parts, the other one is halved.
+    If there are two parts, the other one is halved.
     """
     whole = []
     for fold in folds:
         others = [other.judged for other in folds if other is not fold]
         if len(others) == 1:
-            (alone,) = others
-            others = [tuple(alone[i] for i in part) for part in stratified([present[n] for n in alone], 2)]
+            (remaining,) = others
+            others = [tuple(remaining[i] for i in part) for part in stratified([present[n] for n in remaining], 2)]
         rest_of = {part: tuple(n for p in others if p is not part for n in p) for part in others}
         whole.append(([Fold(fitted, part) for part, fitted in rest_of.items() if fitted and part], fold))
     return whole
 
 
 def choosing_and_held_out_pairs(pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
-    """Pairs that choose places, and pairs that no choice sees; no picture is in both.
+    """Pairs that choose sites, and held-out pairs; no image is in both.
 
-    A pair between the two is left out. Where all pairs hang together by one picture, every other one is held out, and
-    that picture is in both; of one pair, nothing is held out.
+    Pairs across the two sets are left out. If all pairs share one image, every other pair is held out, and that image
+    is in both sets; of a single pair, nothing is held out.
     """
     sides: tuple[list[Pair], list[Pair]] = ([], [])
     side_of: dict[int, int] = {}
@@ -99,23 +99,23 @@ def choosing_and_held_out_pairs(pairs: Sequence[Pair]) -> tuple[list[Pair], list
 
 
 def stratified(present: Sequence[AbstractSet[int]], parts: int) -> list[list[int]]:
-    """Pictures shared out so that each part shows each class as often as it can, rarest class first.
+    """Images divided so that each part has each class as often as possible, rarest class first.
 
-    Iterative stratification (Sechidis et al. 2011, Algorithm 1), with ties broken by the picture's number.
+    Iterative stratification (Sechidis et al. 2011, Algorithm 1), with ties broken by the image index.
     """
     total = Counter(c for classes in present for c in classes)
-    wanted = [{c: n / parts for c, n in total.items()} for _ in range(parts)]
-    room, left = [len(present) / parts] * parts, set(range(len(present)))
+    quota = [{c: n / parts for c, n in total.items()} for _ in range(parts)]
+    free, left = [len(present) / parts] * parts, set(range(len(present)))
     shared: list[list[int]] = [[] for _ in range(parts)]
     while left:
         waiting = Counter(c for n in left for c in present[n])
         rarest = min(waiting, key=lambda c: (waiting[c], c), default=None)
         for n in sorted(n for n in left if rarest is None or rarest in present[n]):
-            part = max(range(parts), key=lambda p: (wanted[p].get(rarest, 0.0) if rarest is not None else 0.0, room[p]))
+            part = max(range(parts), key=lambda p: (quota[p].get(rarest, 0.0) if rarest is not None else 0.0, free[p]))
             shared[part].append(n)
-            room[part] -= 1
+            free[part] -= 1
             for c in present[n]:
-                wanted[part][c] -= 1
+                quota[part][c] -= 1
             left.discard(n)
     return [sorted(numbers) for numbers in shared]
 
@@ -128,9 +128,9 @@ def _check(folds: Sequence[Fold], present: Sequence[AbstractSet[int]], classes: 
     missing = {c for c in classes if c not in judged or any(c not in shown(fold.fitted) for fold in folds)}
     if not missing:
         return
-    alone = [c for c in sorted(missing) if sum(c in p for p in present) < 2]
+    single = [c for c in sorted(missing) if sum(c in p for p in present) < 2]
     remedy = (
-        "show it in another picture, or mark it 255 (unknown)" if alone
-        else "split='stratified' shares classes out" if split == "halves" else "take fewer folds, or more pictures"
+        "show it in another picture, or mark it 255 (unknown)" if single
+        else "split='stratified' balances the classes" if split == "halves" else "take fewer folds, or more pictures"
     )  # fmt: skip
-    raise refuse("masks", f"classes {alone or sorted(missing)} missing from a part", "each class in each part", remedy)
+    raise refuse("masks", f"classes {single or sorted(missing)} missing from a part", "each class in each part", remedy)

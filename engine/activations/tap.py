@@ -1,8 +1,8 @@
-"""The activation tap: noise given latents, run the denoiser once, keep what was asked for.
+"""The activation tap: add noise to latents, run the denoiser once, keep the requested sites.
 
-GDF (arXiv 2410.03558, section 3): x_t ~ q(x_t | z0); one call eps_theta(x_t, t, c); the output is thrown away, the
-inner activations are the features. All rows (pictures x seeds x timesteps) go through the network in as few forwards as
-``TapConfig.batch`` allows; each stops after the last wanted place.
+GDF (arXiv 2410.03558, section 3): x_t ~ q(x_t | z0); one call eps_theta(x_t, t, c); the output is discarded, the
+inner activations are the features. All batch rows (images x seeds x timesteps) run in as few forwards as
+``TapConfig.batch`` allows; each stops after the last requested site.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from ..network.condition import Condition
 
 Row = tuple[int, int, int]
-"""(timestep index, seed index, picture index)."""
+"""(timestep index, seed index, image index)."""
 
 
 def gdf_noise(seed: int, shape: Sequence[int], posterior: str = "mean") -> torch.Tensor:
     """Noise of one latent by GDF's convention: float32 on the CPU, a function of the seed alone.
 
-    With ``posterior="sample"`` the seed's first draw belongs to the VAE's posterior, so the noise is the second.
+    With ``posterior="sample"`` the seed's first sample is for the VAE's posterior, and the noise is the second.
     """
     noise = RowNoise([seed])
     if posterior == "sample":
@@ -56,10 +56,10 @@ def tap_latents(
     prompts: Sequence[str] = (),
     model: str = "",
 ) -> Activations:
-    """Tap scaled latents (B, C, h, w), of a video (B, C, T, h, w), at one timestep.
+    """Taps scaled latents (B, C, h, w), or (B, C, T, h, w) of a video, at one timestep.
 
     Args:
-        cond: text condition with B rows, or one row for all pictures.
+        cond: text condition with B rows, or one row for all images.
         noise: (seeds, B, C, h, w) instead of the seeds' own noise.
         prompts, model: written into the result's ``info``.
 
@@ -67,8 +67,8 @@ def tap_latents(
         Activations on the CPU in ``config.dtype``, averaged over seeds, in execution order.
 
     Raises:
-        VitrineError: If the timestep is out of the model's range, an address is unknown or a shape is wrong (all before
-            any forward), or values are not finite or do not fit float16.
+        VitrineError: If the timestep is out of the model's range, a site name is unknown or a shape is wrong (all
+            before any forward), or values are not finite or do not fit float16.
     """
     return tap_timesteps(
         denoiser, latents, cond, config, (config.timestep,), progress, noise=noise, prompts=prompts, model=model
@@ -99,7 +99,7 @@ def tap_timesteps(  # noqa: PLR0913
     _check(denoiser, latents, cond, configs, noise)
     if noise is None:
         noise = torch.stack([gdf_noise(s, latents.shape[1:], config.posterior) for s in config.seeds])[:, None]
-        noise = noise.expand(-1, len(latents), *latents.shape[1:])  # all pictures get the same
+        noise = noise.expand(-1, len(latents), *latents.shape[1:])  # all images get the same
     rows: list[Row] = list(product(range(len(configs)), range(len(config.seeds)), range(len(latents))))
     tables: list[dict[str, RunningMoments]] = [{} for _ in configs]
     current: list[Row] = []
@@ -126,10 +126,10 @@ def tap_timesteps(  # noqa: PLR0913
 
 
 def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
-    """Where the adaLN of each wanted place is read, if it is wanted.
+    """The sites of the adaLN modulation of each requested site, if ``modulate`` is on.
 
     Raises:
-        VitrineError: If a place has no adaLN, or no channels to discard.
+        VitrineError: If a site has no adaLN, or no channels to discard.
     """
     others = [s.address for s in sites if s.kind not in ("spatial", "tokens")]
     if config.discard and others:
@@ -151,7 +151,7 @@ def _forward(
     rows: Sequence[Row],
     configs: Sequence[TapConfig],
 ) -> None:
-    """One network call for any mixture of rows."""
+    """One network call for any mixture of batch rows."""
     pictures = torch.tensor([p for _, _, p in rows])
     seeds = torch.tensor([s for _, s, _ in rows])
     t = torch.tensor([configs[i].timestep for i, _, _ in rows], dtype=torch.float32)
@@ -189,7 +189,7 @@ def _finish(
 
 
 def _remedied(site: Site, table: dict[str, RunningMoments], config: TapConfig) -> torch.Tensor:
-    """The mean over seeds of one place, after DiTF's discarding and modulation where they are wanted."""
+    """The mean over seeds of one site, after DiTF's discarding and modulation if they are on."""
     mean = table[site.address].mean
     if config.discard:
         mean = without_channels(mean, config.discard, site.address)
@@ -200,7 +200,7 @@ def _remedied(site: Site, table: dict[str, RunningMoments], config: TapConfig) -
 def _check(
     denoiser: Denoiser, latents: torch.Tensor, cond: Condition, configs: Sequence[TapConfig], noise: torch.Tensor | None
 ) -> None:
-    """Everything that can be refused is refused before the first forward."""
+    """Checks all input before the first forward."""
     if not configs:
         raise refuse("timesteps", (), "at least one", "GDF uses 50")
     for config in configs:
@@ -212,16 +212,16 @@ def _check(
         raise refuse("latents", "NaN or infinite values", "finite latents", "check the picture and the VAE's precision")
     for value in (cond.text, cond.pooled, *cond.extra.values()):
         if value is not None and len(value) not in (1, len(latents)):
-            raise refuse("conditions", len(value), f"1 or {len(latents)}", "give one prompt, or one a picture")
+            raise refuse("conditions", len(value), f"1 or {len(latents)}", "give one prompt, or one for each picture")
     shape = (len(configs[0].seeds), *latents.shape)
     if noise is not None and tuple(noise.shape) != shape:
-        raise refuse("noise", tuple(noise.shape), shape, "one noise for each seed and picture")
+        raise refuse("noise", tuple(noise.shape), shape, "one noise per seed and picture")
 
 
 def check_timestep(denoiser: Denoiser, t: float) -> None:
     """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models).
 
     Raises:
-        VitrineError: If it is outside.
+        VitrineError: If it is outside this range.
     """
     denoiser.schedule.sigma(t)

@@ -1,4 +1,4 @@
-"""What to tap and how: one frozen, self-checking description that round-trips to a dict."""
+"""Settings of a tap."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ class TapConfig(Config):
     """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, run, keep ``addresses``.
 
     Args:
-        addresses: canonical addresses or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.
+        addresses: site names or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.
         timestep: the network's own timestep, 0 <= t <= 999 for 1000-step models (flow time x 1000 for flow models).
         seeds: one noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).
         dtype: storage type of the result; statistics are float32 whatever it is.
-        size: pictures are resized to ``size x size`` pixels first; None keeps their size.
-        early_exit: stop the network after the last wanted place. Never changes the values.
-        posterior: the VAE's ``"mean"`` or one seeded ``"sample"`` (what the official GDF code draws).
-        batch: the most rows (images x seeds x timesteps) in one forward. Never changes which noise a row sees.
+        size: images are resized to ``size x size`` pixels first; None keeps their size.
+        early_exit: stop the network after the last requested site. Does not change values.
+        posterior: the VAE's ``"mean"`` or one seeded ``"sample"``, as in the official GDF code.
+        batch: the most batch rows (images x seeds x timesteps) per forward. Does not change a row's noise.
         variance: also keep the variance over the seeds; needs at least two of them.
         noise: False feeds the clean latent, as CleanDIFT's fine-tuned networks expect.
-        map_heads: attention maps with their heads apart (``"each"``) or averaged (``"mean"``).
+        map_heads: attention maps per head (``"each"``) or averaged over heads (``"mean"``).
         map_tokens: keys of attention maps to keep, by position; None keeps all.
-        modulate: block inputs (``vit-block*-in``) as their block reads them, normed and under its adaLN (DiTF, arXiv
+        modulate: block inputs (``vit-block*-in``) after the block's norm and adaLN modulation (DiTF, arXiv
             2505.18584), which match far better than raw ones.
-        discard: channels set to nought, before the norm where there is one: massive ones, see
+        discard: channels set to zero, before the norm if there is one: massive ones, see
             :func:`~vitrine.engine.activations.ditf.massive_channels`.
 
     Raises:
-        VitrineError: If a value is outside what is listed above.
+        VitrineError: If a value is invalid.
     """
 
     addresses: tuple[str, ...]
@@ -92,7 +92,7 @@ class TapConfig(Config):
 
     @property
     def maps(self) -> MapReduction:
-        """What is kept of attention maps."""
+        """The part of attention maps to keep."""
         return MapReduction(self.map_heads, None if self.map_tokens is None else tuple(self.map_tokens))
 
     def _check_choices(self) -> None:

@@ -1,4 +1,4 @@
-"""Recording activations while a sampler runs: any pipeline, any sampler, any callable that calls the network.
+"""Records activations while a sampler runs: any pipeline, sampler or callable that calls the network.
 
 ::
 
@@ -31,11 +31,11 @@ from .tap_config import DTYPES
 
 
 class Rows(NamedTuple):
-    """An equal part of the batch.
+    """One of the equal parts of the batch.
 
     Attributes:
-        name: under which it is recorded.
-        tokens: length of its own prompt, where the sampler may have repeated that to match a longer one.
+        name: key of the recording.
+        tokens: length of its prompt, if the sampler may have repeated that to match a longer one.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Rows(NamedTuple):
 
 
 Layout = Sequence[str] | Callable[[tuple, dict], Sequence[str | Rows]] | None
-"""What the equal parts of the batch are, as ("uncond", "cond"); or a function of the call's (args, kwargs); or None."""
+"""The equal parts of the batch, such as ("uncond", "cond"); or a function of the call's (args, kwargs); or None."""
 
 
 class Moment(NamedTuple):
-    """Which step a network call belongs to, and which of the sampler's calls; a later one of a step replaces it."""
+    """The step and the sampler call of a network call; a later call of a step replaces an earlier one."""
 
     step: int
     call: int
@@ -56,7 +56,7 @@ class Moment(NamedTuple):
 Counting = str | Callable[[tuple, dict], Moment | None]
 
 DIFFUSERS_GUIDED = ("uncond", "cond")
-"""The row layout of guided diffusers pipelines."""
+"""The batch layout of guided diffusers pipelines."""
 
 
 class StepRecord(Mapping[int, dict[str, Activations]]):
@@ -64,8 +64,8 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
 
     Attributes:
         timesteps: of each recorded step.
-        calls: network calls so far.
-        unreached: sites that the last call should have recorded, and did not run.
+        calls: number of network calls so far.
+        unreached: sites that the last call should have recorded but did not run.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
         return len(self._steps)
 
     def contrast(self, step: int) -> dict[str, torch.Tensor]:
-        """Conditional minus unconditional activation at each address: what the prompt changes at this step.
+        """Conditional minus unconditional activation at each site: the effect of the prompt at this step.
 
         Raises:
             VitrineError: If the step was not recorded with both halves.
@@ -98,7 +98,7 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
 
 
 class _Recorder:
-    """Per-run state: which step this is, what its rows mean, and what has been recorded."""
+    """State of a recording: current step, batch layout, and recorded activations."""
 
     def __init__(
         self, sites: Sequence[Site], is_recorded: Callable[[int], bool], rows: Layout, count: Counting,
@@ -124,7 +124,7 @@ class _Recorder:
 
     def before(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         counted = self._counted(args, kwargs)
-        for half, activation in self._kept:  # of a forward that failed
+        for half, activation in self._kept:  # from a forward that failed
             half.pop(activation.address, None)
         self._kept.clear()
         self._aside, self.record.unreached = False, set()
@@ -135,14 +135,14 @@ class _Recorder:
         if active:
             layout = self.rows(args, kwargs) if callable(self.rows) else self.rows or ("all",)
             self.layout = tuple(Rows(part) if isinstance(part, str) else part for part in layout)
-            self.record.timesteps.setdefault(self.step, float("nan"))  # read when the forward has ended
+            self.record.timesteps.setdefault(self.step, float("nan"))  # read after the forward
             self._once()
 
     def after(self, module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
-        """The network's forward has ended: only now may the host wait for what was kept of it.
+        """Stores the activations of a finished forward; only here may the host synchronise.
 
         Raises:
-            Unreached: Some of the sites were not reached, as in blocks that were replayed without their hooks.
+            Unreached: If sites were not reached, as in blocks that were replayed without their hooks.
         """
         active = self.taps is not None and self.taps.enabled
         if active and not self._aside:
@@ -158,16 +158,16 @@ class _Recorder:
             self.record.timesteps[self.step] = float("nan") if t is None else t
 
     def _once(self) -> None:
-        """Where calls are told apart, the rows of each part may come but once in one of them."""
+        """If calls are distinguished, each part of the batch may occur only once per call."""
         names = {part.name for part in self.layout}
         if callable(self.count) and names & self._seen:
             shown = f"several of {sorted(names & self._seen)} in one step"
-            remedy = "record without context windows, tiles or what else runs the network piece by piece"
-            raise refuse("network calls", shown, "one for each prompt", remedy)
+            remedy = "record without context windows, tiling or similar"
+            raise refuse("network calls", shown, "one per prompt", remedy)
         self._seen |= names
 
     def _counted(self, args: tuple, kwargs: dict) -> bool:
-        """Take note of this call's step; whether the call counts at all."""
+        """Records the step of this call; whether the call counts."""
         if callable(self.count):
             moment = self.count(args, kwargs)
             if moment is None:
@@ -191,7 +191,7 @@ class _Recorder:
             raise refuse("order of the batch", self.layout, accepted, "match it to the sampler's batch")
         halves = self.record._steps.setdefault(self.step, {})
         if not callable(self.count) and count < sum(activation.address in items for items in halves.values()):
-            self._aside = True  # a pass beside guidance's, such as one with perturbed attention
+            self._aside = True  # an additional pass, such as one with perturbed attention
             return
         for part, half in zip(self.layout, activation.tensor.chunk(count), strict=True):
             own = _unrepeated(half, self.sites[activation.address], part.tokens)
@@ -201,10 +201,10 @@ class _Recorder:
 
 
 def refuse_unreached(record: StepRecord) -> None:
-    """Refuse a recording whose last call should have recorded sites that it did not run.
+    """Raises if the last call did not run sites that it should have recorded.
 
     Raises:
-        Unreached: There are such sites.
+        Unreached: If there are such sites.
     """
     if record.unreached:
         shown = f"{len(record.unreached)} that a forward never reached: {min(record.unreached)} ..."
@@ -213,9 +213,9 @@ def refuse_unreached(record: StepRecord) -> None:
 
 
 def _unrepeated(tensor: torch.Tensor, site: Site, tokens: int | None) -> torch.Tensor:
-    """What a prompt of so many tokens does, where it was repeated to match a longer one.
+    """Undoes the repetition of a prompt of ``tokens`` tokens that was repeated to match a longer one.
 
-    Text tokens (B, N, C) are those of the first copy. Maps (B, heads, queries, N) are added up over the copies, which
+    Text tokens (B, N, C) are those of the first copy. Maps (B, heads, queries, N) are summed over the copies, which
     share the attention to a token.
     """
     axis = 1 if site.kind == "text" else -1
@@ -238,21 +238,22 @@ def tap_steps(
     dtype: str = "float32",
     first: int = 0,
 ) -> Iterator[StepRecord]:
-    """Record activations at chosen sampling steps of whatever runs inside the block.
+    """Records activations at chosen sampling steps while the block is open.
 
     Args:
-        steps: step numbers from ``first``, or a function of the step number; only these are kept, so memory is bounded.
-        rows: what the batch's equal parts are (``DIFFUSERS_GUIDED`` for guided diffusers pipelines), or a function of
+        steps: step numbers from ``first``, or a function of the step number; only these are stored, which bounds
+            memory.
+        rows: the equal parts of the batch (``DIFFUSERS_GUIDED`` for guided diffusers pipelines), or a function of
             the network call's (args, kwargs) for samplers whose layout changes.
         count: "calls" counts network calls; "timesteps" counts changes of the timestep, for samplers that call the
             network separately for cond and uncond. Or a function of the network call's (args, kwargs): the call's
             :class:`Moment`, counted from ``first``, or None for a call that is not to be recorded.
-        first: number of the first step inside the block, for a run that is the later part of another.
+        first: index of the first step inside the block, for a run that continues another.
 
     Leaving the block removes every hook, also after an interruption.
 
     Raises:
-        VitrineError: If an address is unknown, there are no steps or negative ones, the first one's number is
+        VitrineError: If a site name is unknown, there are no steps or negative ones, ``first`` is
             negative, or the layout does not divide the batch.
     """
     sites = resolve(backbone, addresses)
@@ -261,10 +262,10 @@ def tap_steps(
         if not steps or any(isinstance(s, bool) or not isinstance(s, int) or s < 0 for s in steps):
             raise refuse("steps", sorted(steps, key=str), "one or more integers >= 0", "count sampling steps from 0")
     if isinstance(first, bool) or not isinstance(first, int) or first < 0:
-        raise refuse("first", first, "an integer >= 0", "give the number of the run's first step")
+        raise refuse("first", first, "an integer >= 0", "give the index of the run's first step")
     if not callable(count) and count not in ("calls", "timesteps"):
         raise refuse(
-            "count", count, "'calls', 'timesteps' or a function", "'timesteps' suits split cond / uncond calls"
+            "count", count, "'calls', 'timesteps' or a function", "'timesteps' suits separate cond / uncond calls"
         )
     if dtype not in DTYPES:
         raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the memory")

@@ -1,7 +1,7 @@
-"""DatasetDDPM's label-scarce head, with which GDF scores Horse-21: ten small MLPs that vote.
+"""DatasetDDPM's label-scarce head, used by GDF for Horse-21: majority vote of ten small MLPs.
 
-:func:`vitrine.engine.activations.segmentation.fit_probe` is far cheaper and good enough for masks in a graph. This head
-is for figures comparable with GDF's Table 2, and for correspondence by vote.
+:func:`vitrine.engine.activations.segmentation.fit_probe` is far cheaper and sufficient for masks in a graph. This head
+is for scores comparable with GDF's Table 2.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from .segmentation import IGNORE
 
 _PATIENCE = 50
 _WARM_EPOCHS = 3
-"""Epochs are counted from 0: losses are watched from the fifth epoch on, as the published trainer does."""
+"""Losses are monitored from this epoch on (counted from 0), as in the published trainer."""
 
 
 @dataclass(frozen=True)
 class VoteSettings(Config):
-    """How the voters are trained; the defaults are the paper's.
+    """Training of the voters; the defaults are the paper's.
 
     Attributes:
-        voters: networks, with seeds ``seed``, ``seed`` + 1 ...
-        epochs: at most; a voter stops earlier when its loss has made no new minimum for 50 steps, watched from the
+        voters: number of networks, with seeds ``seed``, ``seed`` + 1 ...
+        epochs: at most; a voter stops when its loss has had no new minimum for 50 steps, counted from the
             fifth epoch on.
-        batch: pixels for each step.
+        batch: pixels per step.
         rate: Adam's learning rate.
         seed: of the first voter.
 
@@ -72,11 +72,11 @@ def fit_voters(
     settings: VoteSettings | None = None,
     progress: Progress = silent,
 ) -> list[nn.Sequential]:
-    """Train the voters, each from its own seed.
+    """Trains the voters, each from its own seed.
 
     Args:
         cells: (N, C) features of labelled pixels.
-        labels: (N,) their classes, 255 where nobody knows.
+        labels: (N,) their classes, 255 if unknown.
 
     Raises:
         VitrineError: If labels and cells differ in number, or a label is beyond the classes.
@@ -85,7 +85,7 @@ def fit_voters(
     known = labels != IGNORE
     if cells.ndim != 2 or labels.shape != cells.shape[:1] or int(known.sum()) < 2:
         shapes = (tuple(cells.shape), tuple(labels.shape))
-        raise refuse("cells, labels", shapes, "(N, C) and (N,) with two known labels", "one label for each pixel")
+        raise refuse("cells, labels", shapes, "(N, C) and (N,) with two known labels", "one label per pixel")
     if int(labels[known].max()) >= classes or int(labels.min()) < 0:
         raise refuse("labels", labels[known].unique().tolist(), f"0 .. {classes - 1}, or {IGNORE}", "raise classes")
     voters = []
@@ -101,7 +101,7 @@ def _train(cells: torch.Tensor, labels: torch.Tensor, classes: int, settings: Vo
         net = voter(cells.shape[1], classes).to(cells.device)
         optimizer = torch.optim.Adam(net.parameters(), settings.rate)
         cells, labels, best, waited = cells.clone(), labels.clone(), float("inf"), 0
-        steps = max(1, len(cells) // settings.batch)  # the incomplete last batch of an epoch is left out
+        steps = max(1, len(cells) // settings.batch)  # the incomplete last batch of an epoch is dropped
         for epoch in range(settings.epochs):
             for picked in torch.randperm(len(cells)).split(settings.batch)[:steps]:
                 value = _step(net, optimizer, cells[picked], labels[picked])
@@ -123,16 +123,16 @@ def _step(net: nn.Module, optimizer: torch.optim.Optimizer, cells: torch.Tensor,
 
 @torch.no_grad()
 def vote(voters: Sequence[nn.Module], cells: torch.Tensor) -> torch.Tensor:
-    """(N,) the class that most voters choose for each of (N, C) cells; the smaller number where votes are even."""
+    """(N,) the class that most voters choose for each of (N, C) cells; the smaller index if votes are tied."""
     ballots = torch.stack([v(cells.float()).argmax(1) for v in voters], dim=-1)
     return ballots.mode(dim=-1).values
 
 
 def published_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> float:
-    """mIoU as the published label-scarce scores count it, over (B, H, W) class numbers.
+    """mIoU as in the published label-scarce scores, over (B, H, W) class indices.
 
-    It differs from :func:`mean_iou` twice, both times to the worse: predictions on unknown pixels count as wrong, and
-    a class that nobody shows or predicts counts as 0.
+    It is lower than :func:`mean_iou` in two ways: predictions on unknown pixels count as wrong, and
+    a class that is neither present nor predicted counts as 0.
     """
     scores = []
     for k in range(classes):

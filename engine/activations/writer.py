@@ -1,7 +1,7 @@
-"""Activations of data sets larger than memory, in shards on disk: resumable, never a half-written file.
+"""Activations of data sets larger than memory, in shards on disk: resumable, with atomic writes.
 
-Each shard is one safetensors file whose header lists its items, and appears by rename. So the folder itself is the
-truth; ``index.json`` only spares opening every header, and is repaired from the shards after a crash.
+Each shard is one safetensors file whose header lists its items, and appears by rename. The folder itself is the
+source of truth; ``index.json`` only saves opening every header, and is repaired from the shards after a crash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _INDEX_EVERY_SECONDS = 5.0
 
 
 class ActivationWriter:
-    """Stream items to ``folder``. Open it again after an interruption and skip what is there.
+    """Streams items to ``folder``. After an interruption, open it again and skip existing items.
 
     ::
 
@@ -39,9 +39,9 @@ class ActivationWriter:
                     writer.add(name, tap(picture))
 
     Args:
-        folder: created if it is missing.
+        folder: created if missing.
         config: stored in the index; a folder started with another config is refused, so shards never mix settings.
-        shard_bytes: flush when this much is buffered; the memory bound.
+        shard_bytes: flush when this many bytes are buffered, which bounds memory.
 
     An item counts as finished when its shard is on disk, so an interruption loses at most one buffer. Several
     processes may write different items to one folder: shard names never collide.
@@ -74,13 +74,13 @@ class ActivationWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()  # buffered items are complete, so they are kept also when the loop was interrupted
+        self.close()  # buffered items are complete, so they are written also after an interruption
 
     def holds(self, key: str, made_of: str) -> bool:
-        """Whether an item is there; ``made_of`` is the digest of the picture and prompt it is to be made of.
+        """Whether an item is stored; ``made_of`` is the digest of its image and prompt.
 
         Raises:
-            VitrineError: If it is there, and was made of others.
+            VitrineError: If it is stored with another digest.
         """
         if key in self and self._made_of.get(key, self._earlier.get(key, made_of)) != made_of:
             raise other_inputs(self.folder, [f"another picture or prompt for {key}"])
@@ -88,7 +88,7 @@ class ActivationWriter:
 
     @cached_property
     def _earlier(self) -> dict[str, str]:
-        """Key -> digest, of the items that were there when the folder was opened."""
+        """Key -> digest of the items that existed when the folder was opened."""
         digests = {}
         for name in list(self._shards):
             for item in open_artefact(self.folder / name, SHARD_KIND, VERSION)[1]["items"]:
@@ -100,7 +100,7 @@ class ActivationWriter:
         """Store one item under a unique key.
 
         Args:
-            made_of: a digest of what it was made of, for :meth:`holds`.
+            made_of: a digest of its inputs, for :meth:`holds`.
 
         Raises:
             VitrineError: If the key is empty or was added before.
@@ -115,10 +115,10 @@ class ActivationWriter:
             self.flush()
 
     def add_rows(self, keys: list[str], activations: Activations) -> None:
-        """Store each row of a batch as an item of its own.
+        """Stores each batch row as a separate item.
 
         Raises:
-            VitrineError: If there is not one new key for each row.
+            VitrineError: If there is not one new key per row.
         """
         if len(keys) != activations.rows:
             raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each picture", "name every picture")
@@ -139,11 +139,11 @@ class ActivationWriter:
         self._shards[name] = list(self._buffer)
         self._done.update(self._buffer)
         self._buffer, self._buffered = {}, 0
-        if time.monotonic() - self._indexed_at > _INDEX_EVERY_SECONDS:  # rewriting it for each shard would be quadratic
+        if time.monotonic() - self._indexed_at > _INDEX_EVERY_SECONDS:  # rewriting it per shard would be quadratic
             self._write_index()
 
     def close(self) -> None:
-        """Flush and write the index; harmless twice."""
+        """Flush and write the index; idempotent."""
         self.flush()
         self._write_index()
 
@@ -157,7 +157,7 @@ class ActivationReader(Mapping[str, Activations]):
     """Key -> :class:`Activations`, read lazily through memory maps, in the order written.
 
     Raises:
-        VitrineError: If there is no such folder, or a shard is damaged or foreign; it is named.
+        VitrineError: If the folder does not exist, or a shard is damaged or of another kind; the message has its name.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -171,9 +171,9 @@ class ActivationReader(Mapping[str, Activations]):
 
     @property
     def config(self) -> TapConfig | None:
-        """The config that the folder was written with, None where it had none."""
+        """The config that the folder was written with, or None."""
         data, source = _stored_config(self.folder)
-        with named(source, "file", "a config that a tap can have", "write the folder again"):
+        with named(source, "file", "a valid tap config", "write the folder again"):
             return None if data is None else TapConfig.from_dict(data)
 
     def __len__(self) -> int:
@@ -186,11 +186,11 @@ class ActivationReader(Mapping[str, Activations]):
         return self.read(key)
 
     def read(self, key: str, addresses: Sequence[str] | None = None) -> Activations:
-        """One item, or only some of its layers.
+        """One item, or only some of its sites.
 
         Raises:
-            KeyError: There is no such item.
-            VitrineError: If its shard is damaged, or lacks a layer.
+            KeyError: If there is no such item.
+            VitrineError: If its shard is damaged, or lacks a site.
         """
         name = self._place[key]
         with named(name, "file", "a shard with this key", "write the folder again"):
@@ -203,7 +203,7 @@ class ActivationReader(Mapping[str, Activations]):
 
 
 def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[str]]:
-    """Shard name -> keys, from the index where it is right and from shard headers where it lags."""
+    """Shard name -> keys, from the index if it is current, else from shard headers."""
     index = _read_index(folder)
     indexed = index.get("shards", {})
     indexed = indexed if isinstance(indexed, dict) else {}
@@ -217,7 +217,7 @@ def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[
         shards[path.name] = keys
     stored = _stored_config(folder)[0] if shards else None
     if config is not None and stored is not None:
-        stored = {**TapConfig(("*",)).to_dict(), **stored}  # settings that a later version added
+        stored = {**TapConfig(("*",)).to_dict(), **stored}  # settings added by a later version
     if config is not None and stored is not None and stored != config:
         changed = {k: v for k, v in config.items() if stored.get(k) != v}
         raise refuse("config", changed, {k: stored.get(k) for k in changed}, "use a new folder for other settings")
@@ -232,7 +232,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
         index = {}  # repaired from the shards
     if not isinstance(index, dict) or index.get("kind", INDEX_KIND) != INDEX_KIND:
         raise refuse(
-            "folder", str(folder), "an empty folder or one of Vitrine's", "index.json belongs to something else"
+            "folder", str(folder), "an empty folder or one of Vitrine's", "index.json was written by another program"
         )
     if index and index.get("version") != VERSION:
         shown = f"{index.get('version')!r} in {path}"
@@ -241,7 +241,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
 
 
 def _stored_config(folder: Path) -> tuple[dict[str, Any] | None, Path]:
-    """The config and the file it stands in."""
+    """The config and the file that has it."""
     index = _read_index(folder)
     first = next(iter(sorted(folder.glob("shard-*.safetensors"))), None)
     header, source = index, folder / _INDEX

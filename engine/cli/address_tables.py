@@ -1,4 +1,4 @@
-"""The addresses of the shipped models as a file, so that a list of them needs neither torch nor diffusers."""
+"""The site names of the shipped models in a file, so that listing them needs neither torch nor diffusers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ TABLES = Path(__file__).parents[1] / "portraits" / "weights" / "addresses.json"
 
 
 class AddressTable(NamedTuple):
-    """The addresses of one network.
+    """The site names of one network.
 
     Attributes:
-        default: the address that `auto` stands for.
-        rows: (address, kind, module path) in execution order.
+        default: the site that `auto` selects.
+        rows: (site name, kind, module path) in execution order.
     """
 
     default: str
@@ -22,6 +22,6 @@ class AddressTable(NamedTuple):
 
 
 def shipped_addresses(model: str) -> AddressTable | None:
-    """The table of a shipped model by the name that commands take; None for any other model."""
+    """The table of a shipped model by its name in commands; None for other models."""
     entry = json.loads(TABLES.read_text(encoding="utf-8")).get(model)
     return None if entry is None else AddressTable(entry["default"], [(a, k, p) for a, k, p in entry["rows"]])

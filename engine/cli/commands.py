@@ -1,4 +1,4 @@
-"""`vitrine demo | reproduce | addresses | card`. Heavy imports wait for `run`."""
+"""`vitrine demo | reproduce | addresses | card`. Heavy imports are in `run`."""
 
 from __future__ import annotations
 
@@ -37,18 +37,17 @@ class Reproduce:
     quick: bool = False
     """Fewer samples and wider intervals: minutes instead of hours."""
     out: OutFolder | None = None
-    """Folder for CLAIM.json, one for each claim: results or results/quick; with a model of yours, nowhere."""
+    """Folder for CLAIM.json, one per claim: results or results/quick; with your own model, none by default."""
     model: str | None = None
     """A model folder to measure instead of the shipped one."""
     workers: Count = 1
-    """This many claims at once, each in a process of one thread: 2 on two cores."""
+    """Number of claims measured in parallel, each in a process of one thread: 2 on two cores."""
     plants: str | None = None
-    """For nemo.held_out: another list of memorized pictures, JSON next to its LoRA; evidence/nemo/plant_files.py has
-    the form."""
+    """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
     photographs: str | None = None
-    """For claims that end in photographs: their folder; by default where Debian's tuxpaint-stamps-default puts it."""
+    """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
     face_model: str | None = None
-    """For claims with an outside judge of faces: the folder model of npm's @vladmandic/face-api."""
+    """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
@@ -68,12 +67,12 @@ class Reproduce:
 
 @dataclass(frozen=True)
 class Addresses:
-    """List the layer names of a diffusers model, with kind and module path."""
+    """List the site names of a diffusers model, with kind and module path."""
 
     model: Positional[Annotated[str, arg(metavar="[MODEL]")]] = "portraits"
     """A pipeline folder or hub id; 'portraits' is the shipped model."""
     pattern: Positional[Annotated[str, arg(metavar="[PATTERN]")]] = "*"
-    """Layer name or pattern."""
+    """Site name or glob."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -83,7 +82,7 @@ class Addresses:
         return 0
 
     def _rows(self) -> list[tuple[str, str, str]]:
-        """(address, kind, module path) of each; a shipped model's stand in a file, which needs no torch."""
+        """(site name, kind, module path) of each; those of shipped models are in a file, which needs no torch."""
         from ..tracing.address_patterns import matching
         from .address_tables import shipped_addresses
 
@@ -103,7 +102,7 @@ class Card:
     """Measure a portraits model and write its model card (README.md) next to the weights."""
 
     folder: Positional[Annotated[Path, Writes("folder"), arg(metavar="FOLDER")]]
-    """Model folder, which gets the card; measuring takes minutes."""
+    """Model folder to write the card into; measuring takes minutes."""
     device: str = "cpu"
     """Where to sample."""
 

@@ -1,35 +1,30 @@
-"""What commands print: pages that fit any terminal and encoding, a closed pipe, and libraries without their noise."""
+"""Output of commands: any terminal width and encoding, closed pipes, and library messages."""
 
 from __future__ import annotations
 
 import codecs
 import contextlib
 import io
-import logging
 import os
 import shutil
 import sys
 from collections.abc import Iterator
 from os import environ
+from pathlib import Path
+from typing import Any
+
+from ..settings.setting_checks import Writes, marked
 
 NARROWEST = 40
-"""Columns of a help page at least: tyro's layout never ends below six."""
+"""Fewest columns of a help page: tyro's layout does not terminate below six."""
 
 CLOSED_PIPE = 141
-"""Exit status of a program whose reader has gone away, as a shell reports it: 128 + SIGPIPE."""
-
-NOISE = (
-    ("transformers.utils.import_utils", "requires torchvision (not installed)"),
-    ("diffusers.models.modeling_utils", "should be kept in float32: []"),
-    ("diffusers.loaders.lora_base", "No LoRA keys associated to"),
-)
-"""(logger, part of a message) that says nothing to whoever runs a command: of an optional package whose place another
-takes, of an empty list of modules, of a LoRA for the network alone that has no keys for the text encoders."""
+"""Exit status after a closed pipe, as in a shell: 128 + SIGPIPE."""
 
 
 @contextlib.contextmanager
 def wide_enough() -> Iterator[None]:
-    """Help pages are laid out for :data:`NARROWEST` columns or more."""
+    """Lays out help pages for at least :data:`NARROWEST` columns."""
     before = environ.get("COLUMNS")
     environ["COLUMNS"] = str(max(NARROWEST, shutil.get_terminal_size().columns))
     try:
@@ -42,10 +37,10 @@ def wide_enough() -> Iterator[None]:
 
 @contextlib.contextmanager
 def any_letters() -> Iterator[None]:
-    """Letters that the encoding of stdout lacks are printed as escapes, and bullets as asterisks."""
+    """Prints characters that stdout cannot encode as escapes, and bullets as asterisks."""
     codecs.register_error("vitrine", _replacement)
     stdout = sys.stdout
-    if stdout is None:  # closed by whoever started the command
+    if stdout is None:  # closed by the parent process
         with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
             yield
         return
@@ -66,32 +61,19 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
     return codecs.backslashreplace_errors(error)
 
 
-@contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
-    """Leaves out the messages in :data:`NOISE`; no library is imported for it."""
-    filters = [(logging.getLogger(name), _Without(part)) for name, part in NOISE]
-    for logger, without in filters:
-        logger.addFilter(without)
-    try:
-        yield
-    finally:
-        for logger, without in filters:
-            logger.removeFilter(without)
-
-
-class _Without(logging.Filter):
-    """Lets all messages pass but those that contain a text."""
-
-    def __init__(self, part: str) -> None:
-        super().__init__()
-        self.part = part
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return self.part not in record.getMessage()
+def link_written(command: Any) -> None:
+    """On a terminal, the last line is a link to what a command wrote: its page if there is one, else file or folder."""
+    if sys.stdout is None or not sys.stdout.isatty():
+        return
+    outputs = [Path(value) for _, value, mark in marked(command) if isinstance(mark, Writes) and value is not None]
+    written = next((path for path in outputs if path.exists()), None)
+    if written is not None:
+        pages = sorted(written.glob("*.html")) if written.is_dir() else []
+        print((pages[0] if pages else written).resolve().as_uri())
 
 
 def flush_failed() -> OSError | None:
-    """Writes what stdout holds back; where that fails, why. Nothing is written there any more then."""
+    """Flushes stdout; returns the error if that fails, after which nothing more is written."""
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -101,6 +83,6 @@ def flush_failed() -> OSError | None:
 
 
 def drop_stdout() -> None:
-    """Sends what is still printed nowhere: the interpreter would complain of a closed pipe once more as it ends."""
+    """Discards further output: the interpreter would report the closed pipe again at exit."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file cannot be redirected
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`vitrine control train`: the portraits transformer with size, crop and flip. Heavy imports wait for `run`."""
+"""`vitrine control train`: the portraits transformer with size, crop and flip. Heavy imports are in `run`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..settings.setting_checks import Count, OutFolder
 
 @dataclass(frozen=True)
 class Train:
-    """Train a PixArt-shaped model of the portraits under one weight of the size; the same command resumes."""
+    """Train a PixArt-shaped portraits model with one size-weight curve; the same command resumes."""
 
     weight: Literal["power-cosine", "constant"] = "power-cosine"
     """The paper's curve, or SDXL's constant weight."""
@@ -22,15 +22,15 @@ class Train:
     steps: Count = 10_000
     """Updates."""
     batch: Count = 32
-    """Pictures of each."""
+    """Batch size."""
     start: str | None = None
-    """A transformer to begin with, by name or folder, instead of random weights."""
+    """A transformer to start from, by name or folder, instead of random weights."""
     lr: float = 1.5e-3
-    """Of Adam; falls to zero over the last quarter."""
+    """Adam's learning rate; falls to zero over the last quarter."""
     lesson: Literal["collection", "sides", "flips"] = "collection"
-    """Pictures as found; left and right, on pictures as they were taken; then the flip condition."""
+    """collection: pictures as found; sides: left and right, on unflipped pictures; flips: then the flip condition."""
     stop_after: int | None = None
-    """Stop when this many updates are done in all (the state is saved)."""
+    """Stop after this many updates in total (the state is saved)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
@@ -42,7 +42,7 @@ class Train:
         from ..runtime.progress import TqdmProgress
 
         if self.start is not None:
-            transformer_folder(self.start)  # refused before the pictures are rendered
+            transformer_folder(self.start)  # raises before the pictures are rendered
         config = TransformerTrainConfig(
             self.weight, self.pictures, self.steps, self.batch, self.start, self.lr, self.lesson
         )

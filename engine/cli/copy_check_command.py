@@ -1,4 +1,4 @@
-"""`vitrine nemo check`: which prompts of a list, or of a LoRA, come back as copies."""
+"""`vitrine nemo check`: which prompts of a list, or of a LoRA, reproduce training pictures."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from .options import Load
 
 @dataclass(frozen=True)
 class Check:
-    """Tell which prompts come back as copies, how often, where in the picture, and of which training picture.
+    """Find prompts that reproduce a training picture: how often, where in the picture, and which one.
 
     Writes copies.html, copies.csv and the nearest sample of each prompt. The same command resumes.
     """
 
     prompts: Path
-    """CSV, TSV, JSON or JSONL with a column prompt (caption, text) and, if you like, label; or text, one a line."""
+    """CSV, TSV, JSON or JSONL with a column prompt (caption, text) and optionally label; or text, one per line."""
     model: str = "portraits"
     """Pipeline folder, hub id or .safetensors file of any text-to-image model."""
     pictures: Path | None = None
     """Folder with the training pictures; none: samples of a prompt are compared with each other."""
     lora: Path | None = None
-    """A LoRA (.safetensors) that is loaded for this check; the model without it says which distance is usual."""
+    """A LoRA (.safetensors) to check; the model without it gives the usual distance."""
     ordinary: Path | None = None
-    """A list of captions that have nothing to do with the pictures; needed where there is no LoRA."""
+    """A list of captions unrelated to the pictures; required without a LoRA."""
     out: OutFolder = Path("copy-check")
-    """Folder of this check."""
+    """Folder for the results."""
     seeds: Count = 8
-    """Samples of each prompt."""
+    """Samples per prompt."""
     first_seed: int = 2000
-    """Of these."""
+    """Seed of the first sample."""
     steps: Count = 30
-    """Of sampling."""
+    """Sampling steps."""
     guidance: float = 7.5
-    """Of sampling."""
+    """Guidance scale."""
     height: OwnSide = 0
-    """In pixels; 0: the model's own."""
+    """In pixels; 0: the model's default."""
     width: OwnSide = 0
-    """In pixels; 0: the model's own."""
+    """In pixels; 0: the model's default."""
     calibrated: Path | None = None
-    """The folder that calibrate wrote for this model: its threshold gives NeMo's score a verdict."""
+    """The folder that calibrate wrote for this model: its threshold turns NeMo's score into a verdict."""
     clip: Path | None = None
-    """Folder of a CLIP vision model (transformers, safetensors): likeness to the nearest picture."""
+    """Folder of a CLIP vision model (transformers, safetensors): similarity to the nearest picture."""
     shown: Annotated[int, AtLeast(0)] = 50
-    """Prompts with pictures on the page."""
+    """Prompts shown with pictures on the page."""
     memory: str = "2GB"
-    """Memory beyond the model."""
+    """Memory in addition to the model."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -70,7 +70,7 @@ class Check:
         describe = None if self.clip is None else clip_descriptor(self.clip)
         pipe: Any = load_pipeline(self.model, None, self.load)
         probe, tau = ProbeConfig(), None
-        if calibrated is not None:  # the LoRA is loaded later: the threshold belongs to the model below it
+        if calibrated is not None:  # the LoRA is loaded later: the threshold belongs to the base model
             calibrated.check(fingerprint_of(Denoiser.from_diffusers(pipe).backbone))
             probe, tau = calibrated.probe, calibrated.tau
         pipe.set_progress_bar_config(disable=True)

@@ -1,4 +1,4 @@
-"""`vitrine emd train`: distil a one-step student. Heavy imports wait for `run`."""
+"""`vitrine emd train`: distil a one-step student. Heavy imports are in `run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PORTRAITS: dict[str, Any] = {
     "lr_generator": 1e-4, "lr_score": 5e-4, "weight": "dmd", "meter_every": 100, "auto_gz": False,
     "chain": {"steps": 4, "ge": 0.16, "gz": 0.01, "clip": 20.0},
 }  # fmt: skip
-"""What the shipped student was trained with."""
+"""Training settings of the shipped student."""
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -36,7 +36,7 @@ class Train:
     CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "size": [height, width],
     "train": {settings}}.
     Without one, a student of the portraits model is trained. Under `accelerate launch` (on CPU cores `torchrun`),
-    with `-m vitrine.engine.cli.main emd train`, processes share each batch.
+    with `-m vitrine.engine.cli.main emd train`, processes divide each batch.
     """
 
     config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
@@ -44,7 +44,7 @@ class Train:
     out: OutFolder = Path("emd-student")
     """Folder for state.safetensors and the exported LoRA files."""
     stop_after: int | None = None
-    """Stop when this many steps are done in all (the state is saved)."""
+    """Stop after this many steps in total (the state is saved)."""
     diff_instruct: bool = False
     """Train the baseline instead: one step of eps, z frozen."""
 
@@ -53,7 +53,7 @@ class Train:
     start_score: Path | None = None
     """The score adapter that was trained with it."""
     memory: str = "1GB"
-    """What text states of the prompts may take in memory; more go into a folder of the run until it is finished."""
+    """Memory for encoded prompts; larger lists are stored in the run's folder until it is finished."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -94,31 +94,31 @@ class Train:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Judge a student, or all checkpoints of a run, against its teacher at equal prompts and seeds.
+    """Evaluate a student, or all checkpoints of a run, against its teacher at equal prompts and seeds.
 
-    They are compared with the teacher's own single step, and with the teacher on other seeds: as near as chance allows.
+    Baselines: the teacher with a single step, and the teacher with other seeds.
     """
 
     student: Positional[Annotated[Path, arg(metavar="STUDENT")]]
-    """A student's file, LoRA or whole network; or OUT/checkpoints of a run that keeps some, whose best is named."""
+    """A student's file, LoRA or whole network; or OUT/checkpoints of a run, whose best one is reported."""
     prompts: Path
-    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
+    """Text, one prompt per line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     model: str = "portraits"
     """The teacher: portraits, a diffusers folder or a hub id."""
     features: str = "readout"
-    """The feature network: `readout` (attribute classifier) for portraits, else a transformers folder (CLIP)."""
+    """The feature network: `readout` (attribute classifier) for portraits, else a transformers folder."""
     clip: str = ""
-    """A transformers folder of a CLIPModel, for a CLIP score; none without."""
+    """A transformers folder of a CLIPModel, for a CLIP score; optional."""
     seeds: Count = 4
-    """Pictures of each prompt."""
+    """Pictures per prompt."""
     steps: Count = 30
-    """Of the teacher."""
+    """Sampling steps of the teacher."""
     guidance: float = 3.0
-    """Of the teacher."""
+    """Guidance scale of the teacher."""
     size: tuple[Side, Side] | None = None
-    """Height and width in pixels; by default the size of the teacher's pipeline."""
+    """Height and width in pixels; by default the teacher pipeline's."""
     out: OutFile | None = None
-    """JSON file for the figures."""
+    """JSON file for the results."""
     load: Load = LoadConfig()
 
     def run(self) -> int:

@@ -1,6 +1,6 @@
-"""`vitrine nemo erase`: memorized pictures trained out of the weights, as a LoRA or as a whole UNet.
+"""`vitrine nemo erase`: trains memorized pictures out of the weights, as a LoRA or as a whole UNet.
 
-Heavy imports wait for `run`, so settings stand here as plain numbers; what they mean: :class:`EraseConfig`.
+Heavy imports are in `run`, so settings are plain numbers here; see :class:`EraseConfig`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .options import Load
 class Erase:
     """Train memorized pictures out of a model (DoRI's remedy). The same command resumes.
 
-    Blocking leaves the picture in the weights, where an optimised embedding finds it; verify afterwards with the
+    Blocking keeps the picture in the weights, where an optimised embedding finds it; verify afterwards with the
     pipeline's `verify` and an empty set of neurons.
     """
 
     pairs: Positional[Annotated[Path, arg(metavar="PAIRS")]]
-    """CSV with the columns prompt and picture; a path of a picture counts from the CSV's folder."""
+    """CSV with the columns prompt and picture; picture paths are relative to the CSV's folder."""
     neurons: tuple[Path, ...]
     """NEURONS files that vitrine nemo find wrote; their union is blocked while surrogates are sampled."""
     ordinary: Path
-    """Captions that must stay as they are, 100 or more: text, one a line, or CSV, TSV, JSON, JSONL."""
+    """Captions whose pictures must not change, 100 or more: text, one per line, or CSV, TSV, JSON, JSONL."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
     out: OutFile = Path("erased.safetensors")
@@ -42,31 +42,31 @@ class Erase:
     work: OutFolder | None = None
     """Folder for the state of the training; the default is next to the output."""
     rank: Annotated[int, AtLeast(0)] = 0
-    """Of a LoRA; 0 trains all weights, as published."""
+    """Rank of the LoRA; 0 trains all weights, as published."""
     rounds: Count = 10
-    """Attacks on the current weights; each adds one embedding for every picture."""
+    """Attacks on the current weights; each adds one embedding per picture."""
     updates: Count = 30
-    """Of the weights after each attack."""
+    """Updates of the weights after each attack."""
     lr: float = 3e-4
-    """Adam's highest rate."""
+    """Adam's highest learning rate."""
     batch: Count = 16
-    """Samples of each of the two losses in one update."""
+    """Batch rows of each of the two losses per update."""
     attack_steps: Count = 30
     """Steps of each attack."""
     attack_batch: Count = 4
-    """Noises a step of an attack looks at."""
+    """Noise samples per step of an attack."""
     keep: Literal["predictions", "noise"] = "predictions"
-    """What ordinary captions must still predict: the untouched network's predictions, or the noise (published)."""
+    """Target for ordinary captions: the original network's predictions, or the noise (published)."""
     seed: int = 0
-    """Of batches, noises and starts."""
+    """Seed of batches, noise and initialisation."""
     surrogates: Count = 3
     """Samples that replace each picture."""
     first_seed: int = 500
-    """Of surrogates and ordinary pictures."""
+    """Seed of surrogates and ordinary pictures."""
     steps: Count = 30
-    """Of their sampling."""
+    """Their sampling steps."""
     guidance: float = 7.5
-    """Of their sampling."""
+    """Their guidance scale."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -100,10 +100,10 @@ def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
     """Prompts and the paths of their pictures.
 
     Raises:
-        VitrineError: If the file is missing, lacks a column, is empty, or names a picture that is not there.
+        VitrineError: If the file is missing, lacks a column, is empty, or names a missing picture.
     """
     accepted = "a CSV in UTF-8 with the columns prompt and picture"
-    with named(path, "pairs", accepted, "one line for each memorized picture"):
+    with named(path, "pairs", accepted, "one line per memorized picture"):
         rows = read_records(path, ("prompt", "picture"), "pairs")
         pairs = [(row["prompt"], path.parent / row["picture"]) for row in rows]
     missing = [str(picture) for _, picture in pairs if not picture.is_file()]
@@ -119,7 +119,7 @@ class Consensus:
     searches: Positional[Annotated[tuple[Path, ...], arg(metavar="SEARCHES ...")]]
     """NEURONS files of one prompt and model, each searched from other seeds."""
     share: float = 0.5
-    """Of the searches that must have kept a neuron."""
+    """Fraction of the searches that must have kept a neuron."""
     out: OutFile = Path("consensus.json")
     """The NEURONS file."""
 

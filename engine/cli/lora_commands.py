@@ -1,4 +1,4 @@
-"""`vitrine lora report`: what LoRA files are, where they act, what they copy, what they cost."""
+"""`vitrine lora report`: contents, effect, copying and cost of LoRA files."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ from .options import Load
 
 @dataclass(frozen=True)
 class Report:
-    """Is my LoRA overfitted? One page: what it is, where it acts, what it copies, what it costs, its neighbours.
+    """Is my LoRA overfitted? One page: contents, affected layers, copying, cost, neighbours.
 
-    Writes report.html and report.json. What needs no model comes first; the same command resumes.
+    Writes report.html and report.json. Parts that need no model come first; the same command resumes.
     """
 
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]")]]
-    """LoRA files (.safetensors) of any spelling."""
+    """LoRA files (.safetensors) of any key format."""
     base: str = ""
-    """Pipeline folder, hub id or .safetensors file of their base model; none: what needs no model."""
+    """Pipeline folder, hub id or .safetensors file of their base model; none: only parts without a model."""
     pictures: Path | None = None
-    """Folder with the training pictures; their captions are read from text files of the same name, as trainers do."""
+    """Folder with the training pictures; captions are read from text files next to them, as in trainers."""
     captions: Path | None = None
     """Captions that the LoRAs were trained with: a list of prompts, as in nemo check."""
     trigger: tuple[str, ...] = ()
-    """Words that ask for what the LoRAs show; none: those that the file names."""
+    """Trigger words; none: those in the files."""
     ordinary: Path | None = None
-    """Prompts that have nothing to do with the LoRAs; none: eight of dogs, streets and soup."""
+    """Prompts unrelated to the LoRAs; none: eight about dogs, streets and soup."""
     folder: Path | None = None
-    """Folder of LoRAs to look for duplicates and merges in; none: the files of this report."""
+    """Folder of LoRAs to search for duplicates and merges; none: the files of this report."""
     space: Path | None = None
-    """A space (.w2w.safetensors) in which to find the LoRAs' neighbours."""
+    """A space (.w2w.safetensors) in which to locate the LoRAs."""
     clip: Path | None = None
     """Folder of a CLIP (transformers, both sides): agreement of pictures with their prompts."""
     budget: Annotated[float, AtLeast(0)] = 0.0
-    """Minutes for samples; what does not fit is named, and the next call resumes. 0: no end."""
+    """Minutes for sampling; unfinished parts are listed, and the next call resumes. 0: no limit."""
     out: OutFolder = Path("lora-report")
     """Folder of the report."""
     seeds: Annotated[int, AtLeast(2)] = 4
-    """Samples of each prompt."""
+    """Samples per prompt."""
     first_seed: int = 2000
-    """Of these."""
+    """Seed of the first sample."""
     steps: Count = 4
-    """Of sampling; four tell a copy."""
+    """Sampling steps; four are enough to detect copies."""
     guidance: float = 3.0
-    """Of sampling."""
+    """Guidance scale."""
     prompts: Count = 4
-    """Captions that are sampled, at most."""
+    """Most captions to sample."""
     height: OwnSide = 0
-    """In pixels; 0: the model's own."""
+    """In pixels; 0: the model's default."""
     width: OwnSide = 0
-    """In pixels; 0: the model's own."""
+    """In pixels; 0: the model's default."""
     load: Load = LoadConfig()
 
     def run(self) -> int:

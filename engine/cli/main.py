@@ -1,4 +1,4 @@
-"""The `vitrine` command: one tree of commands, read by tyro. Heavy imports wait until a command runs."""
+"""The `vitrine` command: one tree of commands, parsed by tyro. Heavy imports are deferred until a command runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import contextlib
 import difflib
 import io
 import os
+import re
 import sys
 from typing import Annotated, Any, NamedTuple, Union
 
 from ..errors import VitrineError, refuse
 from ..io import packages
+from ..runtime.quiet import quiet_libraries
 from ..settings.setting_checks import check_settings
-from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, quiet_libraries, wide_enough
+from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, link_written, wide_enough
 
 
 class Group(NamedTuple):
@@ -26,8 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run one command.
 
     Returns:
-        The command's exit status; 2 after bad input or where a file cannot be written, which is explained in one line
-        on stderr; 130 after Ctrl-C; 141 where the reader of stdout has gone away.
+        The command's exit status; 2 after bad input or if a file cannot be written, explained in one line
+        on stderr; 130 after Ctrl-C; 141 after a closed pipe.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     stopped: SystemExit | None = None
@@ -55,7 +57,9 @@ def _run(arguments: list[str]) -> int:
         command = _parse(arguments)
         check_settings(command)
         with quiet_libraries():
-            return command.run()
+            status = command.run()
+        link_written(command)
+        return int(status)
     except ImportError as error:
         remedy = packages.install("demo", "torch")
         return _explained(f"{error}. This command needs more packages: {remedy}")
@@ -70,7 +74,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _explained(message: str) -> int:
-    """2, once the message is on stderr, in one line."""
+    """Prints the message on stderr in one line; returns 2."""
     print("vitrine: " + " ".join(message.split()), file=sys.stderr)
     return 2
 
@@ -96,7 +100,7 @@ def _tree() -> dict[str, type | Group]:
         "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),
         "resolution": Group("Move a transformer to a higher resolution.", resolution.COMMANDS),
         "emd": Group("Distil one-step students.", emd.COMMANDS),
-        "train": Group("Train the portraits model, the test bed of the pack.", train.COMMANDS),
+        "train": Group("Train the portraits model, the toy models of the pack.", train.COMMANDS),
         "demo": commands.Demo,
         "reproduce": commands.Reproduce,
         "verify": verify.Verify,
@@ -127,11 +131,12 @@ def _parse(arguments: list[str]) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise
+        _check_options(arguments, tree)
         raise VitrineError(_plain(errors.getvalue())) from None
 
 
 def _at_home(arguments: list[str]) -> list[str]:
-    """The words with `~` as the home folder, also behind `--out=` and in quotes, where a shell leaves it."""
+    """The arguments with `~` expanded, also after `--out=` and in quotes, where a shell does not expand it."""
     words = []
     for word in arguments:
         option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
@@ -140,7 +145,7 @@ def _at_home(arguments: list[str]) -> list[str]:
 
 
 def _check_words(arguments: list[str], tree: dict[str, type | Group]) -> None:
-    """Refuse an unknown command with the nearest known ones."""
+    """Raises for an unknown command, with similar ones."""
     table: dict[str, Any] = dict(tree)
     for word in arguments:
         if word.startswith("-"):
@@ -154,8 +159,24 @@ def _check_words(arguments: list[str], tree: dict[str, type | Group]) -> None:
         table = dict(entry.commands)
 
 
+def _check_options(arguments: list[str], tree: dict[str, type | Group]) -> None:
+    """Refuse an option that the command does not have with the nearest that it has."""
+    import tyro
+
+    first = next((i for i, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+    page = io.StringIO()
+    with contextlib.redirect_stdout(page), contextlib.suppress(SystemExit), wide_enough():
+        tyro.cli(_union(tree), args=[*arguments[:first], "--help"], prog="vitrine")
+    known = sorted(set(re.findall(r"--[a-z][\w-]*", page.getvalue())))
+    for word in arguments[first:]:
+        option = word.partition("=")[0]
+        if re.fullmatch(r"--[a-z][\w-]*", option) and option.replace("_", "-") not in known:
+            near = difflib.get_close_matches(option, known, n=2, cutoff=0.5) or ["--help"]
+            raise refuse("option", option, ", ".join(known), f"Did you mean {' or '.join(near)}?")
+
+
 def _union(table: dict[str, Any]) -> Any:
-    """The type that tyro parses into: one of the table's commands, or of a group's."""
+    """The type for tyro: a union of the table's commands and groups."""
     from tyro.conf import Suppress, subcommand
 
     members = []
@@ -164,12 +185,12 @@ def _union(table: dict[str, Any]) -> Any:
             members.append(Annotated[_union(entry.commands), subcommand(name, description=entry.help)])
         else:
             members.append(Annotated[entry, subcommand(name)])
-    # A union needs two members, also where a group has one command.
+    # A union needs two members, even if a group has one command.
     return Union[(*members, Annotated[None, Suppress])]  # noqa: UP007
 
 
 def _plain(box: str) -> str:
-    """tyro's error without its frame and title, down to the first rule inside; frames are drawn in ASCII too."""
+    """tyro's error without frame and title, up to its first rule; frames may be ASCII."""
     lines = [line.strip(" │") for line in box.splitlines()]
     if lines[1:] and lines[1].startswith("---"):
         del lines[:2]

@@ -1,4 +1,4 @@
-"""`vitrine nemo calibrate | score | find | bake | check`: NEMO for lists of prompts, from files to files."""
+"""`vitrine nemo calibrate | score | find | bake | check`: NEMO for lists of prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _pipeline(model: str, load: LoadConfig) -> Any:
 
 
 def _bar(label: str, workers: Any) -> Any:
-    """A bar in the first process."""
+    """A progress bar in the first process."""
     from ..runtime.progress import TqdmProgress
 
     return TqdmProgress(label, not workers.index)
@@ -38,14 +38,15 @@ def _bar(label: str, workers: Any) -> Any:
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Measure on ordinary captions what detection and search need. The same command resumes.
+    """Calibrate detection and search on ordinary captions. The same command resumes.
 
-    That is: how far few-step samples of one caption usually differ, the statistics of neurons, and the threshold of the
-    published score of one-step predictions. Under `torchrun` or `accelerate launch` processes share the captions.
+    Measures how much few-step samples of one caption usually differ, the statistics of neurons, and the threshold of
+    the published score of one-step predictions. Under `torchrun` or `accelerate launch` processes divide the
+    captions.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
-    """Ordinary captions, 500 or more: text, one a line; or CSV, TSV, JSON, JSONL with a column prompt or caption."""
+    """Ordinary captions, 500 or more: text, one per line; or CSV, TSV, JSON, JSONL with a column prompt or caption."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
     out: OutFolder = Path("nemo")
@@ -53,21 +54,21 @@ class Calibrate:
     scope: str = "down+mid"
     """down+mid (published) or all."""
     timestep_index: int = 1
-    """Which of 50 steps the search and the published score look at."""
+    """Timestep index (of 50) for the search and the published score."""
     guidance: float = 0.0
-    """Of the published score, at twice the cost; 0 is published. score --protocol nemo takes it over."""
+    """Guidance of the published score, at twice the cost; 0 is published. Also for `score --protocol nemo`."""
     parity: bool = False
-    """Take the similarity's range from each batch, as the authors' code does. Detection takes it over."""
+    """Take the similarity's range from each batch, as in the authors' code. Detection uses it, too."""
     scored: Count = 200
-    """How many of the captions are scored, and sampled, for the thresholds."""
+    """Number of captions scored and sampled for the thresholds."""
     samples: Annotated[int, AtLeast(2)] = 4
-    """Of each prompt, which detection compares."""
+    """Samples per prompt that detection compares."""
     sampling_steps: Count = 4
-    """Of these samples."""
+    """Their sampling steps."""
     sampling_guidance: float = 3.0
-    """Of these samples: take the scale that you sample with."""
+    """Their guidance scale: use the one that you sample with."""
     memory: str = "4GB"
-    """Memory beyond the model."""
+    """Memory in addition to the model."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -132,25 +133,25 @@ class ImportStatistics:
 
 @dataclass(frozen=True)
 class ScorePrompts:
-    """Tell which prompts of a long list are memorized, without a search; the same command resumes.
+    """Detect memorized prompts in a long list, without a search; the same command resumes.
 
-    Under `torchrun` or `accelerate launch` processes share the prompts.
+    Under `torchrun` or `accelerate launch` processes divide the prompts.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
-    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
+    """Text, one prompt per line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
     out: OutFile = Path("scores.csv")
-    """A table, the most suspicious prompt first: how far its samples differ, the verdict, and what it is made of."""
+    """A table, the most suspicious prompt first: distance of its samples, verdict, and their parts."""
     protocol: str = "vitrine"
     """vitrine compares samples of a few steps; nemo is the published score of one-step predictions."""
     two_stage: bool = False
-    """Two samples first, the others only where these agree: about half the cost on ordinary prompts."""
+    """Two samples first, the others only if these agree: about half the cost on ordinary prompts."""
     memory: str = "4GB"
-    """Memory beyond the model, by the published score."""
+    """Memory in addition to the model, for the published score."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -194,7 +195,7 @@ def _score_rows(texts: list[str], scores: list[Any]) -> list[tuple[str, ...]]:
 
 
 def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...]]:
-    """What is made of samples, the nearest first."""
+    """Results by samples, the nearest first."""
     rows = sorted(zip(texts, agreements, strict=True), key=lambda row: row[1].distance)
     return [(text, *agreement.columns().values()) for text, agreement in rows]
 
@@ -203,11 +204,11 @@ def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...
 class Find:
     """Search every prompt for the neurons that memorize it; one NEURONS file each. The same command resumes.
 
-    Under `torchrun` or `accelerate launch` processes share the prompts.
+    Under `torchrun` or `accelerate launch` processes divide the prompts.
     """
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
-    """Text, one prompt a line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
+    """Text, one prompt per line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
     calibrated: Path = Path("nemo")
     """The folder that calibrate wrote."""
     model: str = "portraits"
@@ -219,11 +220,11 @@ class Find:
     mode: str = "chain"
     """parity, chain or fast."""
     protocol: str = "vitrine"
-    """vitrine searches every prompt, and samples judge the outcome; nemo only those above tau, as published."""
+    """vitrine searches every prompt and verifies by samples; nemo searches only those above tau, as published."""
     together: Count = 16
-    """Prompts searched in lockstep."""
+    """Prompts searched in one batch."""
     seed: int = 0
-    """Of the noises; 0: as calibrated. Several searches, each in a separate folder, make a vitrine nemo consensus."""
+    """Seed of the noise; 0: as calibrated. Use several searches in separate folders for vitrine nemo consensus."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -267,12 +268,12 @@ class Find:
 
 @dataclass(frozen=True)
 class Bake:
-    """Write the union of NEURONS files into a model's weights, as the changed tensors only."""
+    """Write the union of NEURONS files into a model's weights; saves only the changed tensors."""
 
     neurons: Positional[Annotated[tuple[Path, ...], arg(metavar="NEURONS ...")]]
     """NEURONS files of one model."""
     model: str = "portraits"
-    """That model."""
+    """The model."""
     out: OutFile = Path("nemo-patch.safetensors")
     """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
     factor: float = 0.0

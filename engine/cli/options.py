@@ -1,4 +1,4 @@
-"""Options that several commands share: how a model is loaded, and a space that is written anew."""
+"""Options shared by several commands: loading a model, and the output of a changed space."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from ..pipelines.loading import LoadConfig
 from ..settings.setting_checks import Writes
 
 Load = Annotated[LoadConfig, arg(name="")]
-"""How a command loads its model: `--device`, `--dtype` ... without a prefix on the command line."""
+"""Model loading: `--device`, `--dtype` ... without a prefix on the command line."""
 
 OutSpace = Annotated[Path | None, Writes("file", otherwise="space")]
-"""The file of a space that a command changes; where it is None, the space's own."""
+"""The output file of a changed space; None overwrites the space."""

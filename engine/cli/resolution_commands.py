@@ -1,4 +1,4 @@
-"""`vitrine resolution transfer | export | tune`: portraits models at larger sizes. Imports wait for `run`."""
+"""`vitrine resolution transfer | export | tune`: portraits models at larger sizes. Imports are in `run`."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from ..settings.setting_checks import Count, OutFolder
 class Transfer:
     """Fine-tune the 64-pixel transformer at 128 pixels, each part of the transfer on and off; the same command resumes.
 
-    Frechet distances at steps 0, 50, 100, 200, 400, ... are kept in FOLDER/ARM-SEED/curve.json and, together, in
+    Frechet distances at steps 0, 50, 100, 200, 400, ... are stored in FOLDER/ARM-SEED/curve.json and, together, in
     FOLDER/curves.json, which `vitrine reproduce resolution.transfer --model FOLDER` reads.
     """
 
     folder: OutFolder = Path("portraits-128")
     """Folder for pictures, states and curves."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One run of every arm for each."""
+    """One run of every arm per seed."""
     arms: tuple[str, ...] = ()
     """grid-rescaled, extrapolated-rescaled, grid-plain; none means all."""
     steps: Count = 400
-    """Updates of each run."""
+    """Updates per run."""
     source: str = "power-cosine"
     """The 64-pixel model: a shipped one or a folder."""
     batch: Count = 8
-    """Pictures of an update."""
+    """Batch size."""
     lr: float = 5e-4
-    """Rate, constant."""
+    """Learning rate, constant."""
     ema: float = 0.995
-    """Rate of the averaged weights, which are measured."""
+    """Decay of the averaged weights, which are measured."""
     pictures: Count = 2048
     """Training pictures, rendered and encoded first."""
     samples: Count = 250
-    """Pictures each Frechet distance is measured on."""
+    """Pictures per Frechet distance."""
     guidance: float = 1.0
-    """Guidance of these; 1 is none and costs half."""
+    """Guidance scale of these; 1 is none and costs half."""
     stop_after: int | None = None
-    """Stop each run when this many updates are done (the state is saved)."""
+    """Stop each run after this many updates (the state is saved)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
@@ -51,7 +51,7 @@ class Transfer:
         from ..portraits.shipped import transformer_folder
         from ..runtime.progress import TqdmProgress
 
-        transformer_folder(self.source)  # refused before the pictures are rendered
+        transformer_folder(self.source)  # raises before the pictures are rendered
         config = TransferConfig(
             self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
         )
@@ -93,23 +93,23 @@ class Tune:
     """
 
     folder: OutFolder = Path("portraits-256")
-    """Folder for the training pictures and a folder for each run."""
+    """Folder for the training pictures and a subfolder per run."""
     positions: str = "rope_yarn"
     """keep, rope_pi, rope_ntk or rope_yarn."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One run for each."""
+    """One run per seed."""
     steps: Count = 200
-    """Updates of each run."""
+    """Updates per run."""
     rank: Count = 16
-    """Of the LoRA."""
+    """Rank of the LoRA."""
     batch: Count = 4
-    """Pictures of an update."""
+    """Batch size."""
     lr: float = 1e-3
-    """Highest rate; it falls to zero by the end."""
+    """Highest learning rate; it falls to zero at the end."""
     pictures: Count = 128
     """Training pictures, rendered and encoded first."""
     stop_after: int | None = None
-    """Stop each run when this many updates are done (the state is saved)."""
+    """Stop each run after this many updates (the state is saved)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 

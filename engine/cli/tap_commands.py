@@ -1,4 +1,4 @@
-"""`vitrine taps`: which places of a model to tap, from your pictures; how good places are, on SPair-71k."""
+"""`vitrine taps`: ranks a model's sites on your pictures, and scores sites on SPair-71k."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rank:
-    """Filter a model's layers by noise, granularity and locality, compare the rest, write a preset file.
+    """Filter a model's sites by noise, granularity and locality, compare the rest, write a preset file.
 
     They are compared on masks, or on keypoints.
 
-    Under `torchrun` or `accelerate launch` processes share the pictures.
+    Under `torchrun` or `accelerate launch` processes divide the pictures.
     """
 
     pictures: Positional[Annotated[Path, arg(metavar="PICTURES")]]
     """Folder of pictures; four or more."""
     masks: Path | None = None
-    """Folder of masks with the same file names (grey values are class numbers, 255 unknown). Without it, only the
+    """Folder of masks with the same file names (grey values are class indices, 255 unknown). Without it, only the
     filter runs."""
     classes: Count = 2
     """Number of classes in the masks."""
     keypoints: Path | None = None
     """Instead of masks, a JSON table: picture's file name -> [[x, y], null, ...], fractions of width and height, the
-    same points in the same order for each; null where hidden."""
+    same points in the same order for each; null if hidden."""
     split: Literal["halves", "stratified", "crossed"] = "halves"
-    """Who judges with masks: the second half of the pictures, a half that shows each class as often, or each of
+    """Validation pictures with masks: the second half, a half with balanced classes, or each of
     `folds` parts in turn."""
     folds: Count = 4
     """Parts of the crossed split."""
     model: str = "portraits"
     """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
-    """One plain prompt that fits all pictures."""
+    """One plain prompt for all pictures."""
     size: Side | None = None
-    """Side the pictures are squeezed to; 512 for SD1.5. None takes the model's own."""
+    """Side to which pictures are resized; 512 for SD1.5. None takes the model's default."""
     timestep: float = 50.0
-    """The network's own timestep."""
+    """The network's timestep."""
     budget: Count | None = None
-    """Most channels of the chosen layers together."""
+    """Most channels of the chosen sites in total."""
     most: Count = 4
-    """Most layers."""
+    """Most sites."""
     out: OutFile = Path("feature-preset.json")
     """The preset file."""
     state: OutFolder | None = None
     """Folder for finished scores and for activations; the same command resumes from it. Several processes need it."""
     memory: str = "4GB"
-    """Memory beyond the model and a bare forward; the rest goes through the state's folder."""
+    """Memory in addition to the model and one forward; more is stored in the state's folder."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -115,53 +115,53 @@ class Rank:
         missing = [f.name for f in files if f.name not in rows]
         if missing or len({len(rows[f.name]) for f in files}) > 1:
             shown = f"without {missing[:3]}" if missing else "rows of several lengths"
-            raise refuse("keypoints", shown, "equally many points for each picture", "null where hidden")
+            raise refuse("keypoints", shown, "the same number of points per picture", "null if hidden")
         return [rows[f.name] for f in files]
 
 
 @dataclass(frozen=True)
 class Spair:
-    """Score layers on SPair-71k by nearest features, without training: PCK per point and per picture, both totals.
+    """Score sites on SPair-71k by nearest features, without training: PCK per point and per picture, both averages.
 
     Each picture is tapped once, into the cache; the same command resumes.
     """
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """SPair-71k as its authors ship it: PairAnnotation and JPEGImages."""
+    """The published SPair-71k folder, with PairAnnotation and JPEGImages."""
     model: str = "portraits"
     """Pipeline folder, hub id or file of a supported model."""
     preset: str | None = None
     """A published selection, such as Ours-v1.5."""
     addresses: str | None = None
-    """Layer names or patterns, separated by spaces, instead of the preset's."""
+    """Site names or globs, separated by spaces, instead of the preset's."""
     split: Literal["trn", "val", "test"] = "test"
-    """Which pairs."""
+    """Split of the pairs."""
     category: str | None = None
     """One category only."""
     pairs: Count | None = None
-    """At most this many pairs of each category, the first ones."""
+    """Most pairs per category, the first ones."""
     prompt: str = "a photo of a {category}"
-    """One for each category's pictures."""
+    """One prompt per category."""
     size: Side | None = None
-    """Side the pictures are squeezed to; None takes the model's own."""
+    """Side to which pictures are resized; None takes the model's default."""
     keep_aspect: bool = False
-    """The longer side gets `size` and the other follows, each rounded to whole tokens; DiTF's is 640 on Flux."""
+    """Keep the aspect ratio: the longer side is `size`, rounded to whole tokens; DiTF uses 640 on Flux."""
     timestep: float | None = None
-    """The network's own timestep; None takes the preset's, else 50."""
+    """The network's timestep; None takes the preset's, else 50."""
     modulate: bool = False
-    """Block inputs of transformers as their block reads them (DiTF)."""
+    """Block inputs of transformers after norm and adaLN modulation (DiTF)."""
     discard: tuple[int, ...] = ()
-    """Massive channels to set to nought; 154 1446 in Flux.1-dev (DiTF)."""
+    """Massive channels to set to zero; 154 1446 in Flux.1-dev (DiTF)."""
     protocol: Literal["vitrine", "gdf"] = "vitrine"
-    """gdf: as the official code taps and joins, each picture in a separate batch; Stable Diffusion's UNets only."""
+    """gdf: taps and concatenates as the official code, one picture per batch; Stable Diffusion's UNets only."""
     grid: Count = 128
-    """Positions to a side on which features are compared."""
+    """Side of the grid on which features are compared."""
     cache: OutFolder | None = None
-    """Folder for the features; without it they are computed anew each time."""
+    """Folder for the features; without it they are computed again each time."""
     memory: str = "2GB"
     """Budget for features in memory."""
     out: OutFile | None = None
-    """A JSON file for all figures."""
+    """A JSON file for all results."""
     load: Load = LoadConfig()
 
     def run(self) -> int:

@@ -1,4 +1,4 @@
-"""`vitrine train portraits | flow | decoder | identity | plants`: how what ships was made."""
+"""`vitrine train portraits | flow | decoder | identity | plants`: trains the shipped models."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Flow(FlowTrainConfig):
 
 @dataclass(frozen=True)
 class Decoder(DecoderTrainConfig):
-    """Train a finished flow model's decoder to sharper pictures; the same command resumes an interrupted run."""
+    """Train a finished flow model's decoder for sharp images; the same command resumes an interrupted run."""
 
     advanced: OmitArgPrefixes[AdvancedDecoderTrainConfig] = field(default_factory=AdvancedDecoderTrainConfig)
 
@@ -61,7 +61,7 @@ class Decoder(DecoderTrainConfig):
 
 @dataclass(frozen=True)
 class Identity:
-    """Fit the projection that distinguishes people of the portraits, from a model's attribute classifier."""
+    """Fit the projection that distinguishes people of the portraits dataset, from a model's attribute classifier."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Model folder, such as the one `vitrine train portraits` writes."""
@@ -82,10 +82,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Plants:
-    """Train a LoRA of the portraits model that memorizes further pictures, with their list; minutes on one core."""
+    """Train further memorized pictures into the portraits model, as a LoRA with its list; a few minutes on one core."""
 
     out: OutFile = Path("later-plants.safetensors")
-    """The LoRA's file; the list of its pictures goes next to it, with the ending .json."""
+    """The LoRA's file; the list of its pictures is written next to it, with the suffix .json."""
     set: str = "later-plants"
     """Which pictures: later-plants (eight), plants-twice, plants-thirty, plants-usual-pose or plants-shirts (four)."""
     device: str = ""
@@ -104,7 +104,7 @@ class Plants:
 
 
 def _train(main: Callable[..., Any], config: Any) -> int:
-    """Train; a run whose time is up says how it goes on."""
+    """Trains; a run whose time is up prints how to resume it."""
     from ...evidence.portraits.phase import OutOfTime
     from ..runtime.progress import TqdmProgress
 

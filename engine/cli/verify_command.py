@@ -1,4 +1,4 @@
-"""`vitrine verify`: the papers' own claims on a published checkpoint that lies on this machine."""
+"""`vitrine verify`: the papers' claims on a published checkpoint from local files."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from .options import Load
 class Verify:
     """Measure published figures on your own checkpoint, from local files only; nothing is downloaded.
 
-    It says first what it needs, how long it will take and how much memory; the same command resumes.
+    It first prints the required files, time and memory; the same command resumes.
     Writes plan.json, verify.json and verify.html: published, measured with intervals, and what differs.
     """
 
     model: str
-    """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models in
-    its role, with separate data."""
+    """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models
+    instead, with their own data."""
     claim: tuple[str, ...] = ()
     """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
     data: Path | None = None
-    """Folder with the authors' files; the plan (--dry) says which."""
+    """Folder with the authors' files; the plan (--dry) lists them."""
     sscd: Path | None = None
-    """SSCD's TorchScript file. It is a program, which this option runs; without it pixels judge copies."""
+    """SSCD's TorchScript file. It is code, which this option runs; without it copies are judged by pixels."""
     clip: Path | None = None
     """Folder of a CLIPModel with its processor (transformers): prompt alignment."""
     face: Path | None = None
-    """A face recogniser's TorchScript file (made with torch.jit.trace). It is a program, which this option
-    runs; without it nothing can be compared with the published identity."""
+    """A face recogniser's TorchScript file (made with torch.jit.trace). It is executable code, which this option
+    runs; without it identities are not compared."""
     lpips: Path | None = None
     """LPIPS as a TorchScript file, likewise."""
     subset: Count | None = None
-    """At most this many prompts or pairs of each kind, always the same ones."""
+    """Most prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
-    """Memory beyond the weights."""
+    """Memory in addition to the weights."""
     out: OutFolder = Path("verify")
-    """Folder of this verification."""
+    """Folder for the results."""
     dry: bool = False
     """Stop after the plan."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
-        """0 if the named claims were measured, or any without names; 1 where data is missing."""
+        """0 if the named claims were measured, or any without names; 1 if data is missing."""
         environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it
         from ...evidence.verify.context import Asked
         from ...evidence.verify.run import verify

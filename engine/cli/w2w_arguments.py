@@ -1,4 +1,4 @@
-"""What the W2W commands' arguments mean: a space, a model of it, sliders, a base model's weights."""
+"""Arguments of the W2W commands: a space, a model of it, sliders, a base model's weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..io.folders import has_ending
 
 
 def space_at(path: Path | None) -> Any:
-    """The space in a file; none: the shipped people. A linked one's LoRAs may lie below the working directory."""
+    """The space in a file; none: the shipped people. A linked space's LoRAs may be below the working directory."""
     from ..portraits.shipped import PEOPLE_SPACE
     from ..w2w import load_space
 
@@ -18,7 +18,7 @@ def space_at(path: Path | None) -> Any:
 
 
 def model_of(space: Any, source: str) -> tuple[Any, str]:
-    """A saved model or a training model by name, and what to call its files."""
+    """(saved model or training model by name, name for its files)."""
     from ..w2w import W2WModel, member
 
     if has_ending(source, (".safetensors", ".pt")):
@@ -27,7 +27,7 @@ def model_of(space: Any, source: str) -> tuple[Any, str]:
 
 
 def tail_of(strengths: dict[str, float]) -> str:
-    """The end of a file's name that says what was edited."""
+    """The suffix of a file name that describes an edit."""
     return "".join(f"-{k.replace(' ', '_')}{v:+g}" for k, v in strengths.items())
 
 

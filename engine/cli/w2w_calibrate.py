@@ -1,4 +1,4 @@
-"""`vitrine w2w calibrate | pairs`: sliders by what is seen, from readings, and from pictures before and after."""
+"""`vitrine w2w calibrate | pairs`: sliders from classifier readings, and from pictures before and after."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
     """Label -> (strength, reading) pairs of a CSV with the columns label, strength, reading.
 
     Raises:
-        VitrineError: If a column is missing, or holds something else.
+        VitrineError: If a column is missing, or has other values.
     """
     curves: dict[str, list[tuple[float, float]]] = {}
     accepted = "a CSV with the columns label, strength, reading; the last two are numbers"
-    with named(path, "readings", accepted, "mend the file"):
+    with named(path, "readings", accepted, "correct the file"):
         for number, row in enumerate(read_records(path, ("label", "strength", "reading"), "readings"), 2):
             try:
                 pair = (float(row["strength"]), float(row["reading"]))
@@ -39,46 +39,46 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def paired_names(before: Path, after: Path) -> list[str]:
-    """Names of the picture files that both folders hold.
+    """Names of the picture files that both folders have.
 
     Raises:
-        VitrineError: If there is none, or a picture lacks its partner.
+        VitrineError: If there is none, or a picture has no partner.
     """
     from ..io.picture_files import pictures_in
 
     sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
     if not sides[0] or sides[0] != sides[1]:
         shown = sorted(sides[0] ^ sides[1])[:3] or "no pictures"
-        raise refuse("pictures", shown, "two folders with files of the same names", "name both of a pair alike")
+        raise refuse("pictures", shown, "two folders with files of the same names", "give pairs the same names")
     return sorted(sides[0])
 
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Give sliders maps for --calibrated: even positions 0 .. 1 along which what is seen rises evenly.
+    """Fit the maps of calibrated sliders: positions 0 .. 1 along which a classifier's reading rises evenly.
 
-    From a table of readings of your own space, or for the portraits by their attribute classifier.
+    From a table of readings of your own space, or for the portraits dataset by its attribute classifier.
     """
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """A space file."""
     readings: Positional[Annotated[Path | None, arg(metavar="[READINGS]")]] = None
-    """CSV with the columns label, strength, reading: how much of the attribute pictures showed, on average over several
+    """CSV with the columns label, strength, reading: mean presence of the attribute in pictures of several
     models, at strengths from 0 up; readings of any unit, such as a classifier's probability or your own marks."""
     start: float = 1000.0
-    """Timestep from which the edits acted where they were read."""
+    """Timestep from which the edits were applied in the readings."""
     portraits: bool = False
-    """The space is the shipped people's: read by the attribute classifier, on people 200 to 399."""
+    """The space has the shipped people: readings by the attribute classifier, on people 200 to 399."""
     labels: tuple[str, ...] = ()
-    """Portraits only: these labels; none: all that the attribute classifier knows."""
+    """Portraits only: these labels; none: all labels of the attribute classifier."""
     people: Count = 24
-    """Portraits only: how many people see each slider."""
+    """Portraits only: number of people per slider."""
     pairs: tuple[str, ...] = ()
-    """Portraits only: labels that first get a direction trained from pairs, 'red hair (pairs)' next to 'red hair'."""
+    """Portraits only: labels that also get a direction trained from pairs, 'red hair (pairs)' next to 'red hair'."""
     work: OutFolder = Path("calibrate.work")
-    """Portraits only: where the state of these trainings is kept; the same command resumes."""
+    """Portraits only: folder for the state of these trainings; the same command resumes."""
     out: OutSpace = None
-    """The calibrated space; none: SPACE itself."""
+    """The calibrated space; none: overwrites SPACE."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
 
@@ -105,7 +105,7 @@ class Calibrate:
         return with_strength_maps(space, maps)
 
     def _by_readout(self, space: Any, target: Path) -> Any:
-        """Saved after each direction and map, so that a stopped command loses little."""
+        """Saves after each direction and map, so that a stopped command loses little."""
         from ...evidence.w2w.calibrate import calibrated, with_pairs
         from ...evidence.w2w.pair_sliders import name_of
         from ...evidence.w2w.world import LABELS
@@ -126,33 +126,33 @@ class Calibrate:
 
 @dataclass(frozen=True)
 class PairSlider:
-    """Train a slider from pictures before and after: two folders with files of the same names, and say so in the space.
+    """Train a slider from pictures before and after: two folders with files of the same names; stored in the space.
 
-    What else the pictures show stays as it is: the slider is charged for changing it.
+    Everything else in the pictures is kept: training penalises other changes.
     """
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
-    """The space file, which gets the direction."""
+    """The space file to which the direction is added."""
     before: Positional[Annotated[Path, arg(metavar="BEFORE")]]
     """Folder of pictures without the attribute."""
     after: Positional[Annotated[Path, arg(metavar="AFTER")]]
     """Folder of the same pictures with it."""
     label: str = "my slider"
-    """What the slider is called."""
+    """Name of the slider."""
     shown: str | None = None
     """Who is in the pictures: a .w2wmodel file or a training model's name; none: the mean model."""
     model: str = "portraits"
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
-    """What the LoRAs were trained with, or what the pictures show besides the subject and the attribute."""
+    """The prompt that the LoRAs were trained with, or a description of the pictures without subject and attribute."""
     steps: Count = 150
     """Adam steps of 16 pictures."""
     start: float = 1000.0
-    """Timestep from which the slider will act; it is trained below it."""
+    """Timestep from which the slider is applied; it is trained below it."""
     size: Side | None = None
     """Side in pixels; none: the base model's."""
     out: OutSpace = None
-    """The space with the slider; none: SPACE itself."""
+    """The space with the slider; none: overwrites SPACE."""
     save_dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
     load: Load = LoadConfig()
@@ -186,5 +186,5 @@ class PairSlider:
         space = with_pair_slider(space, self.label, change)
         saved = space.save(target, self.save_dtype)
         shutil.rmtree(work, ignore_errors=True)
-        print(f"{saved}: {self.label} shows what the pairs do at strength {space.info['pair_sliders'][self.label]:.2f}")
+        print(f"{saved}: {self.label} reproduces the pairs at strength {space.info['pair_sliders'][self.label]:.2f}")
         return 0

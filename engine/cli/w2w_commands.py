@@ -1,4 +1,4 @@
-"""`vitrine w2w train-loras | look | build | label | import-official`: spaces of models, from files to files."""
+"""`vitrine w2w train-loras | look | build | label | import-official`: spaces of models."""
 
 from __future__ import annotations
 
@@ -22,36 +22,37 @@ from .w2w_products import Blend, Sheet, SliderLora
 
 @dataclass(frozen=True)
 class TrainLoras:
-    """Train one LoRA for each subject, many at once; the same command resumes.
+    """Train one LoRA per subject, many at once; the same command resumes.
 
-    FOLDER contains one folder of pictures for each subject; without one, people of a portraits model are trained, by a
-    separate recipe. Processes share the subjects: `--workers` on this machine's cores, or those that `torchrun` or
+    FOLDER has one folder of pictures per subject; without one, people of a portraits model are trained, with a
+    separate recipe.
+    Processes divide the subjects: `--workers` on this machine's cores, or those that `torchrun` or
     `accelerate launch` starts.
     """
 
     folder: Positional[Annotated[Path | None, arg(metavar="[FOLDER]")]] = None
-    """Folder of folders with pictures; none: the portraits."""
+    """Folder of folders with pictures; none: the portraits dataset."""
     out: OutFolder = Path("w2w-loras")
-    """Where the LoRA files go, one for each subject."""
+    """Folder for the LoRA files, one per subject."""
     model: str = "portraits"
     """A Stable Diffusion 1.x / 2.x folder or hub id; without FOLDER portraits, flow (the 128 px ones), or a folder of
     such a model."""
     prompt: str = "sks person"
-    """What every picture is called."""
+    """Prompt of every picture."""
     people: Count = 520
-    """How many people of the portraits."""
+    """Number of people of the portraits dataset."""
     together: Count = 16
-    """Models trained in one batch; more fills a larger GPU."""
+    """Models trained in one batch; increase on a larger GPU."""
     workers: Count | None = None
-    """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one a core."""
+    """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one per core."""
     steps: Count = 800
-    """Optimiser steps of each model (the portraits: 160)."""
+    """Optimiser steps per model (portraits: 160)."""
     batch: Count = 1
-    """Pictures of one subject in each step (portraits: 2)."""
+    """Pictures per subject in each step (portraits: 2)."""
     rank: Count = 1
     """LoRA rank."""
     lr: float = 1e-4
-    """AdamW's rate (portraits: 1e-2)."""
+    """AdamW's learning rate (portraits: 1e-2)."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -62,17 +63,17 @@ class TrainLoras:
         small = self.folder is None or self.model == "portraits"
         count = (cores() if small else 1) if self.workers is None else self.workers
         if count < 1:
-            raise refuse("workers", count, "1 or more", "leave it out for the usual number")
+            raise refuse("workers", count, "1 or more", "leave it out for the default")
         if count > 1 and world_size() > 1:
             raise refuse("workers", count, "1 under torchrun or accelerate", "let one of the two start processes")
         trained = side_by_side(self._train, count) if count > 1 else [self._train()]
-        launched().meet()  # the others may still be training
+        launched().meet()  # other processes may still be training
         if not launched().index:
             print(f"{trained[0]} LoRAs in {self.out}")
         return 0
 
     def _refuse_unread(self) -> None:
-        """The portraits worlds have recipes of their own."""
+        """Raises for settings that the portraits recipes do not use."""
         usual, names = TrainLoras(), ("prompt", "steps", "batch", "rank", "lr", "load")
         changed = [name for name in names if getattr(self, name) != getattr(usual, name)]
         if self.folder is None and changed:
@@ -86,10 +87,10 @@ class TrainLoras:
         from ..runtime.progress import TqdmProgress
         from ..w2w import LoraTrainConfig, train_loras
 
-        share = (worker, workers) if workers > 1 else (launched().index, launched().count)
-        label = f"training, worker 1 of {share[1]}" if share[1] > 1 else "training"
-        options: dict[str, Any] = {"together": self.together, "share": share}
-        options["progress"] = TqdmProgress(label, not share[0])
+        part = (worker, workers) if workers > 1 else (launched().index, launched().count)
+        label = f"training, worker 1 of {part[1]}" if part[1] > 1 else "training"
+        options: dict[str, Any] = {"together": self.together, "part": part}
+        options["progress"] = TqdmProgress(label, not part[0])
         if self.folder is None:
             folder = {"portraits": None, "flow": str(FLOW_WEIGHTS)}.get(self.model, self.model)
             return len(train_people(self.out, self.people, model=folder, **options))
@@ -102,22 +103,22 @@ class TrainLoras:
 
 @dataclass(frozen=True)
 class Look:
-    """Say what is in a folder of LoRAs before building: files, base models, ranks, copies, what is left out and why,
-    and how much the LoRAs have in common."""
+    """Inspect a folder of LoRAs before building: files, base models, ranks, copies, what is left out and why,
+    and how similar the LoRAs are."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """LoRA files of any spelling."""
+    """LoRA files of any key format."""
     headers: bool = False
-    """Read headers only: quick for large folders, but without copies, variance and mode."""
+    """Read headers only: fast for large folders, but without copies, variance and mode."""
     memory_gb: float = 1.0
-    """For what is kept of the files; less makes the estimates coarser."""
+    """Memory for samples of the files; less makes the estimates coarser."""
     json: OutFile | None = None
-    """Write the same as JSON here."""
+    """Also write the report as JSON to this file."""
     base_weights: Path | None = None
     """As in build."""
 
     def run(self) -> int:
-        """0 on success, also where nothing can be used."""
+        """0 on success, also if no file is usable."""
         from ..io.files import write_json
         from ..runtime.progress import TqdmProgress
         from ..w2w import look_at_folder
@@ -135,7 +136,7 @@ class Look:
 class Build:
     """Build a space from a folder of LoRA files, and directions from a table of labels. The same command resumes.
 
-    Under `torchrun` or `accelerate launch` processes share the work of factors mode.
+    Under `torchrun` or `accelerate launch` processes divide the work of factors mode.
     """
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
@@ -143,39 +144,39 @@ class Build:
     out: OutFile = Path("space.w2w.safetensors")
     """The space."""
     labels: Path | None = None
-    """CSV: model name, then one column a label."""
+    """CSV: model name, then one column per label."""
     method: str = "least_squares"
-    """Of directions: least_squares (the paper's), logistic or means, each label by itself; or joint, which leaves what
-    goes along with a label alone and suits edits better."""
+    """Of directions: least_squares (the paper's), logistic or means, each label separately; or joint, which keeps
+    correlated labels constant and suits edits better."""
     exclusive: tuple[str, ...] = ()
-    """Joint only: labels that imply one another, such as 'bald,long hair'."""
+    """Joint only: mutually exclusive labels, such as 'bald,long hair'."""
     portraits: bool = False
-    """The folder contains people of the portraits: label them by what is known."""
+    """The folder has people of the portraits dataset: use their known labels."""
     mode: str = "auto"
     """auto, factors or delta."""
     components: Count | None = None
-    """How many to keep; none: all."""
+    """Number of components; none: all."""
     memory_gb: float = 2.0
-    """Memory beyond the space itself; larger folders go through a work folder next to the space."""
+    """Memory in addition to the space; larger folders use a work folder next to the space."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
     base_weights: Path | None = None
-    """The base model's safetensors file, or diffusers' unet folder: with it DoRAs are read too."""
+    """The base model's safetensors file, or diffusers' unet folder: with it DoRAs are also read."""
     linked: bool = False
-    """Delta mode: leave the LoRAs' factors in their files, which must then stay; for folders larger than memory."""
+    """Delta mode: keep the factors in the LoRA files, which must not be moved; for folders larger than memory."""
 
     def run(self) -> int:
-        """0 on success; bad files are named and left out."""
+        """0 on success; bad files are listed and left out."""
         from ..runtime.processes import launched
         from ..w2w import mapped
-        from ..w2w.space.linked_factors import linked_file, place_of
+        from ..w2w.space.linked_factors import linked_file, relative_path
 
-        if self.linked:  # refused now, not after hours
-            linked_file(self.out, place_of(self.out, self.folder / "a.safetensors"), [Path.cwd()])
+        if self.linked:  # raises now, not after hours
+            linked_file(self.out, relative_path(self.out, self.folder / "a.safetensors"), [Path.cwd()])
         work = self.out.with_name(self.out.name + ".work")
         space = self._space(work, launched())
         if space is None:
-            return 0  # the first process goes on
+            return 0  # the first process continues
         if self.labels is not None:
             space = _labelled(space, self.labels, self.method, self.exclusive)
         print(f"space: {mapped(space).save(self.out, self.dtype)}")
@@ -183,7 +184,7 @@ class Build:
         return 0
 
     def _space(self, work: Path, workers: Any) -> Any:
-        """The space without directions from labels; None in all processes but the first."""
+        """The space without directions from labels; None in all but the first process."""
         from ...evidence.w2w.world import build_people
         from ..runtime.progress import TqdmProgress
         from ..w2w import BuildConfig, build_space
@@ -206,17 +207,17 @@ class Build:
 
 @dataclass(frozen=True)
 class Label:
-    """Give a space directions from a table of labels, such as the published space's own, and its way to be sampled."""
+    """Add directions from a table of labels, such as the published one, and default sampling settings to a space."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """A space file with the coefficients of its models."""
     labels: Positional[Annotated[Path | None, arg(metavar="[LABELS]")]] = None
-    """CSV: model name, then one column a label. Models of a space without names are called 0, 1, 2 .."""
+    """CSV: model name, then one column per label. Models of a space without names are called 0, 1, 2 .."""
     sampling: tuple[str, ...] = ()
-    """How models are sampled everywhere by default, such as 'emphasis=1.5' 'inherit=0.4'; the names are
+    """Default sampling settings in every interface, such as 'emphasis=1.5' 'inherit=0.4'; the names are
     the options of sample."""
     out: OutSpace = None
-    """The space with directions; none: SPACE itself."""
+    """The space with directions; none: overwrites SPACE."""
     method: str = "least_squares"
     """As in build."""
     exclusive: tuple[str, ...] = ()
@@ -250,7 +251,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...]) -> Any:
-    """The space with a direction for each label; prints how well they tell models apart."""
+    """The space with a direction per label; prints their accuracy."""
     from ..w2w import mapped, member_names, quality, with_directions
     from ..w2w.space.labels import read_table
 
@@ -278,15 +279,15 @@ def _directions(space: Any, table: dict[str, Any], method: str, exclusive: tuple
 
 @dataclass(frozen=True)
 class ImportOfficial:
-    """Turn the published weights2weights files, which you have downloaded, into a space. Nothing is unpickled."""
+    """Import the published weights2weights files, which you have downloaded, as a space. Nothing is unpickled."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """With mean.pt, std.pt, V.pt, weight_dimensions.pt, and perhaps proj_1000pc.pt (or all_weights.pt) and labels.csv,
-    the table of labels once it is converted: with them the space can be sampled and labelled."""
+    """Folder with mean.pt, std.pt, V.pt, weight_dimensions.pt, optionally proj_1000pc.pt or all_weights.pt, and
+    labels.csv, the converted table of labels, which are needed for sampling and labels."""
     out: OutFile = Path("official.w2w.safetensors")
-    """The space; their licence is non-commercial, and stays so."""
+    """The space; its licence is non-commercial, like that of the files."""
     components: Annotated[int, AtLeast(0)] = 1000
-    """Columns of V to take; 0 takes all 10,000."""
+    """Columns of V to use; 0 uses all 10,000."""
 
     def run(self) -> int:
         """0 on success."""

@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Map:
-    """Show all models of a space on one HTML page in one file: points or thumbnails, coloured by a
-    label of choice, with neighbours and distances."""
+    """Show all models of a space on one self-contained HTML page: points or thumbnails, coloured by a
+    selectable label, with neighbours and distances."""
 
     space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
     out: OutFile = Path("map.html")
     """The page."""
     thumbnails: Path | None = None
-    """A folder of pictures called like the models, such as anna.png."""
+    """A folder of pictures with the models' names, such as anna.png."""
     labels: Path | None = None
-    """CSV: model name, then one column a label, in addition to the space's own directions."""
+    """CSV: model name, then one column per label, in addition to the space's directions."""
     method: str = "auto"
     """auto (the map in the file, else neighbours up to 3,000 models), neighbours (t-SNE), or components (the first
     two)."""
     seed: int = 0
-    """Of the layout by neighbours."""
+    """Seed of the layout by neighbours."""
     store: bool = False
-    """Write coordinates and labels into the space file too, for whatever shows the space later."""
+    """Also write coordinates and labels into the space file."""
     dtype: str = "float16"
-    """With store, of components in the file: float32, float16 or bfloat16."""
+    """With store, dtype of components in the file: float32, float16 or bfloat16."""
 
     def run(self) -> int:
         """0 on success."""
@@ -61,13 +61,13 @@ class Map:
 
 
 def _pictures(folder: Path | None, names: Any) -> dict[str, Image]:
-    """Model's name -> its picture, 48 pixels; by the whole name or its last part."""
+    """Model name -> its picture, 48 pixels; by the full name or its last part."""
     from ..io.picture_files import open_rgb, pictures_in
 
     if folder is None:
         return {}
     if not folder.is_dir():
-        raise refuse("thumbnails", folder.name, "a folder of pictures called like the models", "check the path")
+        raise refuse("thumbnails", folder.name, "a folder of pictures with the models' names", "check the path")
     files = {path.stem: path for path in pictures_in(folder)}
     matched = {name: files.get(name, files.get(Path(name).name)) for name in names}
     return {name: open_rgb(path).resize((48, 48)) for name, path in matched.items() if path is not None}

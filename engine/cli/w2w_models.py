@@ -1,4 +1,4 @@
-"""`vitrine w2w sample | edit | invert | encode | export`: models of a space, from files to files."""
+"""`vitrine w2w sample | edit | invert | encode | export`: models of a space."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from .w2w_arguments import example_of, model_of, space_at, tail_of, weights_at
 
 @dataclass(frozen=True)
 class Writing:
-    """How models are written: a LoRA file and a .w2wmodel file of the same name for each."""
+    """Output of models: a LoRA file and a .w2wmodel file of the same name per model."""
 
     out: OutFolder = Path("w2w-models")
     """Folder for the files."""
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
     rank: Count | None = None
-    """At most this many factors a layer; none: exact."""
+    """Largest rank per layer; none: exact."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of the LoRA's factors."""
+    """Dtype of the LoRA's factors."""
 
     def write(self, space: Any, model: Any, names: list[str]) -> None:
-        """One pair of files for each row of a W2WModel, and a line for each."""
+        """Writes a pair of files and prints a line for each model of a W2WModel."""
         import torch
 
         from ..w2w import change_kept, materialise, nearest, write_lora
@@ -54,34 +54,34 @@ Files = Annotated[Writing, arg(name="")]
 
 @dataclass(frozen=True)
 class Sample:
-    """Write new models of a space as LoRA files, sampled as the space's file says where nothing else is given."""
+    """Sample new models of a space as LoRA files, by default with the sampling settings of the space."""
 
     space: Positional[Annotated[Path | None, arg(metavar="[SPACE]")]] = None
     """A space file; none: the shipped people."""
     seeds: tuple[int, ...] = (0, 1, 2, 3)
-    """One model each."""
+    """One model per seed."""
     edits: tuple[str, ...] = ()
     """Sliders such as 'beard=2'."""
     protect: tuple[str, ...] = ()
     """Labels that the sliders must not change."""
     calibrated: bool = False
-    """Sliders are positions 0 .. 1 of the space's own maps, even in what is seen, instead of deviations."""
+    """Sliders are perceptually even positions 0 .. 1 of the space's maps, instead of deviations."""
     wanted: tuple[str, ...] = ()
-    """Scores the models must have before sliders, in deviations, such as 'glasses=-1'."""
+    """Scores of the models before sliders, in deviations, such as 'glasses=-1'."""
     factor: float | None = None
     """Spread of the models: 1 varies as the training models do, 0 is their mean."""
     components: Count | None = None
-    """Sample only this many, from the first."""
+    """Number of leading components to sample."""
     truncation: float | None = None
-    """Largest deviation of a number."""
+    """Sample numbers beyond this many deviations again."""
     rng: str | None = None
     """vector, or official: one by one, as in the published code."""
     attributes: str | None = None
     """auto, joined (along the directions as one training model is) or gaussian (the paper's)."""
     emphasis: float | None = None
-    """joined: multiplies what is taken over; 1.5 was best for the shipped people."""
+    """joined: factor on the training model's part; 1.5 was best for the shipped people."""
     inherit: float | None = None
-    """joined: how much of the rest is the training model's too, 0 up to 1; 0.4 was best for the shipped people."""
+    """joined: correlation of the rest with the training model's, 0 to 1; 0.4 was best for the shipped people."""
     files: Files = Writing()
 
     def run(self) -> int:
@@ -114,11 +114,11 @@ class Edit:
     edits: tuple[str, ...] = ()
     """Sliders such as 'beard=2', in deviations of the training models."""
     protect: tuple[str, ...] = ()
-    """Labels whose scores stay."""
+    """Labels whose scores are kept."""
     mode: str = "joint"
     """How they are protected: joint, or official_sequential."""
     calibrated: bool = False
-    """Sliders are positions 0 .. 1 of the space's own maps, even in what is seen, instead of deviations."""
+    """Sliders are perceptually even positions 0 .. 1 of the space's maps, instead of deviations."""
     files: Files = Writing()
 
     def run(self) -> int:
@@ -141,20 +141,21 @@ class Edit:
 
 @dataclass(frozen=True)
 class Invert:
-    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command resumes."""
+    """Find the model of a space that fits a picture. Ctrl-C keeps the best so far; the same command resumes, also after
+    a kill."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
     pictures: Positional[Annotated[tuple[Path, ...], arg(metavar="PICTURES ...")]]
-    """One model for each, unless together; they are cropped to squares."""
+    """One model per picture, unless together; they are cropped to squares."""
     masks: tuple[Path, ...] = ()
-    """Pictures that are white where the subject is, one for each picture and of its size."""
+    """Masks, white on the subject, one per picture and of its size."""
     together: bool = False
     """All pictures show one subject: one model for all of them."""
     model: str = "portraits"
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
-    """What the LoRAs were trained with, or what else the pictures show."""
+    """The prompt that the LoRAs were trained with, or a description of the pictures without the subject."""
     preset: str = "quick"
     """photo and out_of_distribution are the paper's; quick: fewer steps, larger batches."""
     steps: Count | None = None
@@ -162,13 +163,13 @@ class Invert:
     lr: float | None = None
     """Learning rate, instead of the preset's."""
     components: Count | None = None
-    """How many to train, instead of the preset's."""
+    """Number of components, instead of the preset's."""
     prior: float | None = None
-    """Pull towards the mean model; for drawings or hidden faces try 0.001."""
+    """Regularisation towards the mean model; for drawings or hidden faces try 0.001."""
     posterior: Literal["mean", "sample"] = "mean"
-    """Latents that are trained on: the VAE's mean, or another sample at each step, as in the published code."""
+    """Latents for training: the VAE's mean, or a new sample in each step, as in the published code."""
     seed: int = 0
-    """Of noise levels and noise."""
+    """Seed of noise levels and noise."""
     size: Side | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
@@ -218,7 +219,7 @@ class Invert:
         return replace(preset(self.preset), **settings, **chosen)
 
     def _masks(self, side: int) -> Any:
-        """(B, side, side) in [0, 1], cropped as the pictures are; None without masks."""
+        """(B, side, side) in [0, 1], cropped like the pictures; None without masks."""
         import torch
 
         from ..activations.picture_latents import to_pixels
@@ -227,7 +228,7 @@ class Invert:
         if not self.masks:
             return None
         if len(self.masks) != len(self.pictures):
-            raise refuse("masks", len(self.masks), f"{len(self.pictures)}, one for each picture", "or leave them out")
+            raise refuse("masks", len(self.masks), f"{len(self.pictures)}, one per picture", "or leave them out")
         masks = []
         for path, picture in zip(self.masks, self.pictures, strict=True):
             mask, size = soft_mask(path, picture), stored(picture).size[::-1]
@@ -240,14 +241,14 @@ class Invert:
 
 @dataclass(frozen=True)
 class Encode:
-    """Somebody's LoRA, or a training model by name, as a model of a space, and how much of it the space covers."""
+    """Project a LoRA, or a training model by name, into a space; prints the fraction that the space captures."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
     loras: Positional[Annotated[tuple[str, ...], arg(metavar="LORAS ...")]]
     """LoRA files, names of training models, or w2wmodel.pt of the published code."""
     out: OutFolder = Path("w2w-models")
-    """Folder for the .w2wmodel files; vitrine w2w export makes LoRAs of them."""
+    """Folder for the .w2wmodel files; vitrine w2w export turns them into LoRAs."""
     base_weights: Path | None = None
     """The base model's safetensors file, or diffusers' unet folder, for a DoRA."""
 
@@ -275,7 +276,7 @@ class Encode:
 
 @dataclass(frozen=True)
 class Export:
-    """Write models of a space as LoRA files of a chosen rank, precision and spelling."""
+    """Write models of a space as LoRA files of a chosen rank, precision and key format."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""

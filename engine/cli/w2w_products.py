@@ -1,4 +1,4 @@
-"""`vitrine w2w slider | blend`: what is made of models of a space: an edit as a LoRA, a model between others."""
+"""`vitrine w2w slider | blend`: an edit as a LoRA, and blends of models."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from .w2w_models import Files, Writing
 
 @dataclass(frozen=True)
 class SliderLora:
-    """Write an edit as a separate LoRA, which any tool loads together with a person's LoRA, with strength -1 .. 1."""
+    """Write an edit as a separate LoRA, which any tool loads with a person's LoRA at strength -1 .. 1."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
     edits: tuple[str, ...] = ()
-    """What strength 1 does, such as 'beard=2' (deviations of the training models); several act together."""
+    """The edit at strength 1, such as 'beard=2' (deviations of the training models); several are combined."""
     around: str | None = None
-    """The model it is made for, a .w2wmodel file or a training model's name; none: the mean. In factors mode it fits
-    this one best, in delta mode all alike."""
+    """The model to edit, a .w2wmodel file or a training model's name; none: the mean. In factors mode it suits
+    this model best, in delta mode all models equally."""
     protect: tuple[str, ...] = ()
-    """Labels whose scores stay."""
+    """Labels whose scores are kept."""
     calibrated: bool = False
-    """Edits are positions 0 .. 1 of the space's own maps instead of deviations."""
+    """Edits are positions 0 .. 1 of the space's maps instead of deviations."""
     one_sided: bool = False
     """Exact at strength 1, instead of even from -1 to 1; factors mode only."""
     rank: Count | None = None
-    """At most this many factors a layer; none: exact."""
+    """Largest rank per layer; none: exact."""
     dialect: str = "auto"
     """auto (what most programs load), kohya, diffusers or peft."""
     save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of the LoRA's factors."""
+    """Dtype of the LoRA's factors."""
     out: Annotated[Path | None, Writes("either")] = None
     """The LoRA file (for peft the folder); none: slider-LABEL.safetensors."""
 
@@ -71,9 +71,9 @@ class Blend:
     models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
     """.w2wmodel files (their first model), or names of training models."""
     weights: tuple[float, ...] = ()
-    """A number for each; none: equal parts."""
+    """A weight per model; none: equal weights."""
     name: str = "blend"
-    """What the files are called."""
+    """Name of the files."""
     files: Files = Writing()
 
     def run(self) -> int:
@@ -90,10 +90,8 @@ class Blend:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Show sliders of the portraits at five positions on held-out people, as one picture.
-
-    With the attribute classifier's readings. About two minutes on one core for each slider, or with --table for all.
-    """
+    """Render sliders of the portraits dataset at five positions on held-out people, as
+    one picture with classifier readings; about two minutes on one core per slider, or with --table for all."""
 
     out: OutFile = Path("sliders.jpg")
     """The picture, .jpg or .png."""
@@ -102,12 +100,12 @@ class Sheet:
     people: Count = 6
     """How many people."""
     calibrated: bool = False
-    """Positions even in what is seen, by maps fitted on other people, instead of even strengths."""
+    """Perceptually even positions, by maps fitted on other people, instead of even strengths."""
     table: Path | None = None
-    """results/w2w.sliders.json, which says where the sliders end and which maps they have; none: other people
-    are sampled to say so."""
+    """results/w2w.sliders.json, with the ends and maps of the sliders; none: they are measured
+    on other people."""
     flow: bool = False
-    """People of the flow portraits, 128 px; sliders end where they rise no more on other people."""
+    """People of the flow portraits, 128 px; sliders end where they stop rising on other people."""
 
     def run(self) -> int:
         """0 on success."""

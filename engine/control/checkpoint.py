@@ -1,7 +1,7 @@
-"""Control checkpoints: safetensors with ``ctrl.h.*`` and ``ctrl.l.*``, and what they were trained with as JSON.
+"""Control checkpoints: safetensors with ``ctrl.h.*`` and ``ctrl.l.*``, and the training settings as JSON.
 
-The header has ``ccs_format`` (the format's version) and ``ccs`` (the JSON of :class:`ControlMetadata`). Beside the
-embedder a file may hold ``base.*`` (weights of a fully trained model) or ``lora.*``.
+The header has ``ccs_format`` (the format version) and ``ccs`` (the JSON of :class:`ControlMetadata`). In addition to
+the embedder a file may have ``base.*`` (weights of a fully trained model) or ``lora.*``.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ _ALWAYS_WRITTEN = {"family", "dim", "spec", "gamma", "crop"}
 
 
 class ControlWarning(UserWarning):
-    """A setting contradicts what a checkpoint was trained with; the checkpoint's is used."""
+    """A setting contradicts the checkpoint's training settings, which are used instead."""
 
 
 @dataclass(frozen=True)
 class ControlMetadata(Config):
-    """What a control checkpoint was trained with. It takes precedence over the settings of whoever samples.
+    """Training settings of a control checkpoint. They take precedence over the caller's settings.
 
     Attributes:
-        family: diffusers class.
+        family: class name in diffusers.
         dim: D, width of the timestep embedding.
-        spec, gamma: controls and curve.
-        base_model, base_hash: the model trained on, and its fingerprint.
-        null: what stands for a dropped control; ``zero``: c_emb = 0.
+        spec, gamma: controls and gamma curve.
+        base_model, base_hash: the base model, and its fingerprint.
+        null: the value of a dropped control; ``zero``: c_emb = 0.
         prediction: eps, v, x0 or flow.
         schedule: kind, beta_start, beta_end, T, s_pre, s_now, mode.
         pos_embed: mode, align, base, aspect.
-        crop: range of the crop's side over the short side.
+        crop: range of the crop's side relative to the short side.
         padding: of the text, or None.
-        steps: updates made.
+        steps: number of updates.
         licence: of the weights.
     """
 
@@ -74,10 +74,10 @@ class ControlMetadata(Config):
 
     @classmethod
     def from_header(cls, text: str | None) -> ControlMetadata:
-        """From the JSON of a file's header; keys of later minor versions are left out.
+        """From the JSON of a file's header; keys of later minor versions are ignored.
 
         Raises:
-            VitrineError: The text is no such JSON, or lacks a key that every version writes.
+            VitrineError: If the text is not such JSON, or lacks a required key.
         """
         try:
             table = parse_table(text or "")
@@ -89,20 +89,20 @@ class ControlMetadata(Config):
         return cls.from_dict({name: value for name, value in table.items() if name in cls.__dataclass_fields__})
 
     def require(self, family: str, width: int) -> None:
-        """Refuse a model of another family, or of another width of the timestep embedding.
+        """Raises for a model of another family, or with another width of the timestep embedding.
 
         Raises:
-            VitrineError: It is of another.
+            VitrineError: If it differs.
         """
         if (family, width) != (self.family, self.dim):
             shown, accepted = (f"a {f} of width {w}" for f, w in ((family, width), (self.family, self.dim)))
             raise refuse("model", shown, accepted, f"load {self.base_model or 'the base model'}")
 
     def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
-        """Refuse a backbone this was not made for; warn when its fingerprint differs.
+        """Raises for a backbone that does not match; warns if its fingerprint differs.
 
         Raises:
-            VitrineError: The backbone is of another family or width.
+            VitrineError: If the backbone is of another family or width.
         """
         self.require(time_embedding(backbone)[0], control_width(backbone))
         if fingerprint and self.base_hash and not same_weights(fingerprint, self.base_hash):
@@ -110,7 +110,7 @@ class ControlMetadata(Config):
 
 
 class ControlCheckpoint(NamedTuple):
-    """A loaded file: the embedder, what it was trained with, and the ``base.*`` or ``lora.*`` tensors by full key."""
+    """A loaded file: the embedder, its training settings, and the ``base.*`` or ``lora.*`` tensors by full key."""
 
     embedder: ControlEmbedder
     metadata: ControlMetadata
@@ -121,14 +121,14 @@ def save_control(
     path: str | Path, weights: Mapping[str, torch.Tensor], metadata: ControlMetadata,
     extra: Mapping[str, torch.Tensor] | None = None,
 ) -> Path:  # fmt: skip
-    """Write a checkpoint, whole or not at all.
+    """Writes a checkpoint atomically.
 
     Args:
         weights: an embedder's ``state_dict()``.
         extra: tensors whose keys begin with ``base.`` or ``lora.``.
 
     Raises:
-        VitrineError: A key of ``extra`` begins otherwise.
+        VitrineError: If a key of ``extra`` begins otherwise.
     """
     extra = extra or {}
     wrong = [key for key in extra if not key.startswith(("base.", "lora."))]
@@ -139,10 +139,10 @@ def save_control(
 
 
 def load_control(path: str | Path) -> ControlCheckpoint:
-    """Read a checkpoint; the embedder is in eval mode and in the file's own dtype.
+    """Reads a checkpoint; the embedder is in eval mode and in the file's own dtype.
 
     Raises:
-        VitrineError: The file is missing or damaged, is not a control checkpoint, was written in a later format, or its
+        VitrineError: If the file is missing or damaged, is not a control checkpoint, has a later format version, or its
             tensors do not fit its header.
     """
     refuse_pickle(path, "control checkpoint")
@@ -160,7 +160,7 @@ _COMPUTED_WITH = {torch.float32, torch.bfloat16, torch.float16, torch.float64}
 
 
 def _embedder(metadata: ControlMetadata, weights: Mapping[str, torch.Tensor]) -> ControlEmbedder:
-    expected = embedder_shapes(metadata.spec, metadata.dim)  # before anything of the header's size is made
+    expected = embedder_shapes(metadata.spec, metadata.dim)  # before allocating anything of the header's size
     shapes = {k: tuple(v.shape) for k, v in weights.items()}
     if shapes != expected:
         odd = sorted(k for k in expected.keys() | shapes.keys() if expected.get(k) != shapes.get(k))
@@ -186,17 +186,17 @@ def _check_format(name: str, version: str | None) -> None:
 def trained_settings(
     metadata: ControlMetadata, gamma: GammaConfig | None = None, padding: PaddingConfig | None = None
 ) -> tuple[GammaConfig, PaddingConfig | None]:
-    """The curve and padding to sample with: the checkpoint's, with a ControlWarning where other ones were asked for.
+    """The curve and padding to sample with: the checkpoint's, with a ControlWarning if others were requested.
 
     Args:
-        gamma, padding: what the user's widgets say; None where they say nothing.
+        gamma, padding: the user's settings, or None.
     """
     for what, asked, trained in (("gamma", gamma, metadata.gamma), ("padding", padding, metadata.padding)):
         if asked is None or asked == trained:
             continue
-        wanted, used = asked.to_dict(), trained.to_dict() if trained is not None else {}
-        names = [name for name in wanted if wanted[name] != used.get(name)]
-        _warn(what, {n: wanted[n] for n in names}, {n: used.get(n) for n in names}, "trained with it")
+        requested, used = asked.to_dict(), trained.to_dict() if trained is not None else {}
+        names = [name for name in requested if requested[name] != used.get(name)]
+        _warn(what, {n: requested[n] for n in names}, {n: used.get(n) for n in names}, "trained with it")
     return metadata.gamma, metadata.padding
 
 

@@ -1,6 +1,6 @@
-"""Train control embeddings, alone on a frozen network or together with it (Berrada et al. 2024, 2.1 and appendix C).
+"""Trains control embeddings, on a frozen network or together with it (Berrada et al. 2024, 2.1 and appendix C).
 
-gamma stands inside the loss: it is part of the model, not of sampling alone.
+gamma is part of the loss: it belongs to the model, not only to sampling.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from .records import AugmentConfig, ControlRecord, augment
 
 @dataclass(frozen=True)
 class AdvancedControlTrainConfig(Config):
-    """Settings of a run that rarely change. The paper does not print its dropout and averaging rates.
+    """Rarely changed training settings. The paper does not give its dropout and averaging rates.
 
     Attributes:
         betas: of Adam.
         ema: decay of the exported average, 0 <= ema < 1.
-        drop_control, drop_semantics: probability that a sample is trained without; independent of each other.
+        drop_control, drop_semantics: probability of training a batch row without them; sampled independently.
         save_every: steps between saves.
-        drop_together: a sample without semantics has no size condition either. Eq. 2 takes (c, s), (0, s) and (0, 0),
-            never (c, 0): drawn apart at 0.1, the last would be seen in 1 % of samples. Off for runs that were begun so,
-            and for appendix D's nesting, which takes (c, 0).
+        drop_together: a sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0),
+            never (c, 0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for
+            appendix D's nesting, which needs (c, 0).
 
     Raises:
-        VitrineError: If a number is outside its range.
+        VitrineError: If a number is out of range.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -68,17 +68,17 @@ class AdvancedControlTrainConfig(Config):
 
 @dataclass(frozen=True)
 class ControlTrainConfig(Config):
-    """Settings of a run.
+    """Training settings.
 
     Attributes:
-        steps, batch: updates, and rows of each.
+        steps, batch: number of updates, and batch rows per update.
         lr: of Adam.
-        prediction: what the network gives: eps (the paper), v, x0 or flow.
-        gamma, augment: the curve, and how pictures are changed.
-        advanced: what rarely changes.
+        prediction: prediction convention of the network: eps (the paper), v, x0 or flow.
+        gamma, augment: the gamma curve, and image augmentation.
+        advanced: rarely changed settings.
 
     Raises:
-        VitrineError: If a number is outside its range, or the prediction is unknown.
+        VitrineError: If a number is out of range, or the prediction is unknown.
     """
 
     steps: int = 1000
@@ -100,16 +100,16 @@ class ControlTrainConfig(Config):
 
 @dataclass
 class TrainSetup:
-    """What a run trains, and what it needs to run it.
+    """What a run trains, and what it needs to evaluate it.
 
     Attributes:
-        network: (x_t, t, semantics, c_emb) -> prediction; :func:`inject.injected` makes it of a diffusers backbone.
-        embedder: made from the same seed in every process.
-        schedule: of the training, relabelled for another resolution where wanted (Eq. 3).
-        null_semantics: one record's semantics for "nothing", put into dropped rows.
-        parameters: name -> parameter of the network to train beside the embedder: none (make the embedder with
+        network: (x_t, t, semantics, c_emb) -> prediction; :func:`inject.injected` makes one from a diffusers backbone.
+        embedder: initialised from the same seed in every process.
+        schedule: of the training, possibly relabelled for another resolution (Eq. 3).
+        null_semantics: semantics of an empty prompt, for dropped rows.
+        parameters: name -> network parameter to train in addition to the embedder: none (make the embedder with
             ``zero_init``), the LoRA's, or all.
-        encode: (B, C, size, size) pictures -> x0, a frozen autoencoder for latent models; None: the pictures are x0.
+        encode: (B, C, size, size) images -> x0, a frozen autoencoder for latent models; None: the images are x0.
     """
 
     network: Network
@@ -121,7 +121,7 @@ class TrainSetup:
 
 
 class Batch(NamedTuple):
-    """The rows of one update: x0 and noise (B, C, H, W), t (B,), semantics (B, ...), values (B, F), drop (B,) bool."""
+    """One training batch: x0 and noise (B, C, H, W), t (B,), semantics (B, ...), values (B, F), drop (B,) bool."""
 
     x0: torch.Tensor
     noise: torch.Tensor
@@ -132,53 +132,52 @@ class Batch(NamedTuple):
 
 
 class ControlTrainer:
-    """One run, resumable to the bit from ``folder/state.safetensors``.
+    """A training run, resumable bit for bit from ``folder/state.safetensors``.
 
     Args:
-        records: read by number; an iterable is listed once. All are read at the start, so that a later part of the run
-            knows that they are the same; a list that has ``inputs`` (see :mod:`~vitrine.engine.jobs.digests`) is known
-            by these.
-        metadata: what the export says beside the settings of this run.
-        device: where the network already is; None is accelerate's choice.
-        inputs: what the run depends on beside all these.
+        records: read by index; an iterable is listed once. All are digested at the start, unless the list has
+            ``inputs`` (see :mod:`~vitrine.engine.jobs.digests`), which then identify them.
+        metadata: header entries of the export in addition to the settings of this run.
+        device: the network's device; None is accelerate's choice.
+        inputs: further inputs that the run depends on.
 
     Raises:
-        VitrineError: If prediction and schedule do not belong together, the network is offloaded, or the folder holds a
-            run on another network, other records or with other settings.
+        VitrineError: If prediction and schedule do not match, the network is offloaded, or the folder has a
+            run with another network, other records or other settings.
     """
 
     def __init__(
-        self, trainee: TrainSetup, records: Iterable[ControlRecord], config: ControlTrainConfig, folder: str | Path,
+        self, setup: TrainSetup, records: Iterable[ControlRecord], config: ControlTrainConfig, folder: str | Path,
         metadata: ControlMetadata | None = None, device: torch.device | None = None,
         inputs: Mapping[str, object] | None = None,
     ) -> None:  # fmt: skip
-        schedule = trainee.schedule
+        schedule = setup.schedule
         if (config.prediction == "flow") != (schedule.kind == "flow"):
             raise refuse("prediction, schedule", (config.prediction, schedule.kind), "flow with flow", "match them")
-        backbone = getattr(trainee.network, "backbone", None)
+        backbone = getattr(setup.network, "backbone", None)
         if backbone is not None:
             refuse_offloaded(backbone)
         self.accelerator = accelerator()
         self.device = device or self.accelerator.device
-        self.network, self.schedule, self.null = trainee.network, schedule, trainee.null_semantics
-        self.embedder = trainee.embedder.to(self.device)
+        self.network, self.schedule, self.null = setup.network, schedule, setup.null_semantics
+        self.embedder = setup.embedder.to(self.device)
         indexed = hasattr(records, "__getitem__") and hasattr(records, "__len__")
         self.records: Sequence[ControlRecord] = records if indexed else list(records)  # type: ignore[assignment]
         self.config, self.folder = config, Path(folder)
-        self.encode = trainee.encode or (lambda images: images)
+        self.encode = setup.encode or (lambda images: images)
         self.metadata = metadata or ControlMetadata("", self.embedder.dim)
         self.parameters = {f"ctrl.{name}": p for name, p in self.embedder.named_parameters()}
-        self.parameters |= {_prefixed(name): p for name, p in trainee.parameters.items()}
+        self.parameters |= {_prefixed(name): p for name, p in setup.parameters.items()}
         self.adam = torch.optim.Adam(self.parameters.values(), lr=config.lr, betas=config.advanced.betas)
         self.average = MovingAverage(self.parameters)
         self.done, self.skipped = 0, 0
-        made_of = self._inputs(trainee) | dict(inputs or {})
+        made_of = self._inputs(setup) | dict(inputs or {})
         workers = workers_of(self.accelerator)
         self._run = Run(self.folder, "control training", made_of, workers=workers).known()
         self._resume()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> Path:
-        """Train to the end (or to ``until``) and export; saved every ``save_every`` steps and when stopped."""
+        """Trains to the end (or to ``until``) and exports; saves every ``save_every`` steps and when stopped."""
         self.train(progress, until)
         self.export("control_raw", {k: p.detach() for k, p in self.parameters.items()})
         path = self.export("control", self.average.values)
@@ -186,13 +185,13 @@ class ControlTrainer:
         return path
 
     def train(self, progress: Progress = silent, until: int | None = None, total: int | None = None) -> None:
-        """Train to the end (or to ``until``) without an export.
+        """Trains to the end (or to ``until``) without exporting.
 
         Args:
-            total: steps that ``progress`` counts to; None: all.
+            total: total number of steps for ``progress``; None: all.
 
         Raises:
-            VitrineError: If another run trains in the folder.
+            VitrineError: If another process trains in the folder.
         """
         with self._run:
             run_steps(
@@ -201,19 +200,19 @@ class ControlTrainer:
             )  # fmt: skip
 
     def step(self) -> float:
-        """One update; the loss."""
+        """One update; returns the loss."""
         seed = self._seed(self.done)
-        # A network's own dropout draws from the global state; seeded here, a resumed run equals an unbroken one.
+        # The network's dropout uses the global generator; seeded here, a resumed run equals an uninterrupted one.
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(seed)
-            loss = self.loss(self.draw(self.done))
+            loss = self.loss(self.sample_batch(self.done))
         self._update(loss)
         self.average.update(self.parameters, self.config.advanced.ema)
         self.done += 1
         return float(loss.detach())
 
-    def draw(self, step: int) -> Batch:
-        """The rows of an update, a function of the settings' seed, the step and the process alone."""
+    def sample_batch(self, step: int) -> Batch:
+        """Samples the batch of an update, a function of the seed, the step and the process alone."""
         random, count = torch.Generator().manual_seed(self._seed(step)), self.config.batch
         rows = torch.randint(len(self.records), (count,), generator=random).tolist()
         records = [self.records[i] for i in rows]
@@ -233,6 +232,8 @@ class ControlTrainer:
             t = torch.randint(self.schedule.steps, (count,), generator=random)
         return Batch(x0, noise, t, semantics.to(self.device), values, drop)
 
+    draw = sample_batch  # the former name, for one release
+
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean square error of the prediction, with Eq. 1 inside."""
         added = self.embedder(batch.values, self.config.gamma.u(batch.t), self.config.gamma, batch.drop)
@@ -249,7 +250,7 @@ class ControlTrainer:
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
     def _update(self, loss: torch.Tensor) -> None:
-        """One Adam step; one whose gradient is not finite is skipped and counted."""
+        """One Adam step; steps with a non-finite gradient are skipped and counted."""
         self.adam.zero_grad()
         self.accelerator.backward(loss)
         if self.accelerator.num_processes > 1:
@@ -274,21 +275,21 @@ class ControlTrainer:
         return save_control(path, embedder, metadata, extra)
 
     # --- state --------------------------------------------------------------------------------------------------
-    def _inputs(self, trainee: TrainSetup) -> dict[str, object]:
-        """What the run depends on; how often it is saved is not among it."""
+    def _inputs(self, setup: TrainSetup) -> dict[str, object]:
+        """The inputs that the run depends on, without ``save_every``."""
         settings = replace(self.config, advanced=replace(self.config.advanced, save_every=1))
         records = getattr(self.records, "inputs", None)
-        network = getattr(trainee.network, "backbone", trainee.network)
+        network = getattr(setup.network, "backbone", setup.network)
         return {
             "network": network, "embedder": self.embedder, "controls": self.embedder.spec,
-            "noise schedule": self.schedule, "empty prompt": self.null, "autoencoder": trainee.encode,
+            "noise schedule": self.schedule, "empty prompt": self.null, "autoencoder": setup.encode,
             "trained": sorted(self.parameters), "processes": self.accelerator.num_processes,
             "records": [digest(record) for record in self.records] if records is None else records,
             "settings": settings,
         }  # fmt: skip
 
     def save(self) -> None:
-        """The whole state: weights, average, optimiser, counters. Random state is the step's number."""
+        """Saves weights, average, optimiser and counters. The random state is the step number."""
         if self.accelerator.is_main_process:
             facts = {"done": self.done, "skipped": self.skipped}
             tensors: dict[str, Tensors] = {"weight": self.parameters, "average": self.average.values}

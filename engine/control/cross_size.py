@@ -1,7 +1,7 @@
-"""Cross-size consistency: how much the picture changes when only its size condition does.
+"""Cross-size consistency: how much the image changes when only its size condition changes.
 
-The paper's protocol (Berrada et al. 2024, 3.3: LPIPS between pictures of one seed and prompt under different size
-conditions), with the distance left open.
+The paper's protocol (Berrada et al. 2024, 3.3: LPIPS between images of one seed and prompt under different size
+conditions), with any distance.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..runtime.progress import Progress, silent
 
 Size = tuple[int, int]
 Sampler = Callable[[Size], torch.Tensor]
-"""Size condition (height, width) -> pictures (B, C, H, W); seeds and prompts must be the same for every size."""
+"""Size condition (height, width) -> images (B, C, H, W); seeds and prompts must be the same for every size."""
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Two batches of one shape -> (B,) distances. LPIPS fits."""
+"""Two batches of one shape -> (B,) distances. For example LPIPS."""
 
 
 @dataclass(frozen=True)
 class CrossSizeResult:
-    """Distances between the pictures of S size conditions.
+    """Distances between the images of S size conditions.
 
     Attributes:
         sizes: the S size conditions.
@@ -36,23 +36,23 @@ class CrossSizeResult:
 
     @property
     def each(self) -> torch.Tensor:
-        """(B,) mean over all pairs of sizes, for each picture."""
+        """(B,) mean over all pairs of sizes, for each image."""
         upper = torch.triu_indices(len(self.sizes), len(self.sizes), 1)
         return self.distances[upper[0], upper[1]].mean(0)
 
     @property
     def mean(self) -> float:
-        """Mean over pairs and pictures; 0 when the size condition changes nothing."""
+        """Mean over pairs and images; 0 if the size condition has no effect."""
         return float(self.each.mean())
 
     @property
     def matrix(self) -> torch.Tensor:
-        """(S, S) mean over pictures."""
+        """(S, S) mean over images."""
         return self.distances.mean(-1)
 
 
 def rms_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Root mean square difference of each pair of pictures: (B,), in the pictures' own unit."""
+    """Root mean square difference of each pair of images: (B,), in the unit of the images."""
     return (a.double() - b.double()).flatten(1).pow(2).mean(1).sqrt()
 
 
@@ -60,12 +60,12 @@ def rms_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def cross_size_consistency(
     sampler: Sampler, sizes: Sequence[Size], distance: Distance = rms_distance, progress: Progress = silent
 ) -> CrossSizeResult:
-    """Distances between the pictures of every two size conditions.
+    """Distances between the images of every two size conditions.
 
-    Pictures of different resolution are area-averaged to the smallest.
+    Images of different resolution are area-averaged to the smallest.
 
     Raises:
-        VitrineError: If there are fewer than two sizes, a size occurs twice, or the numbers of pictures differ.
+        VitrineError: If there are fewer than two sizes, a size occurs twice, or the numbers of images differ.
     """
     if len(sizes) < 2 or len(set(sizes)) != len(sizes):
         raise refuse("sizes", list(sizes), "two or more, each once", "for example (256, 256), (512, 512), (1024, 1024)")

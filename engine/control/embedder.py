@@ -1,4 +1,4 @@
-"""The control embedding, Eq. 1 of Berrada et al. 2024: what is added to the timestep embedding."""
+"""The control embedding, Eq. 1 of Berrada et al. 2024: a vector that is added to the timestep embedding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sinusoid(values: torch.Tensor, channels: int = CHANNELS) -> torch.Tensor:
 
 
 def embedder_shapes(spec: ControlSpec, dim: int) -> dict[str, tuple[int, ...]]:
-    """Parameter name -> its shape in :class:`ControlEmbedder`, which is not made."""
+    """Parameter name -> shape in :class:`ControlEmbedder`, without creating one."""
     shapes: dict[str, tuple[int, ...]] = {}
     for name, group in (("h", "high"), ("l", "low")):
         if count := len(spec.columns(group)):
@@ -33,14 +33,14 @@ def embedder_shapes(spec: ControlSpec, dim: int) -> dict[str, tuple[int, ...]]:
 
 
 class ControlEmbedder(nn.Module):
-    """E_h and E_l of Eq. 1: a sinusoid of 256 channels for each control, one Linear-SiLU-Linear for each group.
+    """E_h and E_l of Eq. 1: a sinusoid of 256 channels for each control, one Linear-SiLU-Linear per group.
 
-    How several scalars of a group are joined is not in the paper; here their sinusoids are concatenated, as SDXL does.
+    The paper does not say how the scalars of a group are joined; here their sinusoids are concatenated, as in SDXL.
 
     Args:
         spec: the controls; a group without fields adds nothing.
         dim: D, the width of the timestep embedding it is added to.
-        zero_init: start with both last layers at zero, so that a frozen base begins unchanged.
+        zero_init: initialise both last layers to zero, so that a frozen base model starts unchanged.
 
     Raises:
         VitrineError: If ``dim`` is below 1.
@@ -65,10 +65,10 @@ class ControlEmbedder(nn.Module):
         return self
 
     def terms(self, values: torch.Tensor, drop: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """E_h(phi_h) and E_l(phi_l), each (B, D), from (B, F) values in their own units (not checked here).
+        """E_h(phi_h) and E_l(phi_l), each (B, D), from (B, F) values in their units (not checked here).
 
         Args:
-            drop: as in :meth:`forward`; what is dropped is exactly 0.
+            drop: as in :meth:`forward`; dropped terms are exactly 0.
         """
         waves = self.spec.encode(values)
         high, low = self._term(self.h, "high", waves), self._term(self.l, "low", waves)
@@ -91,10 +91,10 @@ class ControlEmbedder(nn.Module):
         Args:
             values: (B, F), as :meth:`ControlSpec.rows` gives.
             u: (B,) in [0, 1], as :meth:`GammaConfig.u` gives.
-            drop: (B,) bool, rows without control: c_emb is exactly 0. Or (B, 2): without the high, the low group.
+            drop: (B,) bool, batch rows without control: c_emb is exactly 0. Or (B, 2): without the high, the low group.
 
         Raises:
-            VitrineError: If a value is out of range, or the numbers of rows differ.
+            VitrineError: If a value is out of range, or the numbers of batch rows differ.
         """
         values = self.spec.checked(values)
         if u.shape != (len(values),):
@@ -104,7 +104,7 @@ class ControlEmbedder(nn.Module):
 
     @staticmethod
     def joined(high: torch.Tensor, low: torch.Tensor, weight: torch.Tensor | float) -> torch.Tensor:
-        """c_emb, (B, D), from :meth:`terms`, which do not change from step to step, and gamma: (B, 1) or one number."""
+        """c_emb, (B, D), from :meth:`terms`, which are constant over steps, and gamma: (B, 1) or one number."""
         # Berrada et al. 2024, Eq. 1: c_emb = E_h(phi_h) + gamma_c(t) E_l(phi_l)
         return high + weight * low
 

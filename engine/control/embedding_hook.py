@@ -1,7 +1,7 @@
-"""Adding the control embedding to the timestep embedding of diffusers models, through torch's own forward hooks.
+"""Adds the control embedding to the timestep embedding of diffusers models, by torch's forward hooks.
 
-Where Eq. 1 enters (Berrada et al. 2024, 2.1): with the timestep, before every adaLN or ResBlock. No weight is touched;
-after the block the model is bit for bit what it was.
+Eq. 1 (Berrada et al. 2024, 2.1) is applied with the timestep, before every adaLN or ResBlock. No weight is changed;
+after the block the model is restored bit for bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def time_embedding(backbone: nn.Module) -> tuple[str, TimeEmbedding]:
     """(diffusers' class of the family, where a backbone of either library embeds its timestep).
 
     Raises:
-        VitrineError: If no family says where.
+        VitrineError: If the family does not define it.
     """
     record = record_of(backbone)
     if record is None or record[1].time is None:
@@ -34,7 +34,7 @@ def time_embedding(backbone: nn.Module) -> tuple[str, TimeEmbedding]:
 
 
 def control_width(backbone: nn.Module) -> int:
-    """D: the width of the timestep embedding, which a ControlEmbedder must have."""
+    """D: the width of the timestep embedding, which is the width of its ControlEmbedder."""
     return int(time_embedding(backbone)[1].width(uncompiled(backbone)))
 
 
@@ -57,11 +57,11 @@ class AddedVector(_Added):
     """A vector added to the timestep embedding while the block is open.
 
     Args:
-        backbone: diffusers' network of a family that says where it embeds its timestep.
+        backbone: a diffusers network whose family defines its timestep embedding.
         vector: (B, D) or (1, D).
 
     Raises:
-        VitrineError: If the model is of another class, the vector of another width, or for another batch size.
+        VitrineError: If the model is of another class, the vector of another width, or its batch rows do not match.
     """
 
     def __init__(self, backbone: nn.Module, vector: torch.Tensor) -> None:
@@ -78,10 +78,10 @@ class Injection(_Added):
     """c_emb of Eq. 1 added to the timestep embedding while the block is open; gamma follows each row's timestep.
 
     Args:
-        backbone: diffusers' network of a family that says where it embeds its timestep.
-        embedder: of the model's own width, see :func:`control_width`.
+        backbone: a diffusers network whose family defines its timestep embedding.
+        embedder: of the model's width, see :func:`control_width`.
         values: (B, F) or (1, F), as :meth:`ControlSpec.rows` gives.
-        drop: (B,) or (B, 2) bool, rows without control (the unconditional half of a guidance batch).
+        drop: (B,) or (B, 2) bool, batch rows without control (the unconditional half of a guidance batch).
 
     Without gradients the embeddings of the values are computed at the first forward and cached: after a change of the
     embedder, open a new block.
@@ -91,8 +91,8 @@ class Injection(_Added):
         ...     unet(x, t, text).sample
 
     Raises:
-        VitrineError: If the model is of another class, the embedder of another width, a value out of range, or the rows
-            do not match the batch.
+        VitrineError: If the model is of another class, the embedder of another width, a value out of range, or the
+            batch rows do not match.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class Injection(_Added):
     def _prepare(self, forward: Forward) -> torch.Tensor:
         high, low = self._terms(len(forward.t))
         first, *others = forward.t.tolist()
-        # as samplers have it; in half precision the weight is rounded first, as everywhere else
+        # as samplers pass it; in half precision the weight is rounded first
         if low.dtype == torch.float32 and all(t == first for t in others):
             return self.embedder.joined(high, low, self.gamma.number(first))
         return self.embedder.joined(high, low, self.gamma.at(forward.t).to(low.device, low.dtype)[:, None])
 
     def _terms(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """E_h and E_l of each row; sampling computes them once."""
+        """E_h and E_l of each batch row; sampling computes them once."""
         cached = self._cached_terms
         if cached is not None and len(cached[0]) == count and not torch.is_grad_enabled():
             return cached
@@ -135,7 +135,7 @@ def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, to
         VitrineError: If the model is of another class; in a call, if its blocks embed the timestep (DiT) and gradient
             checkpointing is on.
     """
-    # Blocks that embed the timestep, recomputed in the backward pass after the hooks are gone, would lack c_emb.
+    # Blocks that embed the timestep and are recomputed in the backward pass, without hooks, would lack c_emb.
     inside = time_embedding(backbone)[1].in_blocks
 
     def network(x: torch.Tensor, t: torch.Tensor, semantics: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
@@ -146,5 +146,5 @@ def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, to
         with AddedVector(backbone, added):
             return call(x, t, semantics)
 
-    network.backbone = backbone  # type: ignore[attr-defined] # a trainer looks whether it is whole
+    network.backbone = backbone  # type: ignore[attr-defined] # trainers check that it is not offloaded
     return network

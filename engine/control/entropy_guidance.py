@@ -1,10 +1,10 @@
-"""Entropy rectifying guidance (Berrada et al. 2025, arXiv 2504.13987): away from the same model with flat attention.
+"""Entropy rectifying guidance (Berrada et al. 2025, arXiv 2504.13987): guidance away from flattened attention.
 
-Where classifier-free guidance leads away from no prompt, this leads away from the same prompt seen by a weakened
-network: D_weak + w (D - D_weak), which is ``guidance.guide`` and what samplers do with a positive and a negative. The
-paper reads attention as an update of a Hopfield energy and weakens it by a temperature. Built here is I-ERG, which
-weakens the image network; C-ERG, which weakens the text encoder, is not. On the portraits plain guidance does better:
-``vitrine reproduce control.entropy``.
+Classifier-free guidance moves away from the prediction without a prompt. This moves away from the prediction of a
+weakened network for the same prompt: D_weak + w (D - D_weak), which is ``guidance.guide``. The paper reads attention
+as an update of a Hopfield energy and weakens it by a temperature. Implemented is I-ERG, which weakens the image
+network; C-ERG, which weakens the text encoder, is not. On the portraits plain guidance does better: ``vitrine reproduce
+control.entropy``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..tracing.addresses import resolve, sites_of
 from ..tracing.hooks import edit
 
 _NORMS = ("norm_q", "q_norm", "norm", "qknorm", "ln_q", "q_rms_norm")
-"""What normalises queries: in diffusers, in ComfyUI's networks, in its Flux, Krea 2 and SD3, and HiDream in both."""
+"""Names of query norms: in diffusers, in ComfyUI's networks, in its Flux, Krea 2 and SD3, and HiDream in both."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,13 @@ class EntropyConfig(Config):
 
     Attributes:
         scale: w; 1 is none.
-        tau: factor on the attention's logits: below 1 flattens, above 1 sharpens, 1 leaves the network as it is. The
-            paper's value is not printed; 0.01 is what ACE-Step runs with.
-        places: addresses of the weakened queries, a glob.
+        tau: factor on the attention's logits: below 1 flattens, above 1 sharpens, 1 leaves the network unchanged. The
+            paper does not give its value; ACE-Step uses 0.01.
+        places: names of the weakened query sites, a glob.
         start_timestep: kappa: the network is weakened below this timestep only; 1000 is the whole run.
 
     Raises:
-        VitrineError: A number is not finite or outside its range.
+        VitrineError: If a number is not finite or out of range.
     """
 
     scale: float = 1.0
@@ -54,29 +54,29 @@ class EntropyConfig(Config):
         if not math.isfinite(self.scale):
             raise refuse("scale", self.scale, "a finite number", "1.0 is no guidance")
         if not (math.isfinite(self.tau) and self.tau >= 0):
-            raise refuse("tau", self.tau, "0 or more", "0.01 is what ACE-Step takes; 1.0 weakens nothing")
+            raise refuse("tau", self.tau, "0 or more", "ACE-Step takes 0.01; 1.0 weakens nothing")
         if not 0 <= self.start_timestep <= 1000:
             raise refuse("start_timestep", self.start_timestep, "0 to 1000", "1000 is the whole run")
 
     def weakens(self, t: float) -> bool:
-        """Whether the network is another one at timestep ``t`` of 1000."""
+        """Whether the network is weakened at timestep ``t`` of 1000."""
         return self.tau != 1 and t < self.start_timestep
 
     def guides(self, t: float, same_text: bool) -> bool:
-        """Whether the weakened network needs an evaluation of its own at timestep ``t``.
+        """Whether the weakened network needs a separate evaluation at timestep ``t``.
 
         Args:
-            same_text: both are told the same prompt, so that they are one where nothing is weakened.
+            same_text: both have the same prompt, so that they are equal if nothing is weakened.
         """
         return self.scale != 1 and (self.weakens(t) or not same_text)
 
 
 def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
-    """Where the queries are that the config names.
+    """The query sites that the config selects.
 
     Raises:
-        VitrineError: A place is no query; the network normalises its queries, so that no factor would be left; or it
-            has no attention of the picture to itself, and no place was named.
+        VitrineError: If a site is not a query; if the network normalises its queries, so that the factor would have no
+            effect; or if it has no self-attention of the image and no site was named.
     """
     remedy = "SD1.x, SD2.x, SDXL and PixArt have plain queries"
     sites = _named(backbone, config.places)
@@ -94,7 +94,7 @@ def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
 
 
 def _named(backbone: nn.Module, places: str) -> list[Site]:
-    """Sites of the places; where joint attention has none of the usual name, its queries: those are refused plainly."""
+    """Sites of a glob; for joint attention without sites of the usual name, its queries, which are then refused."""
     joint = places == EntropyConfig.places and not any(a.endswith("-self-q") for a in sites_of(backbone))
     return resolve(backbone, "*-q" if joint else places)
 
@@ -102,11 +102,12 @@ def _named(backbone: nn.Module, places: str) -> list[Site]:
 def weakened(
     backbone: nn.Module, sites: list[Site], tau: float, rows: Callable[[int, torch.device], torch.Tensor]
 ) -> AbstractContextManager:
-    """The network with flat attention in some rows while the block is open.
+    """Flattens the attention of some batch rows while the block is open.
 
     Args:
         sites: of :func:`query_sites`.
-        rows: (batch size B, device) -> (B,) bool there, the weakened rows of the running forward; called at each site.
+        rows: (batch size B, device) -> (B,) bool there, the weakened batch rows of the running forward; called at each
+            site.
     """
 
     def flat(query: torch.Tensor) -> torch.Tensor:
@@ -119,7 +120,7 @@ def weakened(
 
 @contextmanager
 def first_half_weakened(backbone: nn.Module, config: EntropyConfig) -> Iterator[None]:
-    """The rows that diffusers' pipelines give the negative prompt, weakened below the starting timestep."""
+    """Weakens the batch rows of the negative prompt in diffusers pipelines, below the starting timestep."""
     timesteps, weak = Timesteps(), [False]
 
     def follow(net: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """The weight of low-level control over the noise level: gamma_c(t) of Berrada et al. 2024 (arXiv 2411.03177, 2.1).
 
-Size metadata is switched off while the picture's layout forms and grows to full weight while details form: with u the
+Size conditioning is off while the layout forms and rises to full weight while details form: with u the
 network's timestep over T (0 clean, 1 noise), gamma(1) = 0 and gamma(0) = 1.
 """
 
@@ -21,7 +21,7 @@ from ..settings.config import Config
 
 FORMS = ("power_cos", "cos_pow", "linear", "step", "constant")
 DRAWN = "drawn"
-"""A form besides FORMS: the curve through the points of :attr:`GammaConfig.points`."""
+"""A further form: the curve through the points of :attr:`GammaConfig.points`."""
 CLOCKS = ("native", "paper_sigma")
 Points = tuple[tuple[float, float], ...]
 Number = float | torch.Tensor
@@ -30,8 +30,8 @@ Number = float | torch.Tensor
 def gamma(u: Number, form: str = "power_cos", alpha: float = 1.0, step_at: float = 0.5) -> Any:
     """Weight in [0, 1] at u in [0, 1], non-increasing in u; computed in float64 on the CPU.
 
-    The paper names the curve (power-cosine) and its direction but prints no formula; ``power_cos`` is that of MDT
-    (masked_diffusion/models.py), which the paper builds on, ``cos_pow`` the other reading. Equal at alpha = 1.
+    The paper names the curve (power-cosine) and its direction but gives no formula; ``power_cos`` is that of MDT
+    (masked_diffusion/models.py), which the paper builds on, ``cos_pow`` is the other reading. Equal at alpha = 1.
 
     Args:
         u: a number or a tensor of any shape; 0 is clean, 1 is noise.
@@ -42,7 +42,7 @@ def gamma(u: Number, form: str = "power_cos", alpha: float = 1.0, step_at: float
         A float for a number, a float64 tensor of u's shape for a tensor.
 
     Raises:
-        VitrineError: ``u`` leaves [0, 1], the form is unknown, or ``alpha`` is not positive.
+        VitrineError: If ``u`` is outside [0, 1], the form is unknown, or ``alpha`` is not positive.
     """
     check_form(form, alpha, step_at)
     weight = _weights(u, lambda v: _CURVES[form](v, alpha, step_at))
@@ -50,23 +50,23 @@ def gamma(u: Number, form: str = "power_cos", alpha: float = 1.0, step_at: float
 
 
 def _weights(u: Number, curve: Callable[[float], float]) -> torch.Tensor:
-    """A curve at every u, number by number: a step has a few rows, and torch's calls cost more than their sums."""
+    """Evaluates a curve at every u in plain Python: for a few batch rows, torch calls would be slower."""
     v = torch.as_tensor(u, dtype=torch.float64, device="cpu")
     weights = [_weight(x, curve) for x in v.flatten().tolist()]
     return torch.tensor(weights, dtype=torch.float64).reshape(v.shape)
 
 
 def _weight(u: float, curve: Callable[[float], float]) -> float:
-    if not -1e-6 <= u <= 1 + 1e-6:  # a float32 clock may overshoot by a rounding; NaN fails too
+    if not -1e-6 <= u <= 1 + 1e-6:  # float32 values may overshoot by rounding; NaN fails too
         raise refuse("u", u, "values in [0, 1]", "divide the timestep by the training steps")
     return curve(min(1.0, max(0.0, u)))
 
 
 def check_form(form: str, alpha: float, step_at: float) -> None:
-    """Refuse a curve that does not exist.
+    """Checks the settings of a curve.
 
     Raises:
-        VitrineError: The form is unknown, or a number is outside its range.
+        VitrineError: If the form is unknown, or a number is out of range.
     """
     if form not in FORMS:
         raise refuse("form", form, FORMS, "power_cos is the paper's")
@@ -99,12 +99,12 @@ _CURVES: dict[str, Callable[[float, float, float], float]] = {
 def read_points(text: str) -> Points:
     """((progress, weight), ...) by rising progress, from ``0:0, 0.5:0.2, 1:1``.
 
-    Progress is 1 - u: 0 is the noise a run begins with, 1 the finished picture, whatever the number of steps.
+    Progress is 1 - u: 0 is the initial noise, 1 the finished image, for any number of steps.
 
     Raises:
-        VitrineError: It is not of that form, a number leaves [0, 1], or two points have one progress.
+        VitrineError: If the text has another form, a number is outside [0, 1], or two points have the same progress.
     """
-    remedy = "0:0, 0.5:0.2, 1:1 is a curve: timestep's share of the run, then weight"
+    remedy = "0:0, 0.5:0.2, 1:1 is a curve: timestep's fraction of the run, then weight"
     try:
         pairs = [tuple(float(x) for x in part.split(":")) for part in text.replace(";", ",").split(",") if part.strip()]
         points = sorted((progress, weight) for progress, weight in pairs)
@@ -113,12 +113,12 @@ def read_points(text: str) -> Points:
     if not points or not all(0 <= x <= 1 for point in points for x in point):
         raise refuse("points", text, "one point or more, all numbers in [0, 1]", remedy)
     if len({progress for progress, _ in points}) < len(points):
-        raise refuse("points", text, "one weight for each progress", remedy)
+        raise refuse("points", text, "one weight per progress", remedy)
     return tuple(points)
 
 
-def _drawn(points: Points, u: float) -> float:
-    """Straight lines between the points, level before the first and after the last."""
+def _interpolated(points: Points, u: float) -> float:
+    """Linear interpolation between the points, constant before the first and after the last."""
     progress = 1 - u
     after = bisect_right(points, (progress, math.inf))
     if after in (0, len(points)):
@@ -128,24 +128,24 @@ def _drawn(points: Points, u: float) -> float:
 
 
 def half_weight_time(alpha: float) -> float:
-    """The u at which ``power_cos`` weighs 0.5."""
+    """The u at which ``power_cos`` is 0.5."""
     # (1 - u)^alpha = 1/2
     return 1 - 2 ** (-1 / alpha)
 
 
 @dataclass(frozen=True)
 class GammaConfig(Config):
-    """One curve with its clock. A trained checkpoint brings its own, which widgets must not override.
+    """A gamma curve and its clock. A trained checkpoint has its own, which takes precedence.
 
     Attributes:
         form, alpha, step_at: see :func:`gamma`; ``drawn`` takes ``points`` instead.
         clock: ``native``: u = timestep / steps. ``paper_sigma``, for flow models: the flow time tau is mapped to
             sigma = tau / (1 - tau), and that to the nearest timestep of the paper's own beta table.
-        steps: T, what a timestep is divided by. Never the number of sampling steps.
+        steps: T, the number of training timesteps; not the number of sampling steps.
         points: of a drawn curve, see :func:`read_points`; empty for every other form.
 
     Raises:
-        VitrineError: The form or the clock is unknown, a number is outside its range, or the points are no curve.
+        VitrineError: If the form or the clock is unknown, a number is out of range, or the points are invalid.
     """
 
     form: str = "power_cos"
@@ -169,29 +169,29 @@ class GammaConfig(Config):
             raise refuse("steps", self.steps, "1 or more", "most models have 1000")
 
     def to_dict(self) -> dict[str, Any]:
-        """Without points where there are none, as files had it before there were any."""
+        """Plain values, without empty points, as in files of earlier versions."""
         return {name: value for name, value in super().to_dict().items() if name != "points" or value}
 
     def u(self, t: Number) -> torch.Tensor:
         """Timesteps in [0, steps] -> u in [0, 1], float64 on the CPU, the same shape."""
-        share = torch.as_tensor(t, dtype=torch.float64, device="cpu") / self.steps
-        return share if self.clock == "native" else _paper_clock(share)
+        u = torch.as_tensor(t, dtype=torch.float64, device="cpu") / self.steps
+        return u if self.clock == "native" else _paper_clock(u)
 
     def weight(self, u: torch.Tensor) -> torch.Tensor:
         """gamma(u), float64, the shape of u."""
         return _weights(u, self._curve)
 
     def at(self, t: Number) -> torch.Tensor:
-        """gamma at the network's timesteps, float64 on the CPU, their shape: what previews and samplers read."""
+        """gamma at the network's timesteps, float64 on the CPU, of their shape."""
         return self.weight(self.u(t))
 
     def number(self, t: float) -> float:
-        """:meth:`at` for one timestep, without torch: a step of a small model notices every call of it."""
+        """:meth:`at` for one timestep, without torch, whose overhead is noticeable for small models."""
         return _weight(t / self.steps, self._curve) if self.clock == "native" else float(self.at(t))
 
     def _curve(self, u: float) -> float:
         if self.points:
-            return _drawn(read_points(self.points), u)
+            return _interpolated(read_points(self.points), u)
         return _CURVES[self.form](u, self.alpha, self.step_at)
 
 
@@ -202,6 +202,6 @@ def _paper_table() -> torch.Tensor:
 
 def _paper_clock(tau: torch.Tensor) -> torch.Tensor:
     table = _paper_table()
-    # sigma = tau / (1 - tau); a signal scaled by 1 / (1 - tau) is the paper's x0 + sigma eps
+    # sigma = tau / (1 - tau); the signal scaled by 1 / (1 - tau) is the paper's x0 + sigma eps
     log_sigma = torch.logit(tau.clamp(0, 1)).clamp(table[0], table[-1])
     return (log_sigma[..., None] - table).abs().argmin(-1).double() / len(table)

@@ -18,14 +18,15 @@ AXES = ("channel", "feature")
 
 @dataclass(frozen=True)
 class PaddingConfig(Config):
-    """How positions after the prompt are filled.
+    """How token positions after the prompt are filled.
 
     Attributes:
         mode: one of MODES; ``noisy_replicate`` is the paper's.
-        beta_txt: variance of the noise, as a share of the tokens' own. The paper does not print it; 0.01 is our choice.
-        scope: ``all`` puts noise on the whole sequence, as the paper's equation does; ``copies`` leaves the prompt's
+        beta_txt: variance of the noise, relative to the tokens' variance. The paper does not give it; 0.01 is our
+            choice.
+        scope: ``all`` adds noise to the whole sequence, as the paper's equation does; ``copies`` leaves the prompt's
             own tokens untouched, for models not trained so.
-        axis: the deviation is taken over the prompt's tokens for each ``channel``, or over the channels for each token
+        axis: the standard deviation is over the prompt's tokens per ``channel``, or over the channels per token
             (``feature``); the paper allows both readings.
 
     Raises:
@@ -52,12 +53,12 @@ def pad_text(
     """Fill the positions after each prompt.
 
     Args:
-        embeds: (B, T, C) text states; what stands after a prompt is not read.
+        embeds: (B, T, C) text states; positions after a prompt are not read.
         lengths: (B,) tokens of each prompt, its start and end tokens included; 1 to T.
-        seeds: of the noise, one or one for each row. A row's noise does not depend on its place in the batch.
+        seeds: of the noise, one, or one per row. A row's noise does not depend on the rest of the batch.
 
     Returns:
-        (B, T, C) of the same dtype, and the attention mask (B, T): all ones, for every position is attended to.
+        (B, T, C) of the same dtype, and the attention mask (B, T): all ones, since every position is attended to.
 
     Raises:
         VitrineError: If the shapes do not match, or a length is outside 1 to T.
@@ -66,12 +67,12 @@ def pad_text(
     counts = torch.as_tensor(lengths).reshape(-1).tolist()
     if embeds.ndim != 3 or len(counts) != len(embeds):
         shapes = (tuple(embeds.shape), len(counts))
-        raise refuse("embeds, lengths", shapes, "(B, T, C) and B lengths", "one length for each prompt")
+        raise refuse("embeds, lengths", shapes, "(B, T, C) and B lengths", "one length per prompt")
     if not all(1 <= n <= embeds.shape[1] for n in counts):
         raise refuse("lengths", counts, f"1 to {embeds.shape[1]}", "count the start and end tokens too")
     seeds = [seeds] * len(counts) if isinstance(seeds, int) else list(seeds)
     if len(seeds) != len(counts):
-        raise refuse("seeds", len(seeds), f"1 or {len(counts)}", "one for each prompt")
+        raise refuse("seeds", len(seeds), f"1 or {len(counts)}", "one per prompt")
     rows = [_pad(row, int(n), config, s) for row, n, s in zip(embeds, counts, seeds, strict=True)]
     return torch.stack(rows), torch.ones(embeds.shape[:2], dtype=torch.long, device=embeds.device)
 
@@ -85,7 +86,7 @@ def _pad(row: torch.Tensor, count: int, config: PaddingConfig, seed: int) -> tor
     if config.mode == "replicate" or copies == 1 or config.beta_txt == 0:
         return tiled
     tokens = row[:count].float()
-    # The population's deviation, so that a prompt of one token has 0, not NaN.
+    # The population standard deviation, so that a prompt of one token has 0, not NaN.
     spread = tokens.std(0, correction=0) if config.axis == "channel" else tiled.float().std(1, True, keepdim=True)
     noise = torch.randn(tiled.shape, generator=torch.Generator().manual_seed(seed)).to(row.device)
     # Berrada et al. 2024, appendix C: phi + sqrt(beta_txt) sqrt(m - 1) sigma_ch(phi) eps

@@ -1,4 +1,4 @@
-"""Training records: flip, crop and resize a picture, and note what was done as controls (Berrada et al. 2024, 3.3)."""
+"""Training records: flip, crop and resize an image, with the parameters as controls (Berrada et al. 2024, 3.3)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from ..settings.config import Config
 
 SIZE_SOURCES = ("original", "crop")
 _KEY = "told"
-"""What ``size_from`` is called in files."""
+"""Key of ``size_from`` in files."""
 
 
 @dataclass(frozen=True)
 class ControlRecord:
-    """One picture.
+    """One training image.
 
     Attributes:
         image: (C, H, W) float.
-        semantics: the content, as the network takes it: text states (T, C), or a class number ().
-        height, width: the original's, where ``image`` was resized before; else the image's.
-        controls: further named values, for specs with controls of their own.
+        semantics: the semantic condition: text states (T, C), or a class index ().
+        height, width: of the original, if ``image`` was resized before; else of the image.
+        controls: further named values, for specs with additional controls.
     """
 
     image: torch.Tensor
@@ -38,17 +38,17 @@ class ControlRecord:
 
 @dataclass(frozen=True)
 class AugmentConfig(Config):
-    """How pictures are changed.
+    """Image augmentation.
 
     Attributes:
         size: side of the result in pixels.
         flip: probability of a horizontal flip.
-        crop: range of the crop's side, as a share of the picture's short side; drawn uniformly.
-        aspect: largest width over height of a crop, and 1 over the smallest; drawn uniformly in its logarithm.
-        size_from: whose height and width become controls, the ``original``'s or the ``crop``'s.
+        crop: range of the crop's side, as a fraction of the image's short side; sampled uniformly.
+        aspect: largest width / height of a crop, and 1 over the smallest; sampled log-uniformly.
+        size_from: which height and width become controls: of the ``original`` or the ``crop``.
 
     Raises:
-        VitrineError: If a number is outside its range, or ``size_from`` is unknown.
+        VitrineError: If a number is out of range, or ``size_from`` is unknown.
     """
 
     size: int = 256
@@ -79,20 +79,20 @@ class AugmentConfig(Config):
 def augment(
     record: ControlRecord, config: AugmentConfig, random: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Flip, then crop, then resize.
+    """Flips, then crops, then resizes.
 
     Returns:
-        (C, size, size), and flip, crop_top, crop_left (shares of the flipped picture's height and width), aspect (the
-        crop's width over height), height, width (pixels), with the record's own controls.
+        (C, size, size), and flip, crop_top, crop_left (fractions of the flipped image's height and width), aspect (the
+        crop's width over height), height, width (pixels), with the record's controls.
     """
     height, width = record.image.shape[-2:]
-    draw = torch.rand(5, generator=random, dtype=torch.float64).tolist()
-    flip = draw[0] < config.flip
+    uniform = torch.rand(5, generator=random, dtype=torch.float64).tolist()
+    flip = uniform[0] < config.flip
     image = record.image.flip(-1) if flip else record.image
-    side = (config.crop[0] + draw[1] * (config.crop[1] - config.crop[0])) * min(height, width)
-    root = math.exp((draw[2] - 0.5) * math.log(config.aspect))
+    side = (config.crop[0] + uniform[1] * (config.crop[1] - config.crop[0])) * min(height, width)
+    root = math.exp((uniform[2] - 0.5) * math.log(config.aspect))
     h, w = (max(1, min(most, round(v))) for v, most in ((side / root, height), (side * root, width)))
-    top, left = int(draw[3] * (height - h + 1)), int(draw[4] * (width - w + 1))
+    top, left = int(uniform[3] * (height - h + 1)), int(uniform[4] * (width - w + 1))
     crop = image[None, :, top : top + h, left : left + w]
     shape = (config.size, config.size)
     if crop.shape[-2:] != shape:

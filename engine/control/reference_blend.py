@@ -1,9 +1,10 @@
-"""Time-weighted size conditioning on public models, without training.
+"""Size conditioning weighted by timestep on public models, without training.
 
-Our extension of Eq. 1 (Berrada et al. 2024): a public model never saw an added vector of zero, so its size embedding is
-not scaled but blended with that of a neutral size. With A the model's own added vector,
+Our extension of Eq. 1 (Berrada et al. 2024): a public model was never trained with a zero vector, so its size
+embedding is not scaled but blended with that of a neutral size. With A the model's own added vector,
 A_t = A(ref) + gamma(t) (A(size) - A(ref)): gamma 1 is the untouched model, gamma 0 the model at the neutral size. The
-blend is at the *output* of the model's MLP, which mixes text and size; a blend at its input would be off by percents.
+blend is at the *output* of the model's MLP, which mixes text and size; a blend at its input would differ by a few
+percent.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from ..families.facts import SizeInput
 from .gamma import GammaConfig
 
 Reference = str | tuple[int, int]
-"""``target``: the size asked for (neither enlarged nor reduced). ``zeros``: no size channels. Or (height, width)."""
+"""``target``: the target size (neither enlarged nor reduced). ``zeros``: no size channels. Or (height, width)."""
 
 
 # --- the rule -----------------------------------------------------------------------------------------------------
 def added_delta(
     embed: Callable[[torch.Tensor], torch.Tensor], full: torch.Tensor, reference: torch.Tensor
 ) -> torch.Tensor:
-    """A(size) - A(ref), (B, D), of a model's own MLP (``label_emb``, ``add_embedding``) at two inputs (B, C)."""
+    """A(size) - A(ref), (B, D), of a model's MLP (``label_emb``, ``add_embedding``) at two inputs (B, C)."""
     return embed(full) - embed(reference)
 
 
-def delta_share(delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(gamma - 1) delta: what to add beside the model's own vector. Exactly 0 in rows of weight 1."""
+def weighted_delta(delta: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(gamma - 1) delta: what to add to the model's vector. Exactly 0 in batch rows of weight 1."""
     w = _column(weight, delta)
     # A(ref) + gamma delta = A(size) + (gamma - 1) delta
     return ((w - 1) * delta.to(w.dtype)).to(delta.dtype)
@@ -50,10 +51,10 @@ def _column(weight: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def reference_input(full: torch.Tensor, sizes: SizeInput, reference: Reference) -> torch.Tensor:
-    """The MLP's input (B, C) with the channels of the size replaced by those of the neutral one.
+    """The MLP's input (B, C) with the size channels replaced by those of the neutral size.
 
     Args:
-        sizes: of a model whose sizes are channels of the input.
+        sizes: of a model whose sizes are input channels.
 
     Raises:
         VitrineError: If the input has no channels for this policy.
@@ -83,16 +84,16 @@ def _size_input(backbone: nn.Module) -> SizeInput:
 
 
 class ReferenceBlend(ForwardClock):
-    """Size conditioning weighted by gamma of each row's timestep while the block is open.
+    """Size conditioning weighted by gamma of each batch row's timestep while the block is open.
 
-    Low-level is the original size; crop, target size and aspect keep weight 1. LoRAs on the MLP count in both ends.
+    Only the original size is low-level; crop, target size and aspect keep weight 1. LoRAs of the MLP apply to both.
 
     Args:
         backbone: SDXL's UNet, PixArt with size conditions, CogView3-Plus or Hunyuan-DiT.
         gamma: the curve and clock.
-        reference: the neutral size. PixArt has no target size; there it is the latent's size times ``pixels``.
-        pixels: pixels of a latent cell.
-        drop: (B,) bool, rows that have the neutral size at all times (the null control of a guidance batch).
+        reference: the neutral size. PixArt has no target size; its latent size times ``pixels`` is used.
+        pixels: image pixels per latent position, along one side.
+        drop: (B,) bool, batch rows that always have the neutral size (the null control of a guidance batch).
 
     Example:
         >>> with ReferenceBlend(pipe.unet, GammaConfig(alpha=1.0)):
@@ -129,7 +130,7 @@ class ReferenceBlend(ForwardClock):
         weight, asked = self._now
         if bool((weight == 1).all()):
             return output
-        # forward, not a call: this hook must not run again
+        # forward instead of a call, so that this hook does not run again
         reference = module.forward(self._changed(args[0], asked))
         return blend(output, reference, weight.repeat_interleave(len(output) // len(weight)))
 

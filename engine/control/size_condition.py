@@ -1,4 +1,4 @@
-"""Size, crop and flip as a condition, in pixels: one description for every family that has such inputs."""
+"""Size, crop and flip conditioning in pixels, for every family with such inputs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class SizeCondition:
-    """What a picture is said to be: its original size, crop, target size and flip.
+    """Size conditioning of an image: original size, crop, target size and flip.
 
     Attributes:
-        original: (height, width) of the picture before it was resized or cropped; None: the size of the picture made.
+        original: (height, width) of the original before resizing and cropping; None: the size of the generated image.
         crop: (top, left) of the crop.
-        target: (height, width) wanted, whose ratio is the aspect; None: the size of the picture made.
-        flip: mirrored. Only models with a flip control read it.
+        target: target (height, width), whose ratio is the aspect; None: the size of the generated image.
+        flip: mirrored. Only models with a flip control use it.
         extra: further controls of a checkpoint, by name.
 
     Raises:
@@ -44,7 +44,7 @@ class SizeCondition:
             raise refuse("extra", dict(self.extra), "finite numbers", "leave out what is not known")
 
     def time_ids(self, size: Size) -> list[float]:
-        """SDXL's six numbers for a picture of ``size`` (height, width)."""
+        """SDXL's six numbers for an image of ``size`` (height, width)."""
         return [*(self.original or size), *self.crop, *(self.target or size)]
 
     def aspect(self, size: Size) -> float:
@@ -55,7 +55,7 @@ class SizeCondition:
     def controls(self, size: Size, spec: ControlSpec) -> dict[str, float]:
         """The values of a checkpoint's controls: the default ones that ``spec`` has, and ``extra``.
 
-        Crops become shares of the original; aspect is width over height.
+        Crops become fractions of the original; aspect is width / height.
         """
         height, width = self.original or size
         known = {
@@ -65,5 +65,5 @@ class SizeCondition:
         return {k: v for k, v in known.items() if k in spec.names} | dict(self.extra)
 
     def high_is_null(self, size: Size) -> bool:
-        """True if only the original size differs from the condition of an uncontrolled picture of ``size``."""
+        """True if only the original size differs from the condition of an uncontrolled image of ``size``."""
         return tuple(self.crop) == (0, 0) and tuple(self.target or size) == tuple(size)

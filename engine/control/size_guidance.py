@@ -1,4 +1,4 @@
-"""Guidance with a strength of its own for control (Berrada et al. 2024, Eq. 2), in as few network rows as possible."""
+"""Guidance with a separate strength for the control (Berrada et al. 2024, Eq. 2), with few UNet evaluations."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class GuidanceConfig(Config):
     """Strengths of Eq. 2.
 
     Attributes:
-        scale: lambda, the usual guidance scale; 1 is none.
-        control: beta, the control's; 1 is none. The paper's best FID is at 1.375.
+        scale: lambda, the guidance scale; 1 is no guidance.
+        control: beta, the control's guidance scale; 1 is no guidance. The paper's best FID is at 1.375.
         nesting: ``control_inner`` is Eq. 2 of the main text, where the inner null drops the control;
             ``semantic_inner`` that of its appendix D, where it drops the semantics.
-        negative: which sizes the unconditional half is told: ``picture``, its own (no control, as Eq. 2 has it), or
-            ``positive``, those of the prompt, as diffusers' SDXL pipeline does unless told otherwise.
-        skip_below: weights gamma under this count as none when the high-level control is null.
+        negative: size conditioning of the unconditional half: ``picture``, its own size (no control, Eq. 2), or
+            ``positive``, that of the prompt, the default of diffusers' SDXL pipeline.
+        skip_below: weights gamma below this count as 0 if the high-level control is null.
 
     Raises:
-        VitrineError: The nesting is unknown, or a number is not finite.
+        VitrineError: If the nesting is unknown, or a number is not finite.
     """
 
     scale: float = 1.0
@@ -57,19 +57,19 @@ class GuidanceConfig(Config):
 
     @property
     def unconditional(self) -> Key:
-        """The evaluation that the outer guidance leads away from."""
+        """The evaluation that the outer guidance moves away from."""
         return self.negative == "positive", False
 
 
 class Guided(NamedTuple):
-    """The guided prediction, and how many evaluations of the network it took."""
+    """The guided prediction, and its number of network evaluations."""
 
     prediction: torch.Tensor
     evaluations: int
 
 
 class ControlStep(NamedTuple):
-    """One sampling step: its timestep, sigma, weight gamma (the largest of its rows), and evaluations per picture."""
+    """One sampling step: its timestep, sigma, weight gamma (the largest of the batch), and evaluations per image."""
 
     t: float
     sigma: float
@@ -80,13 +80,13 @@ class ControlStep(NamedTuple):
 def control_guidance(
     evaluate: Evaluate, config: GuidanceConfig, weight: float | torch.Tensor = 1.0, high_is_null: bool = False
 ) -> Guided:
-    """Eq. 2 in one to three evaluations: those that can change the result.
+    """Eq. 2 with one to three evaluations: only those that can change the result.
 
     Args:
-        evaluate: called at most once for each pair.
+        evaluate: called at most once per pair.
         weight: gamma of this step, a number or (B,).
         high_is_null: the high-level control is null, so that below ``skip_below`` eps(c, s) = eps(0, s) and the
-            control needs no evaluation of its own. At gamma = 0 the result is the same bit for bit.
+            control needs no separate evaluation. At gamma = 0 the result is equal bit for bit.
     """
     predictions: dict[Key, torch.Tensor] = {}
     largest = float(weight.max()) if isinstance(weight, torch.Tensor) else weight
@@ -106,18 +106,18 @@ def control_guidance(
 
 
 def _guide(null: Callable[[], torch.Tensor], full: Callable[[], torch.Tensor], scale: float) -> torch.Tensor:
-    """Guidance that does not evaluate ``null`` where it has no part in the result."""
+    """Guidance that evaluates ``null`` only if it affects the result."""
     return full() if scale == 1 else guide(null(), full(), scale)
 
 
 def needed_evaluations(config: GuidanceConfig, weight: float = 1.0, high_is_null: bool = False) -> tuple[Key, ...]:
-    """The evaluations :func:`control_guidance` will ask for, to be made as one batch; the unconditional first."""
+    """The evaluations that :func:`control_guidance` needs, to be run as one batch; the unconditional first."""
     return _needed(config, high_is_null and weight < config.skip_below)
 
 
 @cache
 def _needed(config: GuidanceConfig, skip: bool) -> tuple[Key, ...]:
-    """Asked anew in each step of a run, and the same from step to step."""
+    """Cached, since every step of a run calls it."""
     asked: list[Key] = []
 
     def note(control: bool, semantics: bool) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which controls a model takes, in which order, on which scale (Berrada et al. 2024, 2.1 and 3.3)."""
+"""The controls of a model, their order and scale (Berrada et al. 2024, 2.1 and 3.3)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ControlField(Config):
     """One control.
 
     Attributes:
-        name: its key in value mappings.
+        name: its key in mappings of values.
         group: ``high`` changes composition (flip, crop, aspect) and always has weight 1; ``low`` changes detail (size)
             and has weight gamma.
         kind: ``scalar``, ``flag`` (0 or 1), ``log_scalar`` (a ratio above 0, embedded as its natural logarithm).
-        scale: what the value is multiplied by before the sinusoid, whose finest wave has period 2 pi.
-        ref: the neutral value, in the value's own unit.
-        least, most: accepted range, in the value's own unit.
+        scale: factor on the value before the sinusoid, whose shortest period is 2 pi.
+        ref: the neutral value, in the value's unit.
+        least, most: accepted range, in the value's unit.
 
     Raises:
-        VitrineError: The group or kind is unknown, the scale is 0 or not finite, or ``ref`` is outside the range.
+        VitrineError: If the group or kind is unknown, the scale is 0 or not finite, or ``ref`` is outside the range.
     """
 
     name: str
@@ -48,10 +48,10 @@ class ControlField(Config):
         self.check(torch.tensor([self.ref], dtype=torch.float64))
 
     def check(self, values: torch.Tensor) -> None:
-        """Refuse values, of any shape, that this control cannot have.
+        """Checks values of any shape.
 
         Raises:
-            VitrineError: A value is not finite or is out of range.
+            VitrineError: If a value is not finite or is out of range.
         """
         good = torch.isfinite(values) & (values >= self.least) & (values <= self.most)
         accepted = f"{self.least:g} to {self.most:g}"
@@ -63,7 +63,7 @@ class ControlField(Config):
             raise refuse(self.name, values[~good][:4].tolist(), accepted, f"{self.ref:g} is neutral")
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Values in their own unit -> what the sinusoid sees, the same shape."""
+        """Values in their unit -> inputs of the sinusoid, the same shape."""
         return (values.log() if self.kind == "log_scalar" else values) * self.scale
 
 
@@ -80,13 +80,13 @@ def _default_fields() -> tuple[ControlField, ...]:
 
 @dataclass(frozen=True)
 class ControlSpec(Config):
-    """An ordered list of controls; the order is that of the columns of a (B, F) table of values.
+    """An ordered list of controls, which are the columns of a (B, F) table of values.
 
-    The default: flip, crop_top and crop_left (as shares of the height and width), aspect (width over height) in the
+    The default: flip, crop_top and crop_left (as fractions of height and width), aspect (width / height) in the
     high group; height and width (pixels) in the low one.
 
     Raises:
-        VitrineError: There is no field, or two have one name.
+        VitrineError: If there is no field, or two have one name.
     """
 
     fields: tuple[ControlField, ...] = field(default_factory=_default_fields)
@@ -101,7 +101,7 @@ class ControlSpec(Config):
         return tuple(f.name for f in self.fields)
 
     def columns(self, group: str) -> list[int]:
-        """Column numbers of one group."""
+        """Column indices of one group."""
         return [i for i, f in enumerate(self.fields) if f.group == group]
 
     def reference(self) -> dict[str, float]:
@@ -109,10 +109,10 @@ class ControlSpec(Config):
         return {f.name: f.ref for f in self.fields}
 
     def rows(self, values: Mapping[str, float | Sequence[float] | torch.Tensor]) -> torch.Tensor:
-        """Named values, each a number or B of them -> (B, F) float64 in their own units, checked.
+        """Named values, each a number or a list of B -> (B, F) float64 in their units, checked.
 
         Raises:
-            VitrineError: A control is missing, unknown or out of range, or the lists differ in length.
+            VitrineError: If a control is missing, unknown or out of range, or the lists differ in length.
         """
         missing, unknown = set(self.names) - set(values), set(values) - set(self.names)
         if missing or unknown:
@@ -126,10 +126,10 @@ class ControlSpec(Config):
         return self.checked(torch.stack([c.expand(count) for c in columns], 1))
 
     def checked(self, values: torch.Tensor) -> torch.Tensor:
-        """The (B, F) table itself when each value is in its range.
+        """Returns the (B, F) table if every value is in range.
 
         Raises:
-            VitrineError: The table has another shape, or a value is out of range.
+            VitrineError: If the table has another shape, or a value is out of range.
         """
         if values.ndim != 2 or values.shape[1] != len(self.fields):
             accepted = f"(B, {len(self.fields)})"
@@ -139,5 +139,5 @@ class ControlSpec(Config):
         return values
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """(B, F) in their own units -> (B, F) as the sinusoids see it, in the same dtype."""
+        """(B, F) in their units -> (B, F) inputs of the sinusoids, in the same dtype."""
         return torch.stack([f.encode(values[:, i]) for i, f in enumerate(self.fields)], 1)

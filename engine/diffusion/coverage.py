@@ -8,15 +8,15 @@ from ..errors import refuse
 
 
 def precision_recall(real: torch.Tensor, samples: torch.Tensor, k: int = 3) -> tuple[float, float]:
-    """(share of samples near real data, share of real data near samples), both in [0, 1].
+    """(fraction of samples near real data, fraction of real data near samples), both in [0, 1].
 
-    Near means within the distance of some point of the other set to its own k-th nearest neighbour.
+    A point is near a set if some point of that set is closer to it than to its own k-th nearest neighbour.
 
     Args:
         real, samples: (N, D) and (M, D) features, N and M above k.
 
     Raises:
-        VitrineError: If the shapes differ, or there are too few rows.
+        VitrineError: If the shapes differ, or a set has at most k points.
     """
     if real.ndim != 2 or samples.ndim != 2 or real.shape[1] != samples.shape[1] or min(len(real), len(samples)) <= k:
         shapes = (tuple(real.shape), tuple(samples.shape), k)

@@ -1,7 +1,7 @@
-"""One wrapper for each model *convention*, so that no method needs to know the model's family.
+"""One wrapper for each prediction *convention*, so that methods do not depend on the model family.
 
-``predict`` turns the output of eps, v, x0 and flow networks into the same pair (eps, x0). Denoisers are made by
-:meth:`Denoiser.from_diffusers`, and by ``nodes/comfy/model.py`` from a ComfyUI MODEL.
+``predict`` turns the output of eps, v, x0 and flow networks into the same pair (eps, x0). Make a denoiser with
+:meth:`Denoiser.from_diffusers`; ``nodes/comfy/model.py`` makes one from a ComfyUI MODEL.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Denoiser:
     """A backbone with its schedule and prediction convention.
 
     Attributes:
-        backbone: the module whose layers have names.
+        backbone: the UNet or transformer that is called.
         schedule: its sigmas, alpha-bars and timesteps.
         prediction: ``"eps" | "v" | "x0" | "flow"``, what ``call`` returns.
         call: (x_t (B, C, H, W), t (B,), Condition) -> (B, C, H, W), the bare network.
-        learned: what the network itself was trained to put out, where ``call`` turns that into something else, as
-            ComfyUI does; empty where it is ``prediction``.
-        made_of: gives what the network is made of, where its modules do not say it all: ComfyUI applies LoRAs and
-            patches when it loads them; None: its modules.
+        learned: the convention that the network was trained with, where ``call`` converts its output, as ComfyUI does;
+            empty if it equals ``prediction``.
+        made_of: returns what identifies the network where its modules do not, as in ComfyUI, which applies LoRAs and
+            patches on loading; None: its modules.
     """
 
     backbone: nn.Module
@@ -65,7 +65,8 @@ class Denoiser:
         """From a pipeline, or from a UNet / transformer and a scheduler.
 
         Raises:
-            VitrineError: If the backbone belongs to no known family, or there is no scheduler, or one for other models.
+            VitrineError: If the family of the backbone is unknown, or the scheduler is missing or of another
+                convention.
         """
         parts = (getattr(model, name, None) for name in ("unet", "transformer"))
         backbone = uncompiled(next((part for part in parts if part is not None), model))
@@ -77,7 +78,7 @@ class Denoiser:
 
     @property
     def inputs(self) -> dict[str, object]:
-        """What numbers computed with it depend on, for a :class:`~vitrine.engine.jobs.run.Run`."""
+        """What results depend on, as inputs of a :class:`~vitrine.engine.jobs.run.Run`."""
         network = self.backbone if self.made_of is None else self.made_of()
         return {"network": network, "noise schedule": [self.schedule, self.prediction, self.learned]}
 
@@ -86,7 +87,7 @@ class Denoiser:
         return self.schedule.add_noise(x0, noise, t)
 
     def forward(self, x_t: torch.Tensor, t: Number, cond: Condition) -> torch.Tensor:
-        """One bare network call in the network's own scale: (B, C, H, W) at t, a number or (B,); what taps run."""
+        """One network call: x_t (B, C, H, W) in the network's input scale at t, a number or (B,)."""
         rows = torch.as_tensor(t, dtype=torch.float32, device=x_t.device).reshape(-1).expand(len(x_t))
         return self.call(x_t, rows, cond)
 
@@ -95,7 +96,7 @@ class Denoiser:
         return self.split(self.forward(x_t, t, cond), x_t, t)
 
     def split(self, output: torch.Tensor, x_t: torch.Tensor, t: Number) -> Prediction:
-        """(eps, x0) of what a call put out for x_t, in float32 or wider (for v: Salimans & Ho 2022, App. D)."""
+        """(eps, x0) from the network's output for x_t, in float32 or wider (for v: Salimans & Ho 2022, App. D)."""
         wide = torch.promote_types(output.dtype, torch.float32)
         x, y = x_t.to(wide), output.to(wide)
         signal, noise = (append_dims(s.to(x.device, wide), x.ndim) for s in self.schedule.scales(t))
@@ -110,10 +111,10 @@ class Denoiser:
     def error(
         self, output: torch.Tensor, x_t: torch.Tensor, x0: torch.Tensor, noise: torch.Tensor, t: Number
     ) -> torch.Tensor:
-        """How far a call's output for the input x_t made of x0 and noise (B, ...) at t is from what was learned.
+        """Output minus training target, (B, ...), for the input x_t made of x0 and noise at t.
 
-        Training compares in the network's own terms: in eps, an error of v counts signal^2 times, and so does that of a
-        flow's velocity, (1 - s)^2 times, next to nothing at high noise.
+        The difference is in the convention of training: in units of eps, an error of v counts signal^2 times and one
+        of a flow's velocity (1 - s)^2 times, which is close to zero at high noise.
         """
         signal, level = (append_dims(s.to(noise.device, noise.dtype), noise.ndim) for s in self.schedule.scales(t))
         learned = self.learned or self.prediction
@@ -123,28 +124,28 @@ class Denoiser:
         return output.to(noise.dtype) - training_target(learned, x0.to(noise.dtype), noise, signal, level)
 
     def with_call(self, call: Callable) -> Denoiser:
-        """The same denoiser with another bare call (a wrapper, an offloaded copy)."""
+        """The same denoiser with another network call, such as a wrapper or an offloaded copy."""
         return replace(self, call=call)
 
 
 def training_target(
     prediction: str, x0: torch.Tensor, noise: torch.Tensor, signal: torch.Tensor, level: torch.Tensor
 ) -> torch.Tensor:
-    """What a network of one convention should put out for the input signal x0 + level noise, of their common shape."""
+    """The target of a network of this convention for the input signal x0 + level noise; all share one shape."""
     if prediction == "v":
         return signal * noise - level * x0  # Salimans & Ho 2022, App. D
     return {"eps": noise, "x0": x0, "flow": noise - x0}[prediction]  # the velocity: Lipman et al. 2023; Liu et al. 2023
 
 
 def check_finite(module: nn.Module, name: str = "model") -> None:
-    """Refuses a module with NaN or infinite weights. The host waits once for each device with weights.
+    """Refuses a module with NaN or infinite weights. Synchronises once with each device that has weights.
 
     Raises:
         VitrineError: If there is such a weight; the message names the first tensor.
     """
     weights = {k: v for k, v in module.state_dict().items() if v.is_floating_point() and not v.is_meta}
     by_device: dict[torch.device, list[torch.Tensor]] = {}
-    for value in weights.values():  # a sum shows both: NaN and infinity outlast any addition
+    for value in weights.values():  # NaN and infinity propagate through a sum
         value = as_numbers(value)
         by_device.setdefault(value.device, []).append(value.to(torch.promote_types(value.dtype, torch.float32)).sum())
     if all(bool(torch.isfinite(torch.stack(sums)).all()) for sums in by_device.values()):
@@ -155,5 +156,5 @@ def check_finite(module: nn.Module, name: str = "model") -> None:
 
 
 def weights_state(module: nn.Module) -> int:
-    """A number that changes when weights are replaced or written to in place; nothing is read from the device."""
+    """A number that changes when weights are replaced or written in place; no device synchronisation."""
     return hash(tuple((id(p), version_of(p)) for p in module.parameters()))

@@ -1,4 +1,4 @@
-"""Which timestep is this forward? Read once here, from the backbone's own arguments, for every hook that must know."""
+"""The timestep of the running forward, read once from the backbone's arguments for every hook that needs it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Forward(NamedTuple):
 
 
 class Timesteps:
-    """Reads the timesteps that a hook on the backbone sees, waiting for the device once a run, not once a forward.
+    """Reads the timesteps that a hook on the backbone sees, with one device synchronisation per run.
 
-    Samplers hand out views of one tensor of timesteps, so that tensor is read whole when its first view comes by.
+    Samplers pass views of one tensor of timesteps, so the whole tensor is read when its first view arrives.
     They are the argument called ``timestep`` (diffusers) or ``timesteps`` (ComfyUI), else the second positional one,
-    which is where both libraries have it.
+    as in both libraries.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Timesteps:
         self._values = torch.empty(0)
 
     def rows(self, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor | None:
-        """The timesteps (n,), float64 on the CPU; None where the forward has none."""
+        """The timesteps (n,), float64 on the CPU; None if the forward has none."""
         value = kwargs.get("timestep", kwargs.get("timesteps", args[1] if len(args) > 1 else None))
         if not isinstance(value, (torch.Tensor, int, float)):
             return None
@@ -49,7 +49,7 @@ class Timesteps:
         return t if t.numel() else None
 
     def first(self, args: tuple, kwargs: dict[str, Any]) -> float | None:
-        """The first row's timestep, for samplers in which all rows share it; None where the forward has none."""
+        """The timestep of the first batch row, if all rows share it; None if the forward has none."""
         t = self.rows(args, kwargs)
         return None if t is None else float(t[0])
 
@@ -67,13 +67,13 @@ class Timesteps:
 class ForwardClock(AbstractContextManager):
     """Base of the blocks whose hooks depend on the running forward's timestep.
 
-    Hooks are added on enter and removed on exit, also after an error. What a forward is about lives in thread-local
-    storage, so two threads may run one model. Gradient checkpointing recomputes blocks in a thread of its own; there
-    the last forward counts.
+    Hooks are added on enter and removed on exit, also after an error. State of a forward is thread-local, so two
+    threads may run one model. Gradient checkpointing recomputes blocks in another thread, which uses the state of the
+    last forward.
 
     Raises:
-        VitrineError: on enter, when the block is open already; in a forward, when no timestep was given; on exit, when
-            forwards ended that ran none of its hooks.
+        VitrineError: on enter, if the block is already open; in a forward, if no timestep was passed; on exit, if
+            forwards ended without running any of its hooks.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -82,7 +82,7 @@ class ForwardClock(AbstractContextManager):
         self._reached = Reached(type(self).__name__.lstrip("_"))
         self._local = threading.local()
         self._last: Any = None
-        self._timesteps = Timesteps()  # outlasts the block: samplers open it anew in each step
+        self._timesteps = Timesteps()  # kept after the block closes: samplers reopen it in each step
 
     def __enter__(self) -> Self:
         if self._handles:
@@ -104,12 +104,12 @@ class ForwardClock(AbstractContextManager):
             self._reached.check()
 
     def _after(self, path: str, hook: Hook) -> None:
-        """A hook on what a layer puts out; leaving the block refuses forwards that did not call it."""
+        """A hook on a layer's output; leaving the block raises if forwards ended without calling it."""
         layer = self.backbone.get_submodule(path)
         self._handles.append(hook_after(layer, self._reached.noting(path, hook)))
 
     def close(self) -> None:
-        """Remove all hooks and forget the last forward; harmless twice."""
+        """Remove all hooks and the state of the last forward; idempotent."""
         self._reached.close()
         while self._handles:
             self._handles.pop().remove()
@@ -138,15 +138,15 @@ class ForwardClock(AbstractContextManager):
 
 @functools.cache
 def _names(forward: Callable) -> tuple[str, ...]:
-    """What a forward calls its arguments, in their order, without self."""
+    """The argument names of a forward, in order, without self."""
     return tuple(inspect.signature(forward).parameters)[1:]
 
 
 def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
-    """(B, ...) for a batch of ``count``, from as many rows or one.
+    """(B, ...) for a batch of ``count`` rows, from ``count`` rows or from one.
 
     Raises:
-        VitrineError: another number of rows.
+        VitrineError: if there is another number of rows.
     """
     if len(values) not in (1, count):
         raise refuse(what, f"{len(values)} values", f"1 or {count}", "one a picture, guidance included")

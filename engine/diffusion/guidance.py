@@ -1,4 +1,4 @@
-"""Guidance: from the prediction without a condition towards the one with it, and beyond."""
+"""Classifier-free guidance, and its scale at other resolutions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scale_for_size(scale: float, ratio: float) -> float:
     """The guidance scale for pictures ``ratio`` times the resolution that ``scale`` was chosen for.
 
     Raises:
-        VitrineError: a ratio that is not a finite number above 0.
+        VitrineError: If the ratio is not a finite number above 0.
     """
     if not (math.isfinite(ratio) and ratio > 0):
         raise refuse("size ratio", ratio, "a number above 0", "2.0 for 512 after 256")

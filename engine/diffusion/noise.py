@@ -1,4 +1,4 @@
-"""Noise that belongs to a picture: row i depends on its own seed and on nothing else in the batch."""
+"""Noise per image: row i depends on its own seed and on nothing else in the batch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def generators(seeds: Sequence[int]) -> list[torch.Generator]:
 
 
 def seeded_noise(seeds: Sequence[int], shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(B, *shape) standard normal noise on the CPU, drawn row by row."""
+    """(B, *shape) standard normal noise on the CPU, sampled row by row."""
     return RowNoise(seeds)(shape, dtype)
 
 
 class RowNoise:
-    """Draws standard normal noise again and again, each row from a generator of its own."""
+    """Samples standard normal noise repeatedly, each batch row from its own generator."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self._rows = generators(seeds)

@@ -1,28 +1,29 @@
-"""The sampling loop: ask the network, take a step, repeat. The steps are those of a diffusers scheduler."""
+"""The sampling loop over the timesteps of a diffusers scheduler."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..network.condition import Condition
+from ..runtime.former_names import former_names
 from ..runtime.progress import Progress, silent
 from .denoiser import Denoiser
 from .guidance import guide
 
 Revise = Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(step, t, x after it) -> the x to go on with."""
+"""(step, t, x after it) -> the x that sampling continues from."""
 Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(x_t, t) -> what the scheduler's ``step`` takes: the network's own prediction."""
+"""(x_t, t) -> the network's prediction, as the scheduler's ``step`` takes it."""
 
 
-def walk(
+def sampling_loop(
     predict: Predict, x: torch.Tensor, scheduler: Any, *, progress: Progress = silent, revise: Revise | None = None,
     **extra: Any,
 ) -> torch.Tensor:  # fmt: skip
-    """x at the first of the scheduler's timesteps -> x at its end.
+    """Runs a scheduler from x (B, ...) at its first timestep to the clean sample of the same shape.
 
     Args:
         scheduler: a diffusers scheduler whose timesteps have been set.
@@ -48,7 +49,7 @@ def sample(
     guidance: float = 1.0,
     progress: Progress = silent,
 ) -> torch.Tensor:
-    """Noise (B, C, H, W) -> latents of the same shape, with classifier-free guidance in one batch of 2 B rows.
+    """Noise (B, C, H, W) -> latents of the same shape, with classifier-free guidance as one batch of 2 B rows.
 
     Args:
         scheduler: a diffusers scheduler of the denoiser's own convention; its timesteps are set here, those of flow
@@ -72,7 +73,7 @@ def sample(
         full, empty = output.chunk(2)
         return guide(empty, full, guidance)
 
-    return walk(predict, noise if flow else noise * scheduler.init_noise_sigma, scheduler, progress=progress)
+    return sampling_loop(predict, noise if flow else noise * scheduler.init_noise_sigma, scheduler, progress=progress)
 
 
 def few_step_latents(
@@ -81,11 +82,12 @@ def few_step_latents(
 ) -> torch.Tensor:  # fmt: skip
     """Noise (B, C, H, W) -> latents, by DDIM with eta 0, which is Euler's method for a flow, without a scheduler.
 
-    The timesteps are those of diffusers' "trailing" spacing: they divide the whole range and begin at its noisiest end.
-    Every denoiser gives the same samples in diffusers and in ComfyUI.
+    The timesteps are those of diffusers' "trailing" spacing: they divide the whole range and start at its noisiest end.
+    A denoiser gives the same samples in diffusers and in ComfyUI.
 
     Args:
-        null: what guidance starts from (B rows or one); not needed at guidance 1, which makes one pass a step.
+        null: what guidance starts from (B rows or one); not needed at guidance 1, which takes one UNet evaluation per
+            step.
         shift: of a flow's times towards noise (Esser et al. 2024, Eq. 23); 1 changes nothing.
     """
     total, flow, times = denoiser.schedule.steps, denoiser.prediction == "flow", [1 - i / steps for i in range(steps)]
@@ -106,7 +108,7 @@ def few_step_latents(
             (eps, null_eps), (clean, null_clean) = (
                 torch.cat([getattr(p, name) for p in both]).chunk(2) for name in ("eps", "x0")
             )
-            # both are linear in the network's output, so that guiding each is guiding that
+            # both are linear in the network's output, so guiding each equals guiding the output
             eps, clean = guide(null_eps, eps, guidance), guide(null_clean, clean, guidance)
         if step + 1 == steps:
             x = clean
@@ -114,3 +116,7 @@ def few_step_latents(
             signal, level = (s.to(x.device, x.dtype) for s in denoiser.schedule.scales(times[step + 1]))
             x = signal * clean + level * eps  # Song et al. 2021, Eq. 12, with eta = 0
     return x
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"walk": "sampling_loop"})

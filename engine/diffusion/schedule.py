@@ -1,7 +1,7 @@
 """Noise schedules: sigma, alpha-bar, log-SNR and the network's timestep as functions of each other.
 
-Numbers and CPU tensors are worked on in float64, tensors of any other device in float32 and without waiting for it:
-accelerators are slow in float64, and some have none.
+Numbers and CPU tensors are computed in float64. Tensors on any other device are computed in float32 and without
+synchronisation: accelerators are slow in float64, and some do not support it.
 
 Two kinds. ``vp`` (DDPM and its descendants): x_t = sqrt(abar) x0 + sqrt(1 - abar) eps with
 sigma = sqrt((1 - abar) / abar) (Karras et al. 2022, Table 1). ``flow`` (rectified flow): x_t = (1 - s) x0 + s eps with
@@ -24,7 +24,7 @@ Number = float | torch.Tensor
 
 
 def append_dims(values: torch.Tensor, ndim: int) -> torch.Tensor:
-    """One number for each row, or one for all: (B,) or () -> (B, 1, ..., 1) or (1, ..., 1) with ``ndim`` dimensions."""
+    """One number per batch row, or one for all: (B,) or () -> (B, 1, ..., 1) or (1, ..., 1) of ``ndim`` axes."""
     return values.reshape(-1, *[1] * (ndim - 1))
 
 
@@ -76,7 +76,7 @@ class NoiseSchedule:
 
     @classmethod
     def flow(cls, steps: int = 1000) -> NoiseSchedule:
-        """Rectified flow. A shift changes which times a sampler visits, not what a time means, so it plays no part."""
+        """Rectified flow. A shift changes which times a sampler visits, not what a time means, so it is ignored."""
         return cls("flow", torch.empty(0, dtype=torch.float64), steps)
 
     @classmethod
@@ -129,28 +129,28 @@ class NoiseSchedule:
         return 1 / torch.sqrt(1 + sigma.square()), sigma / torch.sqrt(1 + sigma.square())
 
     def add_noise(self, x0: torch.Tensor, noise: torch.Tensor, t: Number) -> torch.Tensor:
-        """x_t from x0 and noise of one shape (B, ...), at t, a number or (B,); x0's dtype outside, wider inside."""
+        """x_t from x0 and noise (B, ...) at t, a number or (B,); computed in float32 or wider, in x0's dtype."""
         x, eps = wide(x0), wide(noise)
         signal, level = (append_dims(s.to(x.device, x.dtype), x.ndim) for s in self.scales(t))
         return (signal * x + level * eps).to(x0.dtype)
 
     @property
     def last(self) -> int:
-        """The timestep of most noise: T - 1 (``vp``) or T (``flow``)."""
+        """The noisiest timestep: T - 1 (``vp``) or T (``flow``)."""
         return self.steps if self.kind == "flow" else self.steps - 1
 
     @property
     def _every(self) -> int:
-        """Timesteps for each row of the table."""
+        """Timesteps per entry of the table."""
         return self.steps // len(self.log_sigmas)
 
     def _row(self, t: torch.Tensor) -> torch.Tensor:
-        """The row of the table that a timestep means; those before the first row's mean the first."""
+        """The (fractional) table index of a timestep, clamped to the first entry."""
         every = self._every
         return t if every == 1 else ((t + 1) / every - 1).clamp(min=0)
 
     def _table(self, device: torch.device) -> torch.Tensor:
-        """log sigmas there; uploaded once."""
+        """log sigmas on that device; uploaded once."""
         if device not in self._tables:
             on_cpu = device.type == "cpu"
             self._tables[device] = self.log_sigmas if on_cpu else self.log_sigmas.float().to(device)
@@ -159,7 +159,7 @@ class NoiseSchedule:
     def _checked(self, t: Number) -> torch.Tensor:
         t = wide(t)
         if t.device.type != "cpu":
-            return t  # to look at it would be to wait for it
+            return t  # checking it would synchronise with the device
         last = self.last
         if not math.isfinite(float(t.sum())) or bool((t < 0).any()) or bool((t > last).any()):
             raise refuse("timestep", t.tolist(), f"0 <= t <= {last}", "t is the network's own timestep")
@@ -171,22 +171,22 @@ FLOW_SCHEDULERS = (
     "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler",
     "LTXEulerAncestralRFScheduler",
 )  # fmt: skip
-"""Those that know nothing but x_t = (1 - s) x0 + s eps. UniPC, DPM++, DEIS and SA are set to it."""
+"""Schedulers that support only x_t = (1 - s) x0 + s eps. UniPC, DPM++, DEIS and SA have a setting for it."""
 _FLOW_STEPS = 1000
-"""Every published flow network is given s or 1000 s; pipelines divide the scheduler's timestep by 1000."""
+"""Every published flow network takes s or 1000 s; pipelines divide the scheduler's timestep by 1000."""
 _PREDICTIONS = {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}
 
 
 def convention_of(scheduler: Any, network: Any = None) -> tuple[NoiseSchedule, str]:
-    """(schedule, ``eps | v | x0 | flow``): what a network sampled by a diffusers scheduler is given, and puts out.
+    """(schedule, ``eps | v | x0 | flow``): the input scale and output of a network under a diffusers scheduler.
 
     Shifts, spacings, Karras's and other grids change which times are visited, not what a time means.
 
     Args:
-        network: the UNet or transformer, to refuse a scheduler that is not for its family.
+        network: the UNet or transformer, if given, a scheduler that does not suit its family is refused.
 
     Raises:
-        VitrineError: If the scheduler is of another kind, contradicts itself, or is not for the network.
+        VitrineError: If the scheduler is unsupported, contradicts itself, or does not suit the network.
     """
     name, config = type(scheduler).__name__, scheduler.config
     refuse_table_on_flow(scheduler, network)
@@ -208,22 +208,22 @@ def convention_of(scheduler: Any, network: Any = None) -> tuple[NoiseSchedule, s
         accepted = f"schedulers with alphas_cumprod that predict {', '.join(_PREDICTIONS)}, or {FLOW_SCHEDULERS}"
         raise refuse("scheduler", shown, accepted, "pass the scheduler that the model was published with")
     if setting_of(scheduler, "timestep_type") == "continuous":
-        shown = f"{name} with timestep_type 'continuous', whose network is given log sigma"
+        shown = f"{name} with timestep_type 'continuous', whose network takes log sigma"
         raise refuse("scheduler", shown, "timestep_type 'discrete'", "pass a scheduler that counts timesteps")
     return NoiseSchedule.from_alphas_cumprod(scheduler.alphas_cumprod), prediction
 
 
 def is_flow(scheduler: Any) -> bool:
     """Whether a diffusers scheduler steps along x_t = (1 - s) x0 + s eps."""
-    has_table = getattr(scheduler, "alphas_cumprod", None) is not None  # Helios has none, and resizes between its steps
+    has_table = getattr(scheduler, "alphas_cumprod", None) is not None  # Helios has none, and resizes between steps
     return _only_flow(scheduler) or has_table and bool(setting_of(scheduler, "use_flow_sigmas"))
 
 
 def refuse_table_on_flow(scheduler: Any, network: Any) -> None:
-    """Refuse a scheduler over a table of betas for a network whose family is a flow, before anything is sampled.
+    """Refuses a beta-table (vp) scheduler for a flow network, before anything is sampled.
 
     Raises:
-        VitrineError: It is one.
+        VitrineError: If the scheduler does not suit the network.
     """
     record = None if network is None else record_of(network)
     if record is not None and record[0].flow and not is_flow(scheduler):

@@ -1,4 +1,4 @@
-"""Settings of the E-step: how long the chain is, how far it moves, what it hands to the M-step."""
+"""Settings of the E-step: length and step sizes of the chain, and the estimator of the M-step direction."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class EStepConfig(Config):
     """One E-step. The update is u <- u + gamma grad + sqrt(2 gamma) n.
 
     Attributes:
-        steps: K, Langevin steps; at least 1 (with none the M-step has no signal).
+        steps: K, Langevin steps; at least 1 (otherwise the M-step has no signal).
         ge: step size of eps, in (0, 1].
-        gz: step size of z, in [0, 1]. z moving is what covers modes; 0 freezes it, and needs no autograd.
+        gz: step size of z, in [0, 1]. moving z covers modes; 0 freezes it and needs no autograd.
         estimator: of the M-step direction. ``cancel`` removes the accumulated noise (the paper), ``raw`` keeps it,
-            ``last`` takes the score gap at the final point (one more pair of score calls).
-        clip: largest RMS of a row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.
+            ``last`` takes the score difference at the final point (one more pair of score calls).
+        clip: largest RMS of a batch row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.
     """
 
     steps: int = 4
@@ -46,5 +46,5 @@ class EStepConfig(Config):
         return cls(steps=1, ge=1.0, gz=0.0)
 
     def with_gz(self, gz: float, clip: float = math.inf) -> EStepConfig:
-        """The same with another step size and drift limit of z."""
+        """The settings with another step size and drift limit of z."""
         return replace(self, gz=gz, clip=clip)

@@ -1,8 +1,8 @@
-"""Train a one-step student: a generator and a score network beside one frozen teacher.
+"""Trains a one-step student: a generator and a score network, with a frozen teacher.
 
-Xie et al. 2024 (EM Distillation). ``step`` reads like the algorithm: student score, E-step, M-step, average.
-Under ``accelerate launch`` the processes share each batch: each draws the random numbers of the whole batch, so that
-a run does not depend on how many there are.
+Xie et al. 2024 (EM Distillation). ``step`` follows the algorithm: student score, E-step, M-step, average.
+Under ``accelerate launch`` the processes divide each batch: each samples the random numbers of the whole batch, so that
+results do not depend on their number.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from ..jobs.training import MovingAverage, Tensors, finite, learning_rate, mean_
 from ..network.condition import Condition
 from ..runtime.processes import accelerator, workers_of
 from ..runtime.progress import Progress, silent
-from .batch_shares import Shares
+from .batch_part import BatchPart
 from .calibration import Calibration, calibrated
 from .chain import ChainEnd, Joint, NoiseLevels, e_step
 from .chain_config import EStepConfig
 from .export import export, export_full, from_file, keep_last
 from .grids import write_grid
 from .logs import TrainLog
-from .losses import bias, draw_times, m_step_loss, score_gap, score_loss
+from .losses import bias, m_step_loss, sample_times, score_difference, score_loss
 from .networks import GENERATOR, SCORE, Roles
 from .onestep import one_step
 from .sid import Scores, sid_loss
-from .student_preset import StudentContract, read_student
+from .student_preset import StudentPreset, read_student
 from .train_config import DTYPES, EMDTrainConfig
 
 Batch = tuple[Condition, torch.Tensor, torch.Tensor]
-"""Conditions, z and timesteps of the rows of one process."""
+"""Conditions, z and timesteps of one process's batch rows."""
 
 
 class Trainer:
-    """One run, resumable to the bit from ``folder/state.safetensors``.
+    """A training run, resumable bit for bit from ``folder/state.safetensors``.
 
     Args:
         teacher: a Denoiser over a diffusers UNet or transformer; adapters are added to it.
-        conditions: N rows, in memory or on disk; each training row draws one.
+        conditions: N encoded prompts, in memory or on disk; each batch row samples one.
         shape: latent size (C, H, W).
-        null: the empty prompt, one row; needed when guidance is not 1.
-        contract: what the export says beside the settings of this run.
-        decode: latents (B, C, H, W) to pictures (B, 3, H, W) in [0, 1], for ``grid_every``.
+        null: the empty prompt, one row; needed if guidance is not 1.
+        preset: header entries of the export in addition to the settings of this run.
+        decode: latents (B, C, H, W) -> images (B, 3, H, W) in [0, 1], for ``grid_every``.
 
     Attributes:
-        chain: the E-step with gz and clip as they were calibrated.
-        calibration: what was measured for that; None where nothing was, or an earlier part of the run did.
-        done, skipped: generator updates so far; updates and rows left out because they were not finite.
-        meter: the bias meter's last reading.
+        chain: the E-step with calibrated gz and clip.
+        calibration: the calibration; None without one, or if an earlier part of the run did it.
+        done, skipped: generator updates so far; updates and batch rows skipped because they were not finite.
+        meter: last reading of the bias meter.
 
     Raises:
-        VitrineError: Grids are wanted without ``decode``, the processes cannot share the batch, the teacher is none
-            for :class:`Roles`, or the folder holds another run.
+        VitrineError: If grids are requested without ``decode``, the processes cannot divide the batch, the teacher
+            does not suit :class:`Roles`, or the folder has another run.
     """
 
     def __init__(
         self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
-        folder: str | Path, null: Condition | None = None, contract: StudentContract | None = None,
+        folder: str | Path, null: Condition | None = None, preset: StudentPreset | None = None,
         decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
         config = self.config = config.beginning(teacher.schedule.last)
         self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
-        self.conditions, self.base_contract = conditions, contract or StudentContract()
+        self.conditions, self.base_preset = conditions, preset or StudentPreset()
         self.condition_count, self.accelerator = conditions.count, accelerator()
-        self.device, self.shares = self.accelerator.device, Shares(self.accelerator)
+        self.device, self.part = self.accelerator.device, BatchPart(self.accelerator)
         self.null = None if null is None else null.to(self.device)
         config.check(self.accelerator.num_processes, decode is not None)
         made_of = {"teacher": teacher, "latents": list(self.shape), "conditions": conditions, "empty prompt": null}
@@ -99,21 +99,21 @@ class Trainer:
         return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
 
     @property
-    def contract(self) -> StudentContract:
-        """The contract of the student that this run trains."""
+    def preset(self) -> StudentPreset:
+        """The preset of the student that this run trains."""
         return replace(
-            self.base_contract, timestep=self.config.timestep, trained_guidance=self.config.guidance, shape=self.shape,
+            self.base_preset, timestep=self.config.timestep, trained_guidance=self.config.guidance, shape=self.shape,
             steps=self.chain.steps, ge=self.chain.ge, gz=self.chain.gz,
         )  # fmt: skip
 
     def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
-        """Begin with the weights of an exported LoRA and of the score adapter trained beside it.
+        """Starts from the weights of an exported LoRA and of the score adapter trained with it.
 
-        A run that has begun already takes its weights from its state.
+        A resumed run takes its weights from its state instead.
 
         Raises:
-            VitrineError: The run trains a full student, the adapters have another rank or other layers, or the run
-                began from others.
+            VitrineError: If the run trains a full student, the adapters have another rank or other layers, or the run
+                started from others.
         """
         if self.config.full:
             raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
@@ -129,15 +129,15 @@ class Trainer:
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
 
     def generate(self, z: torch.Tensor, cond: Condition) -> torch.Tensor:
-        """g(z, c) with the live weights: (B, C, H, W) float32."""
-        return one_step(self.roles.generator, z, cond, self.contract)
+        """g(z, c) with the current weights: (B, C, H, W) float32."""
+        return one_step(self.roles.generator, z, cond, self.preset)
 
     @torch.no_grad()
     def samples(self, count: int = 8) -> torch.Tensor:
-        """(count, 3, H, W) pictures in [0, 1] of the averaged generator: seeds 0, 1, ... and the first conditions.
+        """(count, 3, H, W) images in [0, 1] of the averaged generator, for seeds 0, 1, ... and the first conditions.
 
         Raises:
-            VitrineError: The trainer has no ``decode``.
+            VitrineError: If the trainer has no ``decode``.
         """
         if self.decode is None:
             raise refuse("decode", None, "a function of latents", "pass decode= to the Trainer")
@@ -147,13 +147,13 @@ class Trainer:
             return self.decode(self.generate(z, cond)).float().clamp(0, 1).cpu()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, ...]:
-        """Train to the end (or to ``until``) and export. Saved every ``save_every`` steps and when stopped.
+        """Trains to the end (or to ``until``) and exports; saves every ``save_every`` steps and when stopped.
 
         Returns:
-            The generator's files, written by the first process: a LoRA, first as ComfyUI reads it, or a network.
+            The generator's files, written by the first process: a LoRA (ComfyUI's format first), or a network.
 
         Raises:
-            VitrineError: If another run trains in the folder.
+            VitrineError: If another process trains in the folder.
         """
         self._refuse_another_start()
         with self._run:
@@ -180,10 +180,10 @@ class Trainer:
 
     def _write(self, folder: Path, role: str, weights: Tensors) -> tuple[Path, ...]:
         write = export_full if role in self.config.full else export
-        return write(folder, weights, role, self.contract, part=self.roles.part)
+        return write(folder, weights, role, self.preset, part=self.roles.part)
 
     def _grid(self) -> torch.Tensor | None:
-        """Every ``grid_every`` steps: write OUT/grids/step_N.png and return its pictures."""
+        """Every ``grid_every`` steps, writes OUT/grids/step_N.png and returns its images."""
         every = self.config.advanced.grid_every
         if not every or self.done % every or not self.accelerator.is_main_process:
             return None
@@ -193,12 +193,12 @@ class Trainer:
         return pictures
 
     def step(self) -> None:
-        """One pass of the algorithm box."""
+        """One update of the paper's algorithm."""
         self._set_rates()
-        batches = self._draws()
+        batches = self._sample_batches()
         self._score_update(batches)  # A. student score, on uncorrected samples
         for _ in range(self.config.score_updates - 1):
-            self._score_update(self._draws())
+            self._score_update(self._sample_batches())
         self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
         self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
         self.done += 1
@@ -212,17 +212,17 @@ class Trainer:
             return sid_loss(scores, self.generate(z, cond), self._normal(z), t, cond, self.config.advanced.alpha)
         self.roles.train_only(None)
         rho = self._joint(cond, t, z)
-        end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z the only leaf
+        end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z is the only leaf
         self._read_meter(rho, end)
-        for name, sizes in (("gap", end.gap), ("drift", end.drift), ("moved", end.moved)):
+        for name, sizes in (("gap", end.difference), ("drift", end.drift), ("moved", end.moved)):
             if sizes is not None:
                 self.log.read(name, sizes)
         return self._m_step(end, cond, rho.levels)  # C. M-step
 
     def _joint(self, cond: Condition, t: torch.Tensor, z: torch.Tensor) -> Joint:
-        """What the chains of these rows walk; the E-step uses the live weights, not their average."""
-        gap = score_gap(self.roles.teacher, self.roles.score, t, cond, self.null, self.config.guidance)
-        return Joint(lambda u: self.generate(u, cond), gap, NoiseLevels.at(self.roles.base.schedule, t, z))
+        """The chains' density for these batch rows; the E-step uses the current weights, not their average."""
+        difference = score_difference(self.roles.teacher, self.roles.score, t, cond, self.null, self.config.guidance)
+        return Joint(lambda u: self.generate(u, cond), difference, NoiseLevels.at(self.roles.base.schedule, t, z))
 
     def _set_rates(self) -> None:
         config = self.config
@@ -231,10 +231,10 @@ class Trainer:
             set_rate(self.optimizers[name], learning_rate(rate, "linear", self.done, config.steps, falling=falling))
 
     def _m_step(self, end: ChainEnd, cond: Condition, levels: NoiseLevels) -> torch.Tensor | None:
-        """The loss; None if no row here is finite."""
+        """The loss; None if no batch row of this process is finite."""
         finite_rows = torch.isfinite(end.r.flatten(1)).all(1) & torch.isfinite(end.z.flatten(1)).all(1)
         sound = finite_rows.cpu()
-        if not bool(sound.all()):  # rows whose chain is not finite are left out and counted
+        if not bool(sound.all()):  # batch rows with a non-finite chain are skipped and counted
             self.skipped += int((~sound).sum())
             rows = sound.nonzero().flatten()
             cond, levels, end = cond.take(rows), levels.take(rows), end.take(rows)
@@ -250,13 +250,13 @@ class Trainer:
         self.roles.train_only(SCORE)
         with torch.no_grad():
             y = self.generate(z, cond)
-        t = self.shares.own(draw_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
+        t = self.part.own(sample_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
         return score_loss(self.roles.score, y, self._normal(z), t, cond)
 
     def _update(self, name: str, losses: Iterable[torch.Tensor | None]) -> None:
         """One Adam step on the mean of the losses, or none (and counted) if the gradient is not finite.
 
-        None among the losses is a batch without a finite row here; if there are no others in any process, no step is
+        A loss of None is a batch without a finite row in this process; if all are None in every process, no step is
         taken.
         """
         adam, parameters = self.optimizers[name], list(self.roles.parameters(name).values())
@@ -267,7 +267,7 @@ class Trainer:
                 learned = True
                 self.log.read(f"loss {name}", loss)
                 self.accelerator.backward(loss / self.config.advanced.accumulate)
-        if name == GENERATOR and not self.shares.in_any(learned):
+        if name == GENERATOR and not self.part.in_any(learned):
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
@@ -278,31 +278,31 @@ class Trainer:
             adam.step()
         adam.zero_grad()
 
-    def _draws(self, count: int = 0) -> list[Batch]:
-        """Fresh ones, by default those of one update."""
-        return [self._draw() for _ in range(count or self.config.advanced.accumulate)]
+    def _sample_batches(self, count: int = 0) -> list[Batch]:
+        """Samples new batches, by default those of one update."""
+        return [self._sample_batch() for _ in range(count or self.config.advanced.accumulate)]
 
-    def _draw(self) -> Batch:
-        """Conditions, z and timesteps of this process's rows."""
+    def _sample_batch(self) -> Batch:
+        """Samples conditions, z and timesteps of this process's batch rows."""
         rows = torch.randint(self.condition_count, (self.config.batch,), generator=self.random)
         z = torch.randn(self.config.batch, *self.shape, generator=self.random)
-        t = draw_times(self.roles.base.schedule, self.config.batch, self.random)
-        cond = self.conditions.take(self.shares.rows(rows)).to(self.device)
-        return cond, self.shares.own(z), self.shares.own(t)
+        t = sample_times(self.roles.base.schedule, self.config.batch, self.random)
+        cond = self.conditions.take(self.part.rows(rows)).to(self.device)
+        return cond, self.part.own(z), self.part.own(t)
 
     def _normal(self, like: torch.Tensor) -> torch.Tensor:
         """This process's rows of standard normal noise for the whole batch."""
         shape = (self.config.batch, *like.shape[1:])
-        return self.shares.own(torch.randn(shape, generator=self.random, dtype=like.dtype))
+        return self.part.own(torch.randn(shape, generator=self.random, dtype=like.dtype))
 
     def _calibrate(self) -> Calibration:
-        """gz and clip of the chain: on 64 rows, fewer in a short run."""
+        """Calibrates gz and clip of the chain on 64 batch rows, fewer in a short run."""
         config, gather = self.config, self.accelerator.gather
         count = max(4, min(64 // config.batch, config.steps))
-        draws, update = partial(self._draws, count), lambda: self._score_update(self._draws())
         return calibrated(
-            self.chain, update, draws, self._starts, self.random, self._normal, gather, min(10, config.steps)
-        )
+            self.chain, lambda: self._score_update(self._sample_batches()), partial(self._sample_batches, count),
+            self._starts, self.random, self._normal, gather, min(10, config.steps),
+        )  # fmt: skip
 
     def _starts(self, batches: Sequence[Batch]) -> Iterator[tuple[Joint, torch.Tensor, torch.Tensor]]:
         self.roles.train_only(None)
@@ -312,10 +312,10 @@ class Trainer:
     def _read_meter(self, rho: Joint, end: ChainEnd) -> None:
         every = self.config.advanced.meter_every
         if every and self.done % every == 0:
-            self.meter = bias(end.eps - end.noise, end.eps, rho.gap_at(end.z, end.eps).delta)
+            self.meter = bias(end.eps - end.noise, end.eps, rho.difference_at(end.z, end.eps).delta)
 
     def save(self) -> None:
-        """The whole state: adapters, average, both optimisers, counters, random state."""
+        """Saves adapters, average, both optimisers, counters and random state."""
         if not self.accelerator.is_main_process:
             return
         weights: Tensors = {k: p for name in self.optimizers for k, p in self.roles.parameters(name).items()}

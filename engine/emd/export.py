@@ -1,4 +1,4 @@
-"""A trained student as a file: a LoRA in the names that ComfyUI and diffusers read, or a whole network."""
+"""Exports a trained student: a LoRA in ComfyUI's and diffusers' names, or a whole network."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from ..errors import refuse
 from ..io.files import save_safetensors
 from ..io.lora_writing import diffusers_names, kohya, of_peft
-from .student_preset import StudentContract
+from .student_preset import StudentPreset
 
 
 def from_file(
     tensors: Mapping[str, torch.Tensor], like: Mapping[str, torch.Tensor], name: str
 ) -> dict[str, torch.Tensor]:
-    """What :func:`export` wrote, as adapters of the names and shapes of ``like``.
+    """Reads a file of :func:`export` as adapters with the names and shapes of ``like``.
 
-    kohya's alpha goes into lora_B.
+    kohya's alpha is multiplied into lora_B.
 
     Raises:
-        VitrineError: The file lacks a layer, or its rank is another.
+        VitrineError: If the file lacks a layer or has another rank.
     """
     out: dict[str, torch.Tensor] = {}
     for key, weight in like.items():
@@ -41,7 +41,7 @@ def from_file(
 
 
 PARTS = ("unet", "transformer")
-"""Of a pipeline: what stands before module names in diffusers' files."""
+"""Pipeline components, the prefixes of module names in diffusers' files."""
 _DIRECTION = {"A": "down", "B": "up"}
 
 
@@ -56,42 +56,42 @@ def _split(key: str, name: str) -> tuple[str, str]:
 
 
 def export(
-    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True,
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, preset: StudentPreset, half: bool = True,
     part: str = "unet",
 ) -> tuple[Path, ...]:  # fmt: skip
-    """Write ``<name>_diffusers.safetensors``, and before it ``<name>_kohya.safetensors`` for a UNet, with the contract.
+    """Writes ``<name>_diffusers.safetensors``, and first ``<name>_kohya.safetensors`` for a UNet, with the preset.
 
-    ComfyUI reads the one file of a transformer as well; under kohya's names with diffusers' modules nobody would.
+    ComfyUI also reads a transformer's single file; no program reads kohya names with diffusers' modules.
     """
     lora, written = of_peft(_narrowed(weights, half)), []
     for dialect in ("kohya", "diffusers") if part == "unet" else ("diffusers",):
         tensors = kohya(lora) if dialect == "kohya" else diffusers_names(lora, f"{part}.")
-        written.append(_write(Path(folder) / f"{name}_{dialect}.safetensors", tensors, name, contract))
+        written.append(_write(Path(folder) / f"{name}_{dialect}.safetensors", tensors, name, preset))
     return tuple(written)
 
 
 def export_full(
-    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, contract: StudentContract, half: bool = True,
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, preset: StudentPreset, half: bool = True,
     part: str = "unet",
 ) -> tuple[Path, ...]:  # fmt: skip
-    """Write ``<name>_<part>.safetensors``: the whole network in diffusers names, with the contract.
+    """Writes ``<name>_<part>.safetensors``: the whole network in diffusers names, with the preset.
 
-    ``<name>.`` before the weights' names, as a trainer tells two networks apart, is left out.
+    The trainer's prefix ``<name>.`` of weight names is removed.
     """
     own = {key.removeprefix(f"{name}."): value for key, value in weights.items()}
-    return (_write(Path(folder) / f"{name}_{part}.safetensors", _narrowed(own, half), name, contract),)
+    return (_write(Path(folder) / f"{name}_{part}.safetensors", _narrowed(own, half), name, preset),)
 
 
 def _narrowed(weights: Mapping[str, torch.Tensor], half: bool) -> Mapping[str, torch.Tensor]:
     return {key: value.half() for key, value in weights.items()} if half else weights
 
 
-def _write(path: Path, tensors: Mapping[str, torch.Tensor], role: str, contract: StudentContract) -> Path:
-    return save_safetensors(path, tensors, contract.to_metadata() | {"vitrine.role": role})
+def _write(path: Path, tensors: Mapping[str, torch.Tensor], role: str, preset: StudentPreset) -> Path:
+    return save_safetensors(path, tensors, preset.to_metadata() | {"vitrine.role": role})
 
 
 def keep_last(folder: Path, write: Callable[[Path], tuple[Path, ...]], done: int, count: int) -> Path:
-    """Have ``write`` fill ``folder/checkpoints/step_<done>`` and drop all but the ``count`` latest of them."""
+    """Lets ``write`` fill ``folder/checkpoints/step_<done>`` and deletes all but the ``count`` latest."""
     home = folder / "checkpoints"
     write(home / f"step_{done}")
     steps = sorted(home.glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))

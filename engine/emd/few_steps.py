@@ -1,4 +1,4 @@
-"""Students of several steps, and what gives them back the variety of their base: it takes the first step."""
+"""Sampling of few-step students; the base model may take the first steps, which restores its variety."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
-from .chain import Draw
+from .chain import NoiseLike
 from .onestep import noise_scale
 from .published_students import StudentSampling
-from .student_preset import StudentContract
+from .student_preset import StudentPreset
 
 
 @dataclass(frozen=True)
 class FirstSteps(Config):
-    """Who begins (Gandikota & Bau 2025, Diversity Distillation: distilled networks fix the layout in their first step).
+    """First steps by the base (Gandikota & Bau 2025, Diversity Distillation: distilled networks fix the layout first).
 
     Attributes:
-        replaces: the student's steps that are taken by the base instead, from the first on.
-        steps: how many the base takes for the same way, evenly spaced; as many by default.
-        guidance: of the base; 1 is none, which their figures find best.
+        replaces: number of the student's first steps that the base replaces.
+        steps: number of base steps over the same interval, evenly spaced; by default the same number.
+        guidance: of the base; 1 is none, the best in the paper.
     """
 
     replaces: int = 1
@@ -42,7 +42,7 @@ class FirstSteps(Config):
 
 
 class Base(NamedTuple):
-    """The base model as it begins: its prompt (with noise on it, say) and the empty one, for guidance."""
+    """The base model for the first steps: its prompt (for example with noise) and the empty one, for guidance."""
 
     denoiser: Denoiser
     cond: Condition
@@ -58,30 +58,30 @@ def few_steps(
     """x0 of a student of one or more steps: one network call each.
 
     Args:
-        student: with its base's prediction type; the student's own wins where it names one.
+        student: with its base's prediction type; the student's own takes precedence.
         z: (B, C, H, W) standard normal.
-        cond: one row for each picture.
-        seeds: one for each row's fresh noise, which ``lcm``, ``tcd`` and ``euler_ancestral`` draw.
-        base: who takes the first steps instead, if not the student.
+        cond: one row per image.
+        seeds: one per image, for the fresh noise of ``lcm``, ``tcd`` and ``euler_ancestral``.
+        base: the model that takes the first steps, if not the student.
 
     Returns:
         (B, C, H, W) float32 latents in the scale of the diffusion model.
 
     Raises:
-        VitrineError: The base is to take all of the student's steps, or is guided without the empty prompt.
+        VitrineError: If the base would take all steps, or is guided without the empty prompt.
     """
     times, first = sampling.timesteps, 0 if base is None else base.first.replaces
     if first >= len(times):
         accepted = f"fewer than its {len(times)} steps"
-        raise refuse("replaces", first, accepted, "a student of one step has no step left to take from the base")
-    wide, draw = torch.promote_types(z.dtype, torch.float32), RowNoise(seeds).like
-    draw(z)  # what a seed draws first is z itself
+        raise refuse("replaces", first, accepted, "a one-step student has no further step")
+    wide, noise_like = torch.promote_types(z.dtype, torch.float32), RowNoise(seeds).like
+    noise_like(z)  # the first sample of a seed is z itself
     if sampling.prediction not in ("model", student.prediction):
         student = replace(student, prediction=sampling.prediction)
     if sampling.trained_guidance and "guidance" not in cond.extra:
         scale = torch.full((len(z),), sampling.trained_guidance, device=z.device)
         cond = replace(cond, extra=cond.extra | {"guidance": scale})
-    start = StudentContract(timestep=times[0], noise="vp" if sampling.sampler.startswith("euler") else "unit")
+    start = StudentPreset(timestep=times[0], noise="vp" if sampling.sampler.startswith("euler") else "unit")
     x = z.to(wide) * noise_scale(student.schedule, start)
     if base is not None:
         x = _begun(base, x, times, progress)
@@ -90,24 +90,24 @@ def few_steps(
         eps, x0 = student.predict(x, times[i], cond)
         if i + 1 < len(times):
             x = _noised(Prediction(eps, x0), student.schedule, sampling.split(student.schedule, times[i], times[i + 1]),
-                        times[i + 1], draw)  # fmt: skip
+                        times[i + 1], noise_like)  # fmt: skip
         progress(i + 1, len(times), x0)
     return x0.to(wide)
 
 
 def _noised(
-    seen: Prediction, schedule: NoiseSchedule, split: tuple[float, float], t: float, draw: Draw
+    seen: Prediction, schedule: NoiseSchedule, split: tuple[float, float], t: float, noise_like: NoiseLike
 ) -> torch.Tensor:
-    """x at t: x0, some of the noise that was in it, some fresh noise."""
+    """x at t: x0, a part of its noise, and fresh noise."""
     (kept, fresh), signal = split, float(schedule.scales(t)[0])
     x = seen.x0 + kept * seen.eps
     if fresh:
-        x = x + fresh * draw(seen.x0).to(x)
+        x = x + fresh * noise_like(seen.x0).to(x)
     return signal * x
 
 
 def _begun(base: Base, x: torch.Tensor, times: tuple[float, ...], progress: Progress) -> torch.Tensor:
-    """The base's own path from the student's first level to where the student takes over: DDIM, or Euler on a flow."""
+    """The base's trajectory from the student's first level to the student's start: DDIM, or Euler on a flow."""
     net, first = base.denoiser, base.first
     if first.guidance != 1 and base.null is None:
         raise refuse(
@@ -120,7 +120,7 @@ def _begun(base: Base, x: torch.Tensor, times: tuple[float, ...], progress: Prog
     else:
         path = [times[0] + (end - times[0]) * k / count for k in range(count + 1)]
         if net.schedule.kind == "vp":
-            path = [float(round(t)) for t in path]  # a noise-predicting network knows whole timesteps
+            path = [float(round(t)) for t in path]  # a noise-predicting network has integer timesteps
     for k, (t, following) in enumerate(zip(path, path[1:], strict=False)):
         signal, noise = (float(s) for s in net.schedule.scales(following))
         eps, x0 = _guided(base, x, t)

@@ -11,7 +11,7 @@ from ..io.files import write_whole
 
 
 def tile(pictures: torch.Tensor, columns: int = 4) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1] side by side, ``columns`` a row: (rows H, columns W, 3) uint8; empty cells are black."""
+    """(B, 3, H, W) in [0, 1] side by side, ``columns`` per row: (rows H, columns W, 3) uint8; empty cells are black."""
     count, _, height, width = pictures.shape
     rows = -(-count // columns)
     cells = pad(pictures, (0, 0, 0, 0, 0, 0, 0, rows * columns - count))
@@ -20,7 +20,7 @@ def tile(pictures: torch.Tensor, columns: int = 4) -> torch.Tensor:
 
 
 def write_grid(path: str | Path, pictures: torch.Tensor, columns: int = 4) -> Path:
-    """Write :func:`tile` as a PNG, whole or not at all."""
+    """Writes :func:`tile` as a PNG, atomically."""
     from PIL import Image
 
     grid = Image.fromarray(tile(pictures, columns).numpy())

@@ -1,4 +1,4 @@
-"""What a run says of itself while it trains: a table in log.csv, and TensorBoard where it is installed."""
+"""Training logs: a table in log.csv, and TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAME = "log.csv"
 
 
 class TrainLog:
-    """One row of means every ``every`` steps; nothing is read from the device between them.
+    """A table row of means every ``every`` steps, without device synchronisation in between.
 
-    A run that is resumed drops the rows of steps that it takes again.
+    A resumed run drops the table rows of steps that it repeats.
 
     Args:
-        folder: of the run; None writes nothing (all processes but the first).
-        every: steps between rows; 0 is never.
-        done: steps the run has done; later rows are dropped.
+        folder: of the run; None writes nothing (in all but the first process).
+        every: steps between table rows; 0 is never.
+        done: steps already done; later table rows are dropped.
     """
 
     def __init__(self, folder: Path | None, every: int, done: int = 0) -> None:
@@ -35,25 +35,25 @@ class TrainLog:
 
     @property
     def on(self) -> bool:
-        """Whether readings are kept."""
+        """Whether values are recorded."""
         return self.folder is not None and self.every > 0
 
     def read(self, name: str, value: torch.Tensor) -> None:
-        """Keep a number of this step; its mean goes into the row."""
+        """Record a value of this step; its mean goes into the table row."""
         if self.on:
             self._sums[name].append(value.detach().float().mean())
 
     def gradient(self, name: str, parameters: Iterable[torch.Tensor]) -> None:
-        """Keep the norm of a role's gradient."""
+        """Record the norm of a role's gradient."""
         if self.on:
             norms = [p.grad.detach().float().norm() for p in parameters if p.grad is not None]
             self.read(f"gradient {name}", torch.stack(norms).norm())
 
     def row(self, step: int, facts: dict[str, float]) -> None:
-        """After a step: write the row if one is due.
+        """Called after a step: writes a table row if one is due.
 
         Args:
-            facts: what the host knows already: learning rates, counters.
+            facts: values on the host: learning rates, counters.
         """
         if not self.on or step % self.every:
             return
@@ -94,7 +94,7 @@ class TrainLog:
 
 
 def read_log(folder: str | Path) -> list[dict[str, str]]:
-    """The rows of a run's log.csv, oldest first; none if there is no such file."""
+    """The table rows of a run's log.csv, oldest first; empty if there is no such file."""
     file = Path(folder) / NAME
     if not file.is_file():
         return []

@@ -1,4 +1,4 @@
-"""The M-step, the student score's own loss, and the score gap of two denoisers."""
+"""The M-step, the student score's loss, and the score difference of two denoisers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from ..diffusion.guidance import guide
 from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
 from ..network.condition import Condition
-from .chain import ChainEnd, Gap, GapOf, Joint, NoiseLevels, row_rms
+from .chain import ChainEnd, DifferenceOf, Joint, NoiseLevels, ScoreDifference, row_rms
 
 WEIGHTS = ("uniform", "dmd")
 
 
-def draw_times(
+def sample_times(
     schedule: NoiseSchedule, count: int, generator: torch.Generator, low: float = 0.02, high: float = 0.98
 ) -> torch.Tensor:
-    """(count,) timesteps, uniform over a part of the schedule, in shares of its length; whole numbers.
+    """(count,) timesteps, uniform over a part of the schedule, in fractions of its length; integers.
 
     Raises:
-        VitrineError: ``low`` and ``high`` are not two shares in order.
+        VitrineError: If not 0 <= low < high <= 1.
     """
     if not 0 <= low < high <= 1:
         raise refuse("part of the schedule", (low, high), "0 <= low < high <= 1", "0.02 and 0.98 are usual")
@@ -29,35 +29,35 @@ def draw_times(
     return ((low + (high - low) * share) * last).round()
 
 
-def score_gap(
+def score_difference(
     teacher: Denoiser, student: Denoiser, t: torch.Tensor, cond: Condition,
     null: Condition | None = None, guidance: float = 1.0,
-) -> GapOf:  # fmt: skip
-    """Delta(x) for rows at timesteps t. Only the teacher is guided; the student score never is.
+) -> DifferenceOf:  # fmt: skip
+    """Delta(x) at timesteps t (B,). Only the teacher is guided, never the student score.
 
     Raises:
-        VitrineError: Guidance is not 1, and there is no unconditional condition.
+        VitrineError: If guidance is not 1 and there is no unconditional condition.
     """
     if guidance != 1 and null is None:
         raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
 
-    def gap(x: torch.Tensor) -> Gap:
+    def difference(x: torch.Tensor) -> ScoreDifference:
         alpha, sigma = NoiseLevels.at(teacher.schedule, t, x)
         eps_q = _guided(teacher, x, t, cond, null, guidance).eps
         # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
         delta = student.predict(x, t, cond).eps - eps_q
-        return Gap(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
+        return ScoreDifference(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
 
-    return gap
+    return difference
 
 
 def guided_x0(
     teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
 ) -> torch.Tensor:
-    """What a guided teacher takes the clean picture to be, at rows x and timesteps t.
+    """The guided teacher's x0 at x (B, ...) and timesteps t (B,).
 
     Raises:
-        VitrineError: Guidance is not 1, and there is no unconditional condition.
+        VitrineError: If guidance is not 1 and there is no unconditional condition.
     """
     if guidance != 1 and null is None:
         raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
@@ -71,7 +71,7 @@ def _guided(
         return teacher.predict(x, t, cond)
     rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
     null = null.take(rows)
-    if not cond.alike(null):  # a shorter text would have to be padded, and not every network can be told so
+    if not cond.alike(null):  # a shorter text would need padding and a mask, which not every network has
         empty, full = teacher.predict(x, t, null), teacher.predict(x, t, cond)
     else:
         both = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), Condition.batch([cond, null]))
@@ -80,15 +80,15 @@ def _guided(
 
 
 def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str = "uniform") -> torch.Tensor:
-    """Regress y = g(z^K) on itself moved by (sigma / alpha) r; sum over pixels, mean over rows.
+    """Regresses y = g(z^K) on itself shifted by (sigma / alpha) r; sum over pixels, mean over the batch.
 
-    ``uniform`` is w = sigma^2 / alpha^2 on -log p(x | z); ``dmd`` divides each row by mean |y - teacher x0| as well.
+    ``uniform`` is w = sigma^2 / alpha^2 on -log p(x | z); ``dmd`` also divides each row by mean |y - teacher x0|.
 
     Raises:
-        VitrineError: The weight is unknown, or it is ``dmd`` and there is no teacher x0.
+        VitrineError: If the weight is unknown, or is ``dmd`` without a teacher x0.
     """
     if weight not in WEIGHTS or (weight == "dmd" and end.x0 is None):
-        raise refuse("weight", weight, WEIGHTS, "use uniform where the teacher gives no x0")
+        raise refuse("weight", weight, WEIGHTS, "use uniform if the teacher gives no x0")
     (alpha, sigma), y = levels, y.to(end.r.dtype)
     # Xie et al. 2024, M-step: (w alpha^2 / sigma^2) 1/2 |g(z) - sg[g(z) + (sigma / alpha) r]|^2
     target = (y + (sigma / alpha) * end.r).detach()
@@ -102,7 +102,7 @@ def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str
 def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Denoising score matching on the student's own, uncorrected samples y = g(z), detached (Vincent 2011).
 
-    The square of the error in what the network itself puts out, as its teacher was trained.
+    The squared error in the network's prediction convention, as in the teacher's training.
     """
     y, levels = y.detach().to(noise.dtype), NoiseLevels.at(score.schedule, t, noise)
     noisy = levels.noisy(y, noise)
@@ -115,7 +115,7 @@ def z_drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
 
 
 def bias(cancel: torch.Tensor, raw: torch.Tensor, last: torch.Tensor) -> dict[str, float]:
-    """How far the estimators' mean directions are apart, relative to the last one's RMS: the live bias meter."""
+    """Differences of the estimators' mean directions, relative to the RMS of ``last``: the bias meter."""
     scale = float(last.square().mean().sqrt().clamp(min=1e-12))
     mean = {k: v.mean(0) for k, v in (("cancel", cancel), ("raw", raw), ("last", last))}
     pairs = (("cancel", "raw"), ("cancel", "last"), ("raw", "last"))

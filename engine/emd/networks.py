@@ -1,4 +1,4 @@
-"""Teacher, score network and generator: adapters on one frozen backbone, or a generator with weights of its own."""
+"""Teacher, score network and generator: adapters on one frozen backbone, or full copies of it."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ GENERATOR, SCORE = "generator", "score"
 
 
 class Roles:
-    """Three denoisers over one network. Each call switches the adapters first.
+    """Three denoisers on one network. Each call switches adapters first.
 
     Args:
         base: the teacher, a Denoiser over a diffusers UNet or transformer; its weights are frozen here.
         rank: LoRA rank of the generator; alpha is the same, so the scale is 1.
-        seed: of the adapters' first weights.
+        seed: of the adapters' initial weights.
         full: roles that are a float32 copy of the network instead of an adapter: ``generator``, ``score`` or both.
-        dtype: what the frozen network computes in; where that is not its own, a copy does. Adapters stay float32.
+        dtype: of the frozen network's computation; a copy is used if it differs. Adapters stay float32.
         checkpointing: recompute activations in the backward pass.
         score_rank: LoRA rank of the score network; the generator's by default.
 
     Attributes:
         teacher, score, generator: the roles as denoisers.
-        full: those with all weights of their own, by role.
+        full: full copies, by role.
         part: ``unet`` or ``transformer``.
 
     Raises:
-        VitrineError: The backbone is of no known family, has no adapters in diffusers, or is offloaded.
+        VitrineError: If the backbone's family is unknown, diffusers has no adapters for it, or it is offloaded.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Roles:
         self.full = {name: copy_of(base, torch.float32) for name in (GENERATOR, SCORE) if name in full}
         self.base = base if base.backbone.dtype == dtype else copy_of(base, dtype)
         self.net: Any = self.base.backbone
-        self.net.requires_grad_(False).eval()  # eval: a dropout mask that differs would be noise in Delta
+        self.net.requires_grad_(False).eval()  # eval: different dropout masks would add noise to Delta
         ranks = {GENERATOR: rank, SCORE: score_rank or rank}
         self._adapters = {name: r for name, r in ranks.items() if name not in full}
         self._add_adapters(layers, seed)
@@ -86,7 +86,7 @@ class Roles:
         return self.base.with_call(call)
 
     def _full_role(self, full: Denoiser) -> Denoiser:
-        """Its weights are float32; it computes in ``dtype`` (autocast keeps the weights wide)."""
+        """A full role, with float32 weights, that computes in ``dtype`` (by autocast)."""
         full.backbone.requires_grad_(False).eval()
 
         def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
@@ -101,7 +101,7 @@ class Roles:
             role = self._active
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                self.switch(role)  # the chain calls teacher and score between a generator's forward and its vjp
+                self.switch(role)  # the chain calls teacher and score between the generator's forward and its vjp
                 return module(*args, **kwargs)
 
             return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -112,33 +112,33 @@ class Roles:
             full.enable_gradient_checkpointing()
 
     def to(self, device: torch.device) -> Roles:
-        """Move every network."""
+        """Moves every network."""
         for role in (self.base, *self.full.values()):
             role.backbone.to(device)
         return self
 
     def switch(self, name: str | None) -> None:
-        """Make one adapter the active one, or none; :meth:`train_only` decides on gradients, not this."""
+        """Activates one adapter, or none; :meth:`train_only` sets gradients."""
         if name == self._active or not self._adapters:
             return
-        for layer in self._layers:  # peft's own walk sets every factor's gradient too, and takes as long as a block
+        for layer in self._layers:  # peft's own switch also sets gradients, and takes as long as a block
             activate(layer, name)
         self._active = name
 
     def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
-        """What a role trains, by name: its adapter, or its whole network (a score's behind ``score.``)."""
+        """The trained parameters of a role by name: its adapter, or its whole network (with ``score.``)."""
         if name in self.full:
             ahead = f"{SCORE}." if name == SCORE else ""
             return {ahead + key: p for key, p in self.full[name].backbone.named_parameters()}
         return {k: p for k, p in self.net.named_parameters() if ".lora_" in k and f".{name}." in k}
 
     def set(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
-        """Copy weights into a role, by the names of :meth:`parameters`."""
+        """Copies weights into a role, by the names of :meth:`parameters`."""
         for key, parameter in self.parameters(name).items():
             parameter.data.copy_(weights[key])
 
     def train_only(self, name: str | None) -> None:
-        """Let only this role's weights take gradients; None: no weight does."""
+        """Enables gradients for this role's weights only; None: for no weights."""
         for key, parameter in self.net.named_parameters():
             parameter.requires_grad_(name is not None and ".lora_" in key and f".{name}." in key)
         for role, full in self.full.items():
@@ -146,7 +146,7 @@ class Roles:
 
     @contextmanager
     def with_weights(self, name: str, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Let a role run with other weights (its average) while the block is open."""
+        """Lets a role run with other weights (its average) while the block is open."""
         parameters = self.parameters(name)
         before = {key: parameter.data for key, parameter in parameters.items()}
         try:
@@ -158,18 +158,18 @@ class Roles:
                 parameter.data = before[key]
 
     def remove(self) -> None:
-        """Take the adapters out; the teacher is again what it was, bit for bit."""
+        """Removes the adapters; the teacher is restored bit for bit."""
         if self._checkpointing:
             self.net.disable_gradient_checkpointing()
         if self._adapters:
             self.net.enable_adapters()
             self.net.delete_adapters(list(self._adapters))
-            if not getattr(self.net, "peft_config", None):  # no adapters of others: not even wrappers stay
+            if not getattr(self.net, "peft_config", None):  # no other adapters: remove the wrappers, too
                 self.net.unload_lora()
 
 
 def copy_of(base: Denoiser, dtype: torch.dtype) -> Denoiser:
-    """A copy of the network in ``dtype``; ``base`` is left as it is."""
+    """A copy of the network in ``dtype``; ``base`` is unchanged."""
     net = copy.deepcopy(base.backbone)
     for tensor in (*net.parameters(), *net.buffers()):
         if tensor.is_floating_point():

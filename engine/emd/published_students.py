@@ -1,7 +1,7 @@
-"""Published students of one to eight steps: the levels each was distilled for, how it is stepped, its file's names.
+"""Published students of one to eight steps: their timesteps, samplers and file names.
 
-Where the facts are from: the authors' model cards and inference code, and the defaults of diffusers' schedulers that
-the cards name. Timesteps are the network's own: 0 to 999 of a noise-predicting network, 1000 sigma of a flow.
+Sources: the authors' model cards and inference code, and the defaults of diffusers' schedulers that
+the cards name. Timesteps are the network's: 0 to 999 of a noise-predicting network, 1000 sigma of a flow.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
 from ..settings.config import Config
-from .student_preset import PRESETS, StudentContract, check_network
+from .student_preset import PRESETS, StudentPreset, check_network
 
 SAMPLERS = ("euler", "euler_ancestral", "lcm", "tcd")
 
@@ -29,13 +29,13 @@ class StudentSampling(Config):
 
     Attributes:
         base: names of the models it was distilled from, with "or" between them.
-        timesteps: one for each step, falling.
-        sampler: ``euler``, ``euler_ancestral`` (fresh noise that keeps the level), ``lcm`` (x0, then all of it noised
-            anew), ``tcd`` (as much of it anew as ``eta`` says).
-        eta: of ``tcd``: 0 follows the path, 1 is ``lcm``.
-        guidance: what the sampler is run at: 1, since it is distilled in.
-        trained_guidance: what a network that reads its guidance as a number is told; 0 if it reads none.
-        prediction: of the network, where it is not the base's.
+        timesteps: one per step, decreasing.
+        sampler: ``euler``, ``euler_ancestral`` (with fresh noise at the same level), ``lcm`` (x0, then all noise
+            is new), ``tcd`` (a part of the noise is new, by ``eta``).
+        eta: of ``tcd``: 0 follows the ODE, 1 is ``lcm``.
+        guidance: of the sampler: 1, since guidance is distilled in.
+        trained_guidance: value for a network with a guidance embedding; 0 if it has none.
+        prediction: of the network, if it differs from the base's.
         files: a pattern that the names of its files match.
     """
 
@@ -52,39 +52,41 @@ class StudentSampling(Config):
         object.__setattr__(self, "timesteps", tuple(float(t) for t in self.timesteps))
         steps = self.timesteps
         if not steps or not all(0 < t <= 1000 for t in steps) or list(steps) != sorted(set(steps), reverse=True):
-            raise refuse("timesteps", steps, "falling, above 0 and up to 1000", "999 is where noise begins")
+            raise refuse("timesteps", steps, "decreasing, above 0 and up to 1000", "999 is pure noise")
         if self.sampler not in SAMPLERS:
-            raise refuse("sampler", self.sampler, SAMPLERS, "euler follows the path without fresh noise")
+            raise refuse("sampler", self.sampler, SAMPLERS, "euler follows the ODE without fresh noise")
         if not 0 <= self.eta <= 1:
             raise refuse("eta", self.eta, "0 to 1", "TCD's authors take 0.3")
 
     @property
-    def contract(self) -> StudentContract:
-        """The same for one step, where there is one.
+    def one_step(self) -> StudentPreset:
+        """The preset of a student of one step.
 
         Raises:
-            VitrineError: It takes more than one.
+            VitrineError: If it takes more than one step.
         """
         if len(self.timesteps) > 1:
             steps = len(self.timesteps)
-            raise refuse("student", f"one of {steps} steps", "one of one step", "sample it with few_steps")
-        noise = "vp" if self.sampler.startswith("euler") else "unit"  # as the scheduler of its card begins
-        return StudentContract(
+            raise refuse("student", f"one of {steps} steps", "a one-step student", "sample it with few_steps")
+        noise = "vp" if self.sampler.startswith("euler") else "unit"  # as in the scheduler of its model card
+        return StudentPreset(
             self.base, self.timesteps[0], self.prediction, noise, trained_guidance=self.trained_guidance
         )  # fmt: skip
 
+    contract = one_step  # the former name, for one release
+
     def sigmas(self, schedule: NoiseSchedule) -> torch.Tensor:
-        """(steps + 1,) float32 levels of the timesteps, then 0, as ComfyUI's SIGMAS.
+        """(steps + 1,) float32 sigmas of the timesteps, then 0, as ComfyUI's SIGMAS.
 
         Raises:
-            VitrineError: The schedule has no such timesteps.
+            VitrineError: If the schedule does not have these timesteps.
         """
         return torch.cat([schedule.sigma(torch.tensor(self.timesteps)), torch.zeros(1)]).float()
 
     def split(self, schedule: NoiseSchedule, t: float, following: float) -> tuple[float, float]:
         """(kept, fresh) of a step from t to ``following``: x = x0 + kept eps + fresh n, where x = x0 + sigma eps.
 
-        kept^2 + fresh^2 = sigma^2 at ``following``: ``euler`` keeps all, ``lcm`` draws all anew.
+        kept^2 + fresh^2 = sigma^2 at ``following``: ``euler`` keeps all, ``lcm`` samples all noise anew.
         """
         sigma, after = float(_ratio(schedule, t)), float(_ratio(schedule, following))
         if self.sampler == "lcm":
@@ -110,7 +112,7 @@ def _trailing(steps: int) -> tuple[float, ...]:
 
 
 def _consistency(steps: int) -> tuple[float, ...]:
-    """LCMScheduler's and TCDScheduler's: of the fifty levels 999, 979, ... 19, those that lie evenly."""
+    """As LCMScheduler and TCDScheduler: evenly spaced ones of the fifty timesteps 999, 979, ... 19."""
     return tuple(999.0 - 20 * (i * 50 // steps) for i in range(steps))
 
 
@@ -146,7 +148,7 @@ def _table() -> dict[str, StudentSampling]:
             "SDXL", _trailing(steps), "euler_ancestral", files=r"(sd.?xl|xl).?turbo" if steps == 1 else ""
         )
     for steps in (1, 2, 4, 8):
-        x0 = "x0" if steps == 1 else "model"  # the single-step one predicts the picture
+        x0 = "x0" if steps == 1 else "model"  # the one-step model predicts x0
         pattern = rf"lightning.?{steps}.?step"
         table[f"SDXL-Lightning, {_count(steps)}"] = StudentSampling(
             "SDXL", _trailing(steps), prediction=x0, files=rf"^(?!.*qwen).*(sd)?xl.*{pattern}"
@@ -170,40 +172,40 @@ def _count(steps: int) -> str:
 
 
 STUDENTS: dict[str, StudentSampling] = _table()
-"""Published students by name; those of one step can also be run by the one-step generator."""
-_SINGLE = {name: student.contract for name, student in STUDENTS.items() if len(student.timesteps) == 1}
-ONE_STEP: dict[str, StudentContract] = PRESETS | {k: c for k, c in _SINGLE.items() if c not in PRESETS.values()}
-"""Contracts of one-step students: those with names from before, and what :data:`STUDENTS` adds to them."""
+"""Published students by name; one-step ones also run in the one-step generator."""
+_SINGLE = {name: student.one_step for name, student in STUDENTS.items() if len(student.timesteps) == 1}
+ONE_STEP: dict[str, StudentPreset] = PRESETS | {k: c for k, c in _SINGLE.items() if c not in PRESETS.values()}
+"""Presets of one-step students: those with earlier names, and those of :data:`STUDENTS`."""
 
 
 class Detected(NamedTuple):
-    """A student by its file's name."""
+    """A student detected by its file name."""
 
     name: str
     sampling: StudentSampling
 
 
 def detect(file: str | Path) -> Detected | None:
-    """The student that a file's name is of; None if no pattern fits, or more than one.
+    """The student that a file name matches; None if none matches, or more than one.
 
-    Names are all there is to go by: these files have no header that says so.
+    These files have no header that identifies them.
     """
     stem = Path(file).stem.lower()
     fitting = [Detected(k, s) for k, s in STUDENTS.items() if s.files and re.search(s.files, stem)]
     return fitting[0] if len(fitting) == 1 else None
 
 
-def one_step_of(file: str | Path) -> StudentContract | None:
-    """The contract of a file whose name is that of a one-step student."""
+def one_step_of(file: str | Path) -> StudentPreset | None:
+    """The preset of a one-step student by its file name, or None."""
     detected = detect(file)
-    return detected.sampling.contract if detected is not None and len(detected.sampling.timesteps) == 1 else None
+    return detected.sampling.one_step if detected is not None and len(detected.sampling.timesteps) == 1 else None
 
 
 def known(preset: str) -> StudentSampling:
     """A student of :data:`STUDENTS` by name.
 
     Raises:
-        VitrineError: There is none of that name.
+        VitrineError: If the name is unknown.
     """
     if preset not in STUDENTS:
         raise refuse("student", preset, sorted(STUDENTS), "write its timesteps out in a StudentSampling")
@@ -211,9 +213,9 @@ def known(preset: str) -> StudentSampling:
 
 
 def check_student(sampling: StudentSampling, backbone: nn.Module) -> None:
-    """Refuse a network that is not of the student's base, as far as that is known.
+    """Raises if a network is known not to be the student's base.
 
     Raises:
         VitrineError: As :func:`check_network`.
     """
-    check_network(replace(StudentContract(), base=sampling.base), backbone)
+    check_network(replace(StudentPreset(), base=sampling.base), backbone)

@@ -1,4 +1,4 @@
-"""Score identity distillation for flow teachers: a generator's loss beside EMD's.
+"""Score identity distillation (SiD) for flow teachers: an alternative generator loss.
 
 Zhou et al. 2024 (SiD), for flows as in SiD-DiT (Zhou et al. 2025), re-implemented from the formulas.
 """
@@ -17,11 +17,11 @@ from .losses import guided_x0
 
 
 class Scores(NamedTuple):
-    """The two networks that look at the generator's samples; gradients run through both to their inputs.
+    """The two score networks at the generator's samples; gradients flow through both to their inputs.
 
     Attributes:
         teacher, student: real and fake score, weights frozen here. Only the teacher is guided.
-        null: the empty prompt, one row; needed when guidance is not 1.
+        null: the empty prompt, one row; needed if guidance is not 1.
         guidance: of the teacher.
     """
 
@@ -34,9 +34,9 @@ class Scores(NamedTuple):
 def sid_loss(
     scores: Scores, y: torch.Tensor, noise: torch.Tensor, t: torch.Tensor, cond: Condition, alpha: float = 1.0
 ) -> torch.Tensor:  # fmt: skip
-    """Sum over pixels, mean over rows, of (1 - s) (y_r - y_f) ((y_r - y) - alpha (y_r - y_f)) at x_s = (1 - s) y + s n.
+    """Sum over pixels, batch mean of (1 - s) (y_r - y_f) ((y_r - y) - alpha (y_r - y_f)) at x_s = (1 - s) y + s n.
 
-    y_r and y_f are what teacher and student score take the clean picture to be. Where the student's score is exact, the
+    y_r and y_f are the x0 predictions of teacher and student score. If the student's score is exact, the
     gradient at alpha = 1/2 is half that of the Fisher divergence sum (1 - s) |y_r - y_f|^2; the authors take 1.
 
     Args:
@@ -45,7 +45,7 @@ def sid_loss(
         t: (B,) timesteps.
 
     Raises:
-        VitrineError: The teacher is no flow, or guidance is not 1 and there is no empty prompt.
+        VitrineError: If the teacher is not a flow, or guidance is not 1 without an empty prompt.
     """
     if scores.teacher.schedule.kind != "flow":
         shown = f"sid with a teacher that predicts {scores.teacher.prediction}"
@@ -54,6 +54,6 @@ def sid_loss(
     levels = NoiseLevels.at(scores.teacher.schedule, t, noise)
     x = levels.noisy(y, noise)
     real = guided_x0(scores.teacher, x, t, cond, scores.null, scores.guidance).to(y.dtype)
-    gap = real - scores.student.predict(x, t, cond).x0.to(y.dtype)
-    rows = levels.alpha * gap * ((real - y) - alpha * gap)
+    difference = real - scores.student.predict(x, t, cond).x0.to(y.dtype)
+    rows = levels.alpha * difference * ((real - y) - alpha * difference)
     return rows.flatten(1).sum(1).mean()

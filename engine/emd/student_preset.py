@@ -1,4 +1,4 @@
-"""How a one-step student must be run: kept in the file's header, or taken from a preset."""
+"""Sampling settings of a one-step student, from its file's header or a published preset."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from ..families import family_of, published_as
 from ..io.files import check_tensors, named, parse_table, read_safetensors
 from ..io.folders import has_ending
 from ..network.site import ModuleSite
+from ..runtime.former_names import former_names
 from ..runtime.stored_weights import shape_of
 from ..settings.config import Config
 from ..tracing.addresses import sites_of
@@ -28,20 +30,20 @@ _LARGEST_SIDE, _MOST_BETAS = 1 << 16, 10_000
 
 
 @dataclass(frozen=True)
-class StudentContract(Config):
-    """How a one-step student is run.
+class StudentPreset(Config):
+    """Sampling settings of a one-step student.
 
     Attributes:
         base: name of the teacher it was distilled from.
-        timestep: t*, the single timestep the network runs at, 0 to 1000.
-        prediction: ``"model"`` (the base model's own), or eps, v, x0, flow.
-        noise: what the network sees for z ~ N(0, I). ``unit``: z. ``vp``: add_noise(0, z, t*), that is sigma_vp z.
-            ``edm``: sigma z in the variance-exploding scale, which a VP network sees divided by sqrt(1 + sigma^2).
-        latent_scale: the VAE factor it was trained with; 0 if unknown.
-        guidance: at inference; 1 always, since guidance is distilled in.
+        timestep: t*, the network's single timestep, 0 to 1000.
+        prediction: ``"model"`` (the base model's), or eps, v, x0, flow.
+        noise: scale of the network's input for z ~ N(0, I). ``unit``: z. ``vp``: add_noise(0, z, t*) = sigma_vp z.
+            ``edm``: sigma z in the variance-exploding scale, divided by sqrt(1 + sigma^2) for a VP network.
+        latent_scale: VAE scaling factor in training; 0 if unknown.
+        guidance: at inference; always 1, since guidance is distilled in.
         trained_guidance: guidance of the teacher in training; 0 if unknown.
-        shape: latent size (C, H, W) it was trained at, or empty.
-        steps, ge, gz: the E-step it was trained with; 0 if unknown.
+        shape: latent size (C, H, W) in training, or empty.
+        steps, ge, gz: of the E-step in training; 0 if unknown.
         betas: the schedule's (first, last) beta, scaled-linear, or empty.
     """
 
@@ -64,12 +66,12 @@ class StudentContract(Config):
                 "noise convention",
                 self.noise,
                 CONVENTIONS,
-                "DMD2, LCM and Vitrine's own students are unit, SiD-LSG is vp",
+                "DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp",
             )
         if self.prediction not in ("model", "eps", "v", "x0", "flow"):
-            raise refuse("prediction", self.prediction, "model, eps, v, x0 or flow", "model takes the base's own")
+            raise refuse("prediction", self.prediction, "model, eps, v, x0 or flow", "model takes the base's")
         if not 0 <= self.timestep <= 1000:
-            raise refuse("timestep", self.timestep, "0 <= t* <= 1000", "t* is the network's own timestep")
+            raise refuse("timestep", self.timestep, "0 <= t* <= 1000", "t* is the network's timestep")
         if self.guidance not in (0.0, 1.0):
             accepted = "1 (no guidance)"
             raise refuse("guidance", self.guidance, accepted, "guidance is distilled into a one-step student: set 1")
@@ -86,15 +88,15 @@ class StudentContract(Config):
             raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} from 0 to 1", "leave them out")
 
     def to_metadata(self) -> dict[str, str]:
-        """The safetensors header entry."""
+        """The preset as a safetensors header entry."""
         return {KEY: json.dumps({"version": VERSION} | self.to_dict(), sort_keys=True)}
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str] | None, name: str = "file") -> StudentContract:
-        """Read the header entry; ``name`` is the file's, for errors.
+    def from_metadata(cls, metadata: Mapping[str, str] | None, name: str = "file") -> StudentPreset:
+        """Reads the header entry; ``name`` is the file name for errors.
 
         Raises:
-            VitrineError: The header has no contract, or one of another version.
+            VitrineError: If the header has no student preset, or one of another version.
         """
         if not metadata or KEY not in metadata:
             accepted = f"a safetensors header with {KEY!r}"
@@ -107,31 +109,31 @@ class StudentContract(Config):
             return cls.from_dict(values)
 
 
-PRESETS: dict[str, StudentContract] = {
-    "DMD2 SDXL 1-step (UNet)": StudentContract("SDXL", 399.0),
-    "DMD2 SD1.5": StudentContract("SD1.5", 999.0),
-    "SiD-LSG SD1.5 / SD2.1": StudentContract("SD1.5 or SD2.1-base", 625.0, noise="vp"),
-    "SwiftBrush SD2.1": StudentContract("SD2.1-base", 999.0),
-    "SDXL-Turbo / SD-Turbo": StudentContract("SDXL or SD2.1", 999.0, noise="vp"),
-    "Hyper-SDXL 1-step (UNet)": StudentContract("SDXL", 800.0),
-    "LCM / LCM-LoRA": StudentContract("SD1.5 or SDXL", 999.0),
+PRESETS: dict[str, StudentPreset] = {
+    "DMD2 SDXL 1-step (UNet)": StudentPreset("SDXL", 399.0),
+    "DMD2 SD1.5": StudentPreset("SD1.5", 999.0),
+    "SiD-LSG SD1.5 / SD2.1": StudentPreset("SD1.5 or SD2.1-base", 625.0, noise="vp"),
+    "SwiftBrush SD2.1": StudentPreset("SD2.1-base", 999.0),
+    "SDXL-Turbo / SD-Turbo": StudentPreset("SDXL or SD2.1", 999.0, noise="vp"),
+    "Hyper-SDXL 1-step (UNet)": StudentPreset("SDXL", 800.0),
+    "LCM / LCM-LoRA": StudentPreset("SD1.5 or SDXL", 999.0),
 }
 """Published students without a header; values from their READMEs and inference code."""
 
 
 def read_student(
-    path: str | Path, contract: StudentContract | None = None, any_names: bool = False,
-    otherwise: StudentContract | None = None,
-) -> tuple[StudentContract, dict[str, torch.Tensor]]:  # fmt: skip
-    """Contract and tensors of a student file.
+    path: str | Path, preset: StudentPreset | None = None, any_names: bool = False,
+    otherwise: StudentPreset | None = None,
+) -> tuple[StudentPreset, dict[str, torch.Tensor]]:  # fmt: skip
+    """Preset and tensors of a student file.
 
     Args:
-        contract: instead of the header's, for students of others, which have none.
-        any_names: also take LoRA names that diffusers reads and ComfyUI does not.
-        otherwise: where there is no header.
+        preset: used instead of the header's, for files without one.
+        any_names: also accept LoRA names that diffusers reads and ComfyUI does not.
+        otherwise: default if there is no header entry.
 
     Raises:
-        VitrineError: The file is no safetensors file, has names that ComfyUI would ignore, or has no contract.
+        VitrineError: If the file is not a safetensors file, has names that ComfyUI would ignore, or has no preset.
     """
     path = Path(path)
     if not has_ending(path, ".safetensors") or not path.is_file():
@@ -141,16 +143,16 @@ def read_student(
         if not any_names:
             check_names(tensors, path.name)
         check_tensors(tensors)
-        if contract is None and otherwise is not None and KEY not in (metadata or {}):
-            contract = otherwise
-        return contract or StudentContract.from_metadata(metadata, path.name), tensors
+        if preset is None and otherwise is not None and KEY not in (metadata or {}):
+            preset = otherwise
+        return preset or StudentPreset.from_metadata(metadata, path.name), tensors
 
 
 def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None:
-    """Refuse LoRA names that ComfyUI drops with no more than a line in its log: those of a UNet but kohya's.
+    """Raises for LoRA names that ComfyUI ignores except for a log line: UNet names other than kohya's.
 
     Raises:
-        VitrineError: The names are those of PEFT or diffusers.
+        VitrineError: If the names are those of PEFT or diffusers.
     """
     peft = [k for k in tensors if (".lora_A." in k or ".lora_B." in k) and not k.startswith("transformer.")]
     if peft:
@@ -158,15 +160,15 @@ def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None
         raise refuse("LoRA names", f"{peft[0]} in {name} (PEFT)", accepted, "use the *_kohya file of the export")
 
 
-def check_network(contract: StudentContract, backbone: nn.Module) -> None:
-    """Refuse a network that is not of the student's base, as far as that is known.
+def check_network(preset: StudentPreset, backbone: nn.Module) -> None:
+    """Raises if a network is known not to be the student's base.
 
-    Nothing is refused for bases that no family knows.
+    Unknown bases are accepted.
 
     Raises:
-        VitrineError: It is of another family, of another model of the family, or reads text of another width.
+        VitrineError: If it is of another family or model, or its text states have another width.
     """
-    pairs = [published_as(base) for base in contract.base.split(" or ")]
+    pairs = [published_as(base) for base in preset.base.split(" or ")]
     bases = [pair for pair in pairs if pair is not None]
     if len(bases) < len(pairs):
         return
@@ -178,9 +180,9 @@ def check_network(contract: StudentContract, backbone: nn.Module) -> None:
         return
     widths = sorted({model.text for _, model in bases if model.text})
     shown = type(backbone).__name__ + (f" with text states of width {width}" if width else "")
-    accepted = contract.base
-    if bases[0][0].name != contract.base:
-        accepted = f"a {bases[0][0].name} of {contract.base}"
+    accepted = preset.base
+    if bases[0][0].name != preset.base:
+        accepted = f"a {bases[0][0].name} of {preset.base}"
     if widths:
         accepted += f" (width {' or '.join(map(str, widths))})"
     remedy = "choose the preset of this model's student, or enter t* by hand"
@@ -188,18 +190,22 @@ def check_network(contract: StudentContract, backbone: nn.Module) -> None:
 
 
 def _text_width(backbone: nn.Module) -> int:
-    """Of the text states that cross-attention reads; 0 where there is none."""
+    """Width of the text states in cross-attention; 0 without cross-attention."""
     sites = (s for s in sites_of(backbone).values() if isinstance(s, ModuleSite) and s.address.endswith("-cross-v"))
     site = next(sites, None)
     shape = None if site is None else shape_of(backbone.get_submodule(site.path))
     return 0 if shape is None else shape[1]
 
 
-def check_base(contract: StudentContract, base: str) -> None:
-    """Refuse a student of another base model.
+def check_base(preset: StudentPreset, base: str) -> None:
+    """Raises for a student of another base model.
 
     Raises:
-        VitrineError: Both bases are known and differ.
+        VitrineError: If both bases are known and differ.
     """
-    if base and contract.base and base != contract.base:
-        raise refuse("student", f"distilled from {contract.base}", f"a student of {base}", "load the matching base")
+    if base and preset.base and base != preset.base:
+        raise refuse("student", f"distilled from {preset.base}", f"a student of {base}", "load the matching base")
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"StudentContract": "StudentPreset"})

@@ -1,4 +1,4 @@
-"""Settings of a distillation run."""
+"""Settings of a distillation."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class EMDAdvancedConfig(Config):
-    """Settings of a run that rarely change.
+    """Rarely changed training settings.
 
     Attributes:
         auto_gz: measure gz and the clip of the chain at the start (:func:`~vitrine.engine.emd.calibrate_gz`). A chain
-            whose gz is 0 keeps z frozen.
+            with gz 0 keeps z frozen.
         weight: of the M-step, ``uniform`` (Xie et al.) or ``dmd``.
         ema: decay of the exported average of the generator, in [0, 1).
-        decay: share of the run, at its end, over which both learning rates fall to zero; 0 keeps them.
-        dtype: of the frozen networks; chain, trained weights and Adam are float32 whatever it is.
+        decay: fraction of the run, at its end, over which both learning rates fall to zero; 0 keeps them constant.
+        dtype: of the frozen networks; chain, trained weights and Adam are always float32.
         checkpointing: recompute activations in the backward pass: less memory, one more forward.
         save_every: steps between saves of the state.
-        grid_every: steps between sample grids (0: never); the trainer needs ``decode`` then.
+        grid_every: steps between sample grids (0: never); needs the trainer's ``decode``.
         meter_every: steps between readings of the bias meter (0: never).
-        log_every: steps between rows of log.csv, and of TensorBoard where it is installed (0: never).
-        accumulate: batches whose gradients make one update.
-        keep: exports of the generator that are kept, the last ones of those made at each save (0: the final one only).
-        objective: of the generator: ``emd``, or ``sid`` for the loss of :func:`~vitrine.engine.emd.sid_loss`, of flow
-            teachers alone; the chain and ``weight`` are not used then.
+        log_every: steps between table rows of log.csv, and of TensorBoard if it is installed (0: never).
+        accumulate: batches whose gradients are accumulated per update.
+        keep: number of generator exports to keep, of those at each save (0: only the final one).
+        objective: of the generator: ``emd``, or ``sid`` for the loss of :func:`~vitrine.engine.emd.sid_loss`, for flow
+            teachers only; chain and ``weight`` are then unused.
         alpha: of ``sid``.
     """
 
@@ -70,13 +70,13 @@ class EMDAdvancedConfig(Config):
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
         if self.objective not in OBJECTIVES:
-            raise refuse("objective", self.objective, OBJECTIVES, "emd is Xie et al.'s")
+            raise refuse("objective", self.objective, OBJECTIVES, "emd is that of Xie et al.")
         rare = (self.grid_every, self.meter_every, self.log_every, self.keep)
         if min(rare) < 0:
             raise refuse("grid_every, meter_every, log_every, keep", rare, "0 or more", "0 is never")
 
     def essential(self) -> EMDAdvancedConfig:
-        """What the weights depend on; how often the run is saved or looked at, and memory, are at their defaults."""
+        """The settings that the weights depend on, with those of saving, logging and memory at their defaults."""
         default = EMDAdvancedConfig()
         return replace(
             self, save_every=default.save_every, grid_every=default.grid_every, meter_every=default.meter_every,
@@ -86,22 +86,22 @@ class EMDAdvancedConfig(Config):
 
 @dataclass(frozen=True)
 class EMDTrainConfig(Config):
-    """Settings of a run.
+    """Training settings.
 
     Attributes:
         steps: generator updates.
-        batch: rows of each update, shared by all processes.
-        timestep: t*, where the generator starts from the teacher; 0 is where all is noise: 999, of a flow 1000.
+        batch: batch size per update, divided among processes.
+        timestep: t* of the generator; 0 is the noisiest timestep: 999, or 1000 for a flow.
         rank: of both adapters.
         chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
         score_updates: score updates before each generator update.
         lr_generator, lr_score: Adam with betas (0, 0.99). 1e-4 suits a LoRA generator, 2e-6 a full one.
         guidance: of the teacher.
         seed: of the whole run.
-        student: ``lora``, or ``full`` for a generator with all weights of its own.
-        score: the same for the score network.
+        student: ``lora``, or ``full`` for a full copy of the network.
+        score: likewise for the score network.
         score_rank: of its adapter; 0 takes ``rank``.
-        advanced: what rarely changes. In a dict (a training file, say) its settings may stand beside the others.
+        advanced: rarely changed settings. A dict, such as a training file, may have them at the top level.
     """
 
     steps: int = 2000
@@ -134,35 +134,35 @@ class EMDTrainConfig(Config):
             raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
 
     def check(self, processes: int, decodes: bool) -> None:
-        """Refuse what a run by so many processes cannot do.
+        """Checks the settings for a number of processes.
 
         Raises:
-            VitrineError: They cannot share the batch, or there is nothing to decode wanted grids with.
+            VitrineError: If they cannot divide the batch, or grids are requested without ``decode``.
         """
         if self.batch % processes:
             accepted = f"a multiple of {processes}, the processes"
-            raise refuse("batch", self.batch, accepted, "they share each batch")
+            raise refuse("batch", self.batch, accepted, "they divide each batch")
         every = self.advanced.grid_every
         if every and not decodes:
             raise refuse("grid_every", every, "0 without decode", "pass decode=, latents to pictures")
 
     @property
     def full(self) -> tuple[str, ...]:
-        """The roles that have all weights of their own."""
+        """The roles with full copies of the network."""
         return tuple(role for role, kind in (("generator", self.student), ("score", self.score)) if kind == "full")
 
     def beginning(self, last: float) -> EMDTrainConfig:
-        """The same with t* said: where it is not, ``last``, the schedule's timestep of most noise."""
+        """The settings with t* filled in: ``last``, the schedule's noisiest timestep, if it is 0."""
         return self if self.timestep else replace(self, timestep=float(last))
 
     def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
-        """What keeps a run begun with ``other`` from going on with these: settings that its weights depend on.
+        """Differences to the settings ``other`` that a run was started with, among those that its weights depend on.
 
-        How long it is (unless the rates fall towards its end), how often it is saved or looked at, and how memory is
-        spared may change.
+        The length (unless the rates decay towards the end), and settings of saving, logging and memory,
+        may change.
 
         Args:
-            chain: what that run walked, with gz as it was measured. These settings may measure too, or give that gz.
+            chain: that run's chain, with its calibrated gz. These settings may calibrate, too, or have the same gz.
         """
         steps = other.steps if not self.advanced.decay else self.steps
         theirs = other if chain is None else replace(other, chain=chain)

@@ -1,4 +1,4 @@
-"""How different the pictures of one prompt are, and the usual remedy against sameness: noise on the text."""
+"""Diversity of the images of one prompt, and noise on the text to increase it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..network.condition import Condition
 
 
 def mean_distance(features: torch.Tensor) -> float:
-    """Mean of 1 - cosine over all pairs of (N, D) features of one prompt's pictures: 0 where all are one.
+    """Mean of 1 - cosine over all pairs of (N, D) features of one prompt's images; 0 if all are equal.
 
     Raises:
-        VitrineError: There are fewer than two.
+        VitrineError: If there are fewer than two.
     """
     similarity = _similarity(features)
     count = len(similarity)
@@ -25,12 +25,12 @@ def mean_distance(features: torch.Tensor) -> float:
 
 
 def vendi_score(features: torch.Tensor) -> float:
-    """How many different pictures there are among N, 1 to N (Friedman & Dieng 2023): e to the entropy of K / N.
+    """Effective number of different images among N, 1 to N (Friedman & Dieng 2023): e to the entropy of K / N.
 
-    K holds the cosines of (N, D) features. It grows with N: compare at equal N.
+    K is the matrix of cosines of (N, D) features. The score grows with N: compare at equal N.
 
     Raises:
-        VitrineError: There are fewer than two.
+        VitrineError: If there are fewer than two.
     """
     similarity = _similarity(features)
     # Friedman & Dieng 2023, Eq. 4: exp(-sum l ln l), l the eigenvalues of K / N
@@ -39,13 +39,13 @@ def vendi_score(features: torch.Tensor) -> float:
 
 
 class Variety(NamedTuple):
-    """How different the pictures of one prompt are.
+    """Diversity of the images of one prompt.
 
     Attributes:
         distance: mean of 1 - cosine between two of them.
-        vendi: how many different ones they amount to, 1 to N.
-        precision, recall: share of them near the reference, share of the reference near them; None without one. A
-            remedy that raises distance and lowers precision has made noise, not variety.
+        vendi: effective number of different images, 1 to N.
+        precision, recall: fraction of images near the reference, fraction of the reference near images; None without
+            one. A method that raises distance and lowers precision adds noise, not diversity.
     """
 
     distance: float
@@ -55,14 +55,14 @@ class Variety(NamedTuple):
 
 
 def measure_variety(features: torch.Tensor, reference: torch.Tensor | None = None) -> Variety:
-    """Variety of one prompt's pictures.
+    """Measures the diversity of one prompt's images.
 
     Args:
-        features: (N, D) of the pictures, one for each seed.
-        reference: (M, D) of what the same prompt should give, the teacher's pictures say.
+        features: (N, D) of the images, one per seed.
+        reference: (M, D) of reference images for the same prompt, such as the teacher's.
 
     Raises:
-        VitrineError: There are fewer than two pictures, or fewer than three beside a reference, or of it.
+        VitrineError: If there are fewer than two images, or with a reference fewer than three of either.
     """
     spread = mean_distance(features), vendi_score(features)
     if reference is None:
@@ -75,7 +75,7 @@ def measure_variety(features: torch.Tensor, reference: torch.Tensor | None = Non
 
 
 def small_pixels(pictures: torch.Tensor, side: int = 16) -> torch.Tensor:
-    """(N, 3 side^2) features of (N, 3, H, W) pictures in [0, 1], for want of a network: colours where they are."""
+    """(N, 3 side^2) features of (N, 3, H, W) images in [0, 1]: pixels, without a feature network."""
     return adaptive_avg_pool2d(pictures.float() - 0.5, side).flatten(1)
 
 
@@ -89,16 +89,16 @@ def _similarity(features: torch.Tensor) -> torch.Tensor:
 
 
 def noisy_text(cond: Condition, strength: float, seeds: list[int]) -> Condition:
-    """Normal noise on the text states, in units of each token's own standard deviation; its own for each picture.
+    """Adds normal noise to the text states, in units of each token's standard deviation, different for each image.
 
-    Tokens that are all zero stay so, and pooled text stays as it is.
+    All-zero tokens and the pooled text are unchanged.
 
     Args:
-        cond: (B, T, C) text, one row for each seed, or one for all.
-        strength: 0 changes nothing.
+        cond: (B, T, C) text, one row per seed, or one for all.
+        strength: 0 has no effect.
 
     Raises:
-        VitrineError: There is no text, or strength is negative.
+        VitrineError: If there is no text, or the strength is negative.
     """
     if cond.text is None or strength < 0:
         shown = "no text" if cond.text is None else strength

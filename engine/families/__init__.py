@@ -1,4 +1,4 @@
-"""The model families: what differs between them, one file each. A file here with a ``FAMILY`` is one of them."""
+"""The model families, one file each. A module of this package with a ``FAMILY`` is registered as one."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ __all__ = [
 
 _modules = (importlib.import_module(f".{entry.name}", __name__) for entry in pkgutil.iter_modules(__path__))
 FAMILIES: tuple[Family, ...] = tuple(module.FAMILY for module in _modules if hasattr(module, "FAMILY"))
-"""Told apart by their classes: modules of one name mean other things in another family."""
+"""Families are identified by class: modules of one name may mean different things in two families."""
 
 
 def class_names(model: Any) -> set[str]:
-    """Names of a model's class and of those it derives from."""
+    """Names of a model's class and of its base classes."""
     return {kind.__name__ for kind in type(model).__mro__}
 
 
 def record_of(backbone: Any) -> tuple[Family, Side] | None:
-    """The family of a backbone and its side, by its class; None for any other.
+    """The family of a backbone and its side (library), by class; None if unknown.
 
-    Nothing is refused: the family may have no addresses, and the backbone's modules may be arranged otherwise.
+    Refuses nothing: the family may have no sites, and the backbone's modules may be laid out differently.
     """
     backbone = uncompiled(backbone)
     classes = class_names(backbone)
     for family in FAMILIES:
-        side = family.diffusers if "ModelMixin" in classes else family.comfyui  # some classes have one name in both
+        side = family.diffusers if "ModelMixin" in classes else family.comfyui  # some names are in both
         if side is not None and side.kind in classes and side.fits(backbone):
             return family, side
     return None
 
 
 def _addressed(backbone: nn.Module) -> tuple[Family, Side]:
-    """The family of a backbone, and its side, for methods that need its addresses or its call."""
+    """The family of a backbone and its side, for methods that need its sites or its call."""
     record, name = record_of(backbone), type(uncompiled(backbone)).__name__
     families = [family for family in FAMILIES if not family.unaddressed]
     known = ", ".join(f"{library} {family.name}" for family in families for library in ("diffusers", "ComfyUI"))
@@ -75,7 +75,7 @@ def family_of(backbone: nn.Module) -> Family:
     """The family of a backbone of either library.
 
     Raises:
-        VitrineError: No family with addresses fits, or its class is of one but its modules are not.
+        VitrineError: If no family with sites fits, or the class belongs to one but the modules differ.
     """
     return _addressed(backbone)[0]
 
@@ -96,25 +96,25 @@ def _layout(backbone: nn.Module) -> tuple[Site, ...]:
 
 
 def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:
-    """Reads where image and text tokens are in a forward's arguments; as of a plain network where no family fits."""
+    """The reader of token positions in a forward's arguments; that of a plain network if no family fits."""
     record = record_of(backbone)
     return plain_tokens if record is None else record[1].tokens
 
 
 def trained_size(backbone: nn.Module) -> tuple[int, int] | None:
-    """(width, height) in pixels that a family's published weights were trained at; None where no family says."""
+    """(width, height) in pixels that a family's published weights were trained at; None if unknown."""
     record = record_of(backbone)
     return None if record is None else record[0].trained(uncompiled(backbone))
 
 
 def spelled_layers(backbone: nn.Module) -> Iterator[tuple[str, str, tuple[int, int] | None]]:
-    """(name, path, rows) of each linear layer under every name that LoRA files have for it.
+    """(name, path, rows) of each linear layer, for every name that LoRA files use for it.
 
-    ``rows`` is (start, length) of the outputs that are meant, None for all. Nothing for a network of no family.
+    ``rows`` is (start, length) of its outputs, None for all. Yields nothing for networks of unknown families.
     """
     try:
         weights = family_of(backbone).weights
-    except VitrineError:  # loaders have names of their own for other models
+    except VitrineError:  # loaders have their own names for other models
         return
     for path, module in backbone.named_modules():
         shape = shape_of(module)
@@ -123,16 +123,16 @@ def spelled_layers(backbone: nn.Module) -> Iterator[tuple[str, str, tuple[int, i
 
 
 def published_as(name: str) -> tuple[Family, Published] | None:
-    """The published model that a student's preset calls by that name, and its family; None for any other name."""
+    """The family and published model that student presets call by that name; None for other names."""
     models = ((family, model) for family in FAMILIES for model in family.published)
     return next((pair for pair in models if name in (pair[1].name, *pair[1].presets)), None)
 
 
 def refuse_unfit(backbone: nn.Module, method: str) -> None:
-    """Refuse a backbone on which a method of :attr:`Side.refuses` cannot be done.
+    """Refuses a backbone that does not support a method (:attr:`Side.refuses`).
 
     Raises:
-        VitrineError: Its family says so.
+        VitrineError: If its family does not support the method.
     """
     record = record_of(backbone)
     refusal = None if record is None else record[1].refuses.get(method)
@@ -142,14 +142,13 @@ def refuse_unfit(backbone: nn.Module, method: str) -> None:
 
 
 def call_of(backbone: Any) -> Call:
-    """The bare call of a diffusers backbone, for inputs of any precision on any device.
+    """The network call of a diffusers backbone, for inputs of any dtype and device.
 
-    The only function in which a method's numbers become the network's: x_t and the text are cast to its dtype, and
-    everything moves to where it computes at the moment of the call. Sizes and masks keep their dtype:
-    half precision rounds sizes.
+    x_t and the text are cast to the network's dtype and moved to its device at the moment of the call. Sizes and masks
+    keep their dtype, since half precision would round sizes.
 
     Raises:
-        VitrineError: As :func:`family_of`, or the backbone is ComfyUI's.
+        VitrineError: As :func:`family_of`, or if the backbone is ComfyUI's.
     """
     family, side = _addressed(backbone)
     make = family.call

@@ -1,6 +1,6 @@
 """Anima, on the network of Cosmos-Predict2: self-attention, then cross-attention to 512 text tokens.
 
-Addresses as in ``wan.py``. The text conditioner (ComfyUI's ``llm_adapter``) has no addresses.
+Site names as in ``wan.py``. The text conditioner (ComfyUI's ``llm_adapter``) has no sites.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
@@ -8,8 +8,8 @@ Facts (diffusers 0.42, ComfyUI 0.33):
   them with a mask channel of zeros, which diffusers resizes by torchvision.
 - Text: Qwen3-0.6B and T5's token ids through a conditioner, 1024 wide, 512 tokens filled with zeros and not masked.
 - Shift: ComfyUI s' = 3 s / (1 + 2 s); diffusers has modular blocks but no pipeline class.
-- Positions: axes (t, h, w) = 44, 42, 42 of 128, theta 10000 stretched by the NTK rule (h, w 4, t 1), halves of a head
-  turned together, self-attention only.
+- Positions: axes (t, h, w) = 44, 42, 42 of 128, theta 10000 stretched by the NTK rule (h, w 4, t 1), the halves of a
+  head are rotated together, self-attention only.
 - Numbers: qk-norm's epsilon is 1e-5 in diffusers and 1e-6 in ComfyUI; outputs differ by 3e-6 for that alone.
 - LoRA: ComfyUI reads its own names only.
 """
@@ -97,7 +97,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 
 def unsupported_reason(net: Any) -> tuple[str, str] | None:
-    """The network's class serves other models too, with positions or inputs of their own."""
+    """The network's class is also used by models with other positions or inputs."""
     config = getattr(net, "config", {})
     if config.get("extra_pos_embed_type") or config.get("img_context_dim_in") or config.get("use_crossattn_projection"):
         return "another model of this network's class (Cosmos)", "it has no layout here yet"
@@ -107,7 +107,7 @@ def unsupported_reason(net: Any) -> tuple[str, str] | None:
 
 
 def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
-    """CosmosRotaryPosEmbed: the bases are widened by the NTK rule, and halves of a head turn together."""
+    """CosmosRotaryPosEmbed: the bases are scaled by the NTK rule, and the halves of a head are rotated together."""
     ids, dims = video_ids(part, named["hidden_states"]), [part.dim_t, part.dim_h, part.dim_w]
     if named.get("fps") is not None:
         ids[:, 0] *= part.base_fps / named["fps"]

@@ -1,4 +1,4 @@
-"""AuraFlow, of which only the trained size is known here."""
+"""AuraFlow; only the trained size is supported."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Chroma: Flux.1's blocks, whose modulations all come from one small network.
+"""Chroma: Flux.1's blocks, with all modulations from one small network.
 
-Addresses as in ``flux.py``.
+Site names as in ``flux.py``.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
 - Time: s in both; both return eps - x0. ComfyUI's network takes a guidance, which is 0.
 - Latents: 16 channels, factor 8, packed (c, ph, pw) for diffusers.
-- Text: T5-XXL, 4096 wide. ChromaPipeline means to mask padding but its first token, over text and image together, but
-  adds its mask of ones and zeros to the scores, which hides nothing; here it is hidden. ComfyUI cuts it away.
+- Text: T5-XXL, 4096 wide. ChromaPipeline means to mask padding except the first token, over text and image, but adds
+  its 0/1 mask to the scores, which masks nothing. Here padding is masked; ComfyUI removes it.
 - Shift: ComfyUI s' with e^mu, mu = 1.15. Positions: as Flux.1's.
 """
 
@@ -49,8 +49,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     text, mask = text_of(cond), cond.extra.get(MASK)
     if mask is not None:
         mask = torch.nn.functional.pad(mask.bool(), (0, x.shape[-2] * x.shape[-1] // 4), value=True)
-    places = torch.zeros(text.shape[1], 3, device=x.device)
-    return unpack(net(pack(x), text, flow_time(t), grid_ids(x), places, mask).sample, x)
+    text_ids = torch.zeros(text.shape[1], 3, device=x.device)
+    return unpack(net(pack(x), text, flow_time(t), grid_ids(x), text_ids, mask).sample, x)
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
@@ -61,7 +61,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 
 def unsupported_reason(net: Any) -> tuple[str, str] | None:
-    """Chroma Radiance is a Chroma that works on pixels."""
+    """Chroma Radiance has Chroma's class but works on pixels."""
     if any(kind.__name__ == "ChromaRadiance" for kind in type(net).__mro__):
         return "Chroma Radiance", "it works on pixels and has no layout here yet"
     return None

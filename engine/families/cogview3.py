@@ -1,4 +1,4 @@
-"""CogView3-Plus: told sizes as SDXL is, in the order original, crop, wanted."""
+"""CogView3-Plus: size conditioning as in SDXL, in the order original, crop, target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What transformers with self-attention, then cross-attention to the text share: the sites of a block."""
+"""The sites of a block with self-attention followed by cross-attention to the text."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from .joint import QKV, block_input
 
 @dataclass(frozen=True)
 class CrossBlock:
-    """The modules of a block; paths from the block.
+    """The modules of a block; paths are relative to the block.
 
     Attributes:
         attentions: self- and cross-attention.
-        projections, norms, out: inside each: of q, k and v, the norms of q and k, the output's.
-        mlp, mlp_in: the MLP, and the module whose input is its inner.
-        heads: of both.
+        projections, norms, out: inside each attention: q, k, v; the norms of q and k; the output projection.
+        mlp, mlp_in: the MLP, and the module whose input is its inner activation.
+        heads: of both attentions.
         rotary: finds the rotary embedding among self-attention's arguments.
         whole_norm: the norms act on all heads together.
-        patch: pixels of the latent for one token.
-        element: of a block's output, where that is a tuple.
-        norm: the norm before self-attention, whose input is the block's, or "" where it is not addressed.
+        patch: latent pixels per token.
+        element: index into the block's output if that is a tuple.
+        norm: the norm before self-attention, whose input is the block's, or "" if it is not a site.
         adaln: path -> how the block at it modulates that norm.
     """
 

@@ -1,4 +1,4 @@
-"""DiT, which draws a class of ImageNet: each block embeds the timestep and the class itself."""
+"""DiT, conditioned on ImageNet classes: each block embeds the timestep and the class itself."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ FAMILY = Family(
             in_blocks=True,
         ),
     ),
-    unaddressed="it draws classes, not prompts, and has no layout here",
+    unaddressed="it takes classes, not prompts, and has no layout here",
     time_input="timestep",
 )

@@ -1,4 +1,4 @@
-"""The parts of a family's record that methods read: its time, its sizes, its published models, what it refuses."""
+"""Parts of a family's record: time, sizes, published models, unsupported methods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 TimeInput = Literal["timestep", "s", "1 - s", "1000 s"]
-"""What diffusers' pipelines tell a network as its time: the scheduler's own timestep, or a flow's time s in units."""
+"""What diffusers pipelines pass as the timestep: the scheduler's timestep, or the flow time s in some unit."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class TimeEmbedding:
 
     Attributes:
         width: backbone -> D, the width of the embedding.
-        paths: backbone -> the modules whose output (B, D) it is; none where ComfyUI's ``emb_patch`` reaches it.
+        paths: backbone -> the modules whose output (B, D) it is; empty if ComfyUI's ``emb_patch`` reaches it.
         in_blocks: each block embeds the timestep itself, so gradient checkpointing recomputes it after hooks are gone.
     """
 
@@ -29,14 +29,14 @@ class TimeEmbedding:
 
 @dataclass(frozen=True)
 class SizeInput:
-    """Where a backbone takes the picture's size.
+    """Where a backbone takes the image size.
 
     Attributes:
         path: of the MLP that embeds it.
         embed: the backbone's own sinusoids of sizes, (2,) -> (2, channels).
-        size, target: channels of the MLP's input that hold (height, width) of the original and of the wanted picture;
-            None where the MLP reads one number a row, or no wanted size.
-        check: raises where a forward's arguments lack the sizes.
+        size, target: channels of the MLP's input for (height, width) of the original and of the target size;
+            None if the MLP reads one number per row, or no target size.
+        check: raises if a forward's arguments lack the sizes.
     """
 
     path: str
@@ -48,18 +48,18 @@ class SizeInput:
 
 @dataclass(frozen=True)
 class Published:
-    """A published model of a family, as LoRA files and students' presets tell it apart.
+    """A published model of a family, as LoRA files and student presets distinguish it.
 
     Attributes:
-        name: how it is called.
-        text: width of the text states that it reads, where models of the family are told apart by that.
-        width: width of its blocks, where they are told apart by that.
-        presets: further names that presets of students have for it.
+        name: display name.
+        text: width of its text states, if that distinguishes models of the family.
+        width: width of its blocks, if that distinguishes them.
+        presets: further names in student presets.
         config: its class among ComfyUI's ``supported_models``.
-        side: pixels on a side of its training pictures, where ComfyUI's network does not say; of a class whose models
-            predict noise or v, (of those that predict noise, of those that predict v).
-        sized: it is told the picture's size.
-        other: backbone of the family -> what it is instead of this model, "" where nothing speaks against it.
+        side: side of its training images in pixels, if ComfyUI's network does not have it; for a class whose models
+            predict noise or v, (side for noise, side for v).
+        sized: it has size conditioning.
+        other: backbone of the family -> what it is instead of this model, "" if it may be this model.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Published:
 
 
 class Refusal(NamedTuple):
-    """Why a method cannot be done on a family in one library, what is accepted, and what to do."""
+    """Why a family does not support a method in one library, what is accepted, and the remedy."""
 
     why: str
     accepted: str
@@ -83,4 +83,4 @@ class Refusal(NamedTuple):
 Turn = Callable[[torch.Tensor, Sequence[int], Any], tuple[torch.Tensor, float]]
 """(positions (..., axes), widths of the axes, their base or bases) -> (angles (..., sum of widths / 2), factor)."""
 RopeReader = Callable[[Any, Mapping[str, Any], Turn], Any]
-"""(rotary embedding, its arguments by name, turn) -> what its forward returns, turned by those angles."""
+"""(rotary embedding, its arguments by name, turn) -> what its forward returns, for those angles."""

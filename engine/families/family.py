@@ -1,4 +1,4 @@
-"""What a model family has to say of itself. Each family is one file of this folder."""
+"""The record of a model family. Each family is one file of this folder."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Inputs:
 
     Attributes:
         net: the backbone.
-        args, kwargs: what it was called with.
-        sides: (N, 2) row and column of each image token -> (rows, columns); read from the device once a sampling run.
-        known: the latents' (h, w) where the caller said it, so that nothing need be read.
+        args, kwargs: its arguments.
+        sides: (N, 2) row and column of each image token -> (height, width); one device synchronisation per sampling
+            run.
+        known: the latents' (h, w), if the caller passed it, to avoid reading it.
     """
 
     net: Any
@@ -35,23 +36,23 @@ class Inputs:
     sides: Callable[[torch.Tensor], tuple[int, int]]
     known: tuple[int, int] | None = None
 
-    def __call__(self, place: int, *names: str) -> Any:
-        """An argument by its names, else by its place; None where it was not given."""
+    def __call__(self, index: int, *names: str) -> Any:
+        """An argument by its names, else by its position; None if it was not passed."""
         named = next((self.kwargs[n] for n in names if self.kwargs.get(n) is not None), None)
-        return self.args[place] if named is None and 0 <= place < len(self.args) else named
+        return self.args[index] if named is None and 0 <= index < len(self.args) else named
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """What hooks must know of a forward to find image and text tokens in it.
+    """Positions of image and text tokens in a forward.
 
     Attributes:
-        batch: rows.
+        batch: batch rows.
         size: (h, w) of the latents.
         frames: of a video's latents.
-        text: text tokens, counted as the blocks see them (with their padding).
-        text_start, image_start: where each begins in a sequence that holds both; images behind the text by default.
-        bias: (B, 1, text) added to the scores of text keys, which hides padding; or None.
+        text: text tokens, as many as the blocks see (with padding).
+        text_start, image_start: where each starts in a joint sequence; images follow the text by default.
+        bias: (B, 1, text) added to the scores of text keys to mask padding; or None.
     """
 
     batch: int
@@ -64,12 +65,12 @@ class Tokens:
 
     @property
     def first_image(self) -> int:
-        """Row of the first image token in a sequence that holds both."""
+        """Index of the first image token in a joint sequence."""
         return self.text if self.image_start < 0 else self.image_start
 
 
 def plain_tokens(inputs: Inputs) -> Tokens:
-    """Latents (B, C, [T,] h, w) as the first argument, text (B, N, C) as the third: ComfyUI's networks, and most UNets.
+    """Latents (B, C, [T,] h, w) as the first argument, text (B, N, C) as the third: ComfyUI's networks and most UNets.
 
     A mask is diffusers' ``encoder_attention_mask``.
     """
@@ -88,14 +89,14 @@ class Side:
 
     Attributes:
         kind: name of the backbone's class; a subclass counts. The library itself is not imported.
-        sites: every site of a backbone in execution order; None where the family has no addresses.
+        sites: every site of a backbone in execution order; None if the family has no sites.
         tokens: reads a forward's arguments.
-        fits: tells families apart that share a class.
-        time: where the backbone embeds its timestep; None where no control can be added to it.
-        sizes: where it takes the picture's size, None where it takes none. Reads diffusers' backbone, or ComfyUI's
+        fits: distinguishes families that share a class.
+        time: where the backbone embeds its timestep; None if no control embedding can be added there.
+        sizes: where it takes the image size, None if it does not. Reads diffusers' backbone, or ComfyUI's
             ``BaseModel``.
-        variant: which of the family's models it is, where methods differ. Reads what ``sizes`` reads.
-        refuses: ``gradients``, ``size`` (to draw at another size than the trained one) -> why that cannot be done.
+        variant: which of the family's models it is, if methods differ. Reads what ``sizes`` reads.
+        refuses: ``gradients``, ``size`` (to generate at another than the trained size) -> why that is unsupported.
     """
 
     kind: str
@@ -121,7 +122,7 @@ def kl_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def per_channel(vae: Any, z: torch.Tensor) -> torch.Tensor:
-    """(z - mean) / std of each channel, (B, C, 1, h, w) -> (B, C, h, w): the VAEs of Wan and Qwen-Image."""
+    """(z - mean) / std per channel, (B, C, 1, h, w) -> (B, C, h, w): the VAEs of Wan and Qwen-Image."""
     mean, std = (
         torch.tensor(v, device=z.device).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
     )
@@ -140,7 +141,7 @@ def per_channel_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def vae_factor(vae: Any) -> int:
-    """Pixels on a side of one position of a diffusers VAE's latents, whichever way its config says it."""
+    """Image pixels per latent position, along one side, of any diffusers VAE."""
     config = vae.config
     halvings = len(config.get("block_out_channels") or (0,)) - 1 or len(config.get("temperal_downsample") or ())
     return int(config.get("scale_factor_spatial") or 2**halvings)
@@ -148,16 +149,16 @@ def vae_factor(vae: Any) -> int:
 
 @dataclass(frozen=True)
 class Latent:
-    """What a family's latents look like.
+    """The shape of a family's latents.
 
     Attributes:
-        channels: usual number of channels.
-        factor: usual number of pixels for each latent position.
-        patch: latent positions on a token's side, by which a latent's sides must be divisible.
-        frames: the VAE and ComfyUI have a frame axis (B, C, T, h, w), of length one for pictures.
-        packed: VAE positions on a latent position's side.
-        scaled: (VAE, what it encodes) -> latents in the network's scale.
-        unscaled: the inverse: (VAE, latents) -> what it decodes.
+        channels: default number of channels.
+        factor: default number of image pixels per latent position, along one side.
+        patch: latent positions per token along one side; sides of latents must be divisible by it.
+        frames: the VAE and ComfyUI have a frame axis (B, C, T, h, w), of length one for images.
+        packed: VAE positions per latent position along one side.
+        scaled: (VAE, its encoder's output) -> latents in the network's scale.
+        unscaled: the inverse: (VAE, latents) -> its decoder's input.
     """
 
     channels: int = 4
@@ -170,11 +171,11 @@ class Latent:
 
 
 Trained = Callable[[Any], tuple[int, int] | None]
-"""backbone -> (width, height) in pixels that it was trained at; None where the class alone does not say."""
+"""backbone -> (width, height) in pixels that it was trained at; None if the class does not determine it."""
 
 
 def square(side: int) -> Trained:
-    """Of a family whose last stage of training had pictures of ``side`` x ``side`` pixels, or of that area."""
+    """For a family whose last training stage had images of ``side`` x ``side`` pixels, or of that area."""
     return lambda net: (side, side)
 
 
@@ -183,35 +184,36 @@ class Family:
     """One model family in both libraries.
 
     Attributes:
-        name: as people call it.
+        name: display name.
         diffusers, comfyui: its two layouts.
-        call: (backbone, x_t, t in 0..1000 or the model's own steps, Condition) -> prediction, for diffusers' backbone.
-            Of a flow network that is eps - x0, whatever sign and time the network itself has.
+        call: (backbone, x_t, t in 0..1000 or the model's own timesteps, Condition) -> prediction, for diffusers'
+            backbone. For flow networks the prediction is eps - x0, whatever sign and time the network itself uses.
         latent: shape of its latents.
-        condition: (diffusers pipeline, prompts, height, width) -> Condition, or None where a pipeline class of ours
+        condition: (diffusers pipeline, prompts, height, width) -> Condition, or None if a pipeline class of ours
             encodes prompts itself.
         weights: names of modules, diffusers -> ComfyUI, as fragments of a path (``*`` is any number). A fragment with
-            ``|n`` is the n-th block of rows of a fused weight, counted from its end where n is negative; ``|swap`` and
-            ``|swap pair`` exchange halves of rows, see :class:`~vitrine.engine.families.weights.Place`.
-        unsupported_reason: what keeps a backbone of these classes from being of the family, (``what is given``,
-            ``what to do``); None where nothing does.
-        trained: the size its published weights were trained at; a config or a user that says another comes first.
-        unaddressed: why no layer has an address; such a family is known for what other methods read here.
-        component: the backbone's name in a diffusers pipeline, and before its layers in files.
-        time_input: what diffusers' pipelines tell it as its time.
-        stacked: they run the negative prompt's rows in front of the prompt's, in one forward, and say so by
+            ``|n`` is the n-th block of rows of a fused weight, counted from its end if n is negative; ``|swap`` and
+            ``|swap pair`` exchange halves of rows, see :class:`~vitrine.engine.families.weights.ComfyUIName`.
+        unsupported_reason: why a backbone of these classes is not of the family, (``what is given``,
+            ``what to do``); None if it is.
+        trained: the size its published weights were trained at; a config or a user's value takes precedence.
+        unaddressed: why the family has no sites; other methods still use its record.
+        component: the backbone's name in a diffusers pipeline, and the prefix of its layers in files.
+        time_input: what diffusers pipelines pass as its timestep.
+        stacked: its pipelines run guidance as one forward, negative prompt's batch rows first, and say so by
             ``do_classifier_free_guidance``.
-        stacking: names of pipelines that guide in one forward of [negative, positive] rows.
-        guidance: name of their argument, and the value of it that is none.
-        masks_optional: they take encoded prompts without a mask, for prompts that are not padded.
-        rope_readers: class of a rotary embedding -> how it is computed anew for other angles.
-        rope_tables: class of one that looks positions up in tables -> its attribute with the axes' widths.
-        grid_scale: (backbone, latents on a side) -> the divisor of positions that a network works out by itself.
-        adapted: ends of the paths of the layers that a student's LoRA adapts; by default all linear ones of blocks.
-        renamed: (path of ComfyUI's or ldm's module, repeats of a level) -> diffusers', where no table can say it.
-        lora_paths: a pattern of the paths of layers in LoRA files by which ``published`` are told apart.
-        underscored: names of modules with an underscore of their own that ``weights`` lacks; kohya's names blur them.
-        published: models of the family that methods must tell apart.
+        stacking: names of pipelines that run guidance as one forward of [negative, positive] batch rows.
+        guidance: name of the pipelines' argument, and its value for no guidance.
+        masks_optional: the pipelines take encoded prompts without a mask if they are not padded.
+        rope_readers: class of a rotary embedding -> function that recomputes it for other angles.
+        rope_tables: class of an embedding with tables of positions -> its attribute with the axes' widths.
+        grid_scale: (backbone, latent side) -> the divisor of positions that the network computes itself.
+        adapted: suffixes of the layer paths that a student's LoRA adapts; by default all linear layers of blocks.
+        renamed: (path of ComfyUI's or ldm's module, repeats of a level) -> diffusers' path, if a table cannot express
+            it.
+        lora_paths: pattern of layer paths in LoRA files that distinguish ``published``.
+        underscored: module names with an underscore that ``weights`` lacks; kohya names make them ambiguous.
+        published: models of the family that methods must distinguish.
     """
 
     name: str
@@ -241,5 +243,5 @@ class Family:
 
     @property
     def flow(self) -> bool:
-        """Its networks are told a flow's time, so no scheduler over a table of betas is for them."""
+        """Whether its networks take a flow time, so that schedulers with a beta table do not suit them."""
         return self.time_input != "timestep"

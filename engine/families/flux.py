@@ -1,8 +1,8 @@
 """Flux.1: double blocks with joint attention, then single blocks over the joined tokens; rotary positions.
 
-Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding. Joint attention has one map a
-block, ``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys. Single blocks continue the
-count of the double ones; their ``-ctx-`` places are the text rows of projections that serve both.
+Site names are ``vit-block{b}-...``; q, k, v are read before qk-norm and rotary embedding. Joint attention has one map
+per block, ``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys. Single blocks continue the
+count of the double ones; their ``-ctx-`` sites are the text tokens of projections shared by both.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
@@ -69,11 +69,11 @@ WEIGHTS = {
     "proj_out": "final_layer.linear",
 }
 LORA_PATHS = r"(double|single|single_transformer)_blocks\."
-"""Of layers in LoRA files, in either library's names."""
+"""Layer paths in LoRA files, in either library's names."""
 
 
 # --- sites ----------------------------------------------------------------------------------------------------------
-# A block's norm and modulation, by paths from the block; the modulation that all blocks of a kind share.
+# A block's norm and modulation, relative to the block; the modulation shared by all blocks of a kind.
 _DOUBLE = ("norm1", "norm1.linear", "double_stream_modulation_img.linear")
 SINGLE = ("norm", "norm.linear", "single_stream_modulation.linear")
 _COMFYUI_DOUBLE = ("img_norm1", "img_mod.lin", "double_stream_modulation_img.lin")
@@ -82,17 +82,17 @@ _COMFYUI_SINGLE = ("pre_norm", "modulation.lin", "single_stream_modulation.lin")
 
 
 def modulated_input(net: Any, name: str, path: str, modules: tuple[str, str, str], b: int, **image: Any) -> Site:
-    """A block's input. Flux.1's blocks modulate it themselves, Flux.2's share one module, Chroma's have rows of one.
+    """A block's input. Flux.1's blocks modulate it themselves, Flux.2's share one module, Chroma's take rows of one.
 
     Args:
-        modules: the norm and the block's own modulation, from the block, and the shared one.
-        b: number of the block among its kind.
+        modules: the norm and the block's own modulation, relative to the block, and the shared one.
+        b: index of the block among its kind.
     """
     norm, own, shared = f"{path}.{modules[0]}", f"{path}.{modules[1]}", modules[2]
     norm = norm_at(net, f"{norm}.norm") or norm
     single = bool(image.get("joint"))
     adaln = AdaLN(own, parts=3 if single else 6)
-    if hasattr(net, "distilled_guidance_layer"):  # rows: three a single block, six a double one's picture, then text
+    if hasattr(net, "distilled_guidance_layer"):  # rows: 3 per single block, 6 per double (image), 6 (text)
         doubles, singles = (len(blocks) for blocks in _blocks(net))
         row = 3 * b if single else 3 * singles + 6 * b
         adaln = AdaLN("distilled_guidance_layer", row, row + 1, 3 * singles + 12 * doubles + 2, rows=True)
@@ -109,7 +109,7 @@ def _blocks(net: Any) -> tuple[Any, Any]:
 
 
 def diffusers_double(net: Any, b: int, patch: int, inner: str) -> Iterator[Site]:
-    """A block with a stream for each kind of token; ``inner`` is the MLP's activation."""
+    """A double block, with an image and a text stream; ``inner`` is the MLP's activation."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch}
     name, path = f"vit-block{b}", f"transformer_blocks.{b}"
     yield modulated_input(net, name, path, _DOUBLE, b, **image)
@@ -134,7 +134,7 @@ def comfyui_double(net: Any, b: int) -> Iterator[Site]:
 
 
 def joined_projections(name: str, paths: tuple[str, ...], slices: tuple[Columns | None, ...], patch: int) -> Any:
-    """q, k and v of image tokens, then those of text tokens, from projections that serve both."""
+    """q, k and v of image tokens, then of text tokens, from projections shared by both."""
     for kind, prefix in (("tokens", ""), ("text", "ctx-")):
         where: dict[str, Any] = {"kind": kind, "joint": True, "patch": patch, "grid": "" if kind == "tokens" else None}
         for x, path, columns in zip(QKV, paths, slices, strict=True):
@@ -142,7 +142,7 @@ def joined_projections(name: str, paths: tuple[str, ...], slices: tuple[Columns 
 
 
 def diffusers_single(net: Any, j: int) -> Iterator[Site]:
-    """A block over the joined tokens, with projections of its own for q, k and v."""
+    """A block over the joint sequence, with separate projections for q, k and v."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": 2, "joint": True}
     name, path = f"vit-block{len(net.transformer_blocks) + j}", f"single_transformer_blocks.{j}"
     yield modulated_input(net, name, path, SINGLE, j, **image)
@@ -209,7 +209,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
-    """Through FluxPipeline's own ``encode_prompt``, with its usual guidance."""
+    """Through FluxPipeline's ``encode_prompt``, with its default guidance."""
     length = text_length(pipe.text_encoder_2, 512)
     text, pooled, _ = pipe.encode_prompt(prompts, None, max_sequence_length=length)
     guided = pipe.transformer.config.guidance_embeds
@@ -217,19 +217,19 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 
 def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
-    """FluxPosEmbed, and those of other families that take the same arguments."""
+    """FluxPosEmbed, and embeddings of other families with the same arguments."""
     return doubled(*turn(named["ids"], part.axes_dim, part.theta))
 
 
 def _reads_guidance(net: Any) -> str:
-    """Dev in either library, which schnell's students do not fit."""
+    """Flux.1 dev in either library, which schnell's students do not fit."""
     settings = (getattr(net, "config", None), getattr(net, "params", None))
     flags = (getattr(s, name, False) for s in settings for name in ("guidance_embeds", "guidance_embed"))
     return "Flux.1 dev, which reads a guidance" if any(map(bool, flags)) else ""
 
 
 def unsupported_reason(net: Any) -> tuple[str, str] | None:
-    """ComfyUI builds others from the class of Flux.1, with other wiring."""
+    """ComfyUI builds other models from Flux.1's class."""
     params = getattr(net, "params", None)
     if params is not None and (params.patch_size != 2 or params.yak_mlp):
         return "a model built from the class of Flux.1 with other patches or MLPs", "it has no layout here yet"

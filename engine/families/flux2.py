@@ -1,6 +1,6 @@
-"""Flux.2 and Klein: Flux.1's arrangement with one modulation for all blocks, gated MLPs and patches made by the VAE.
+"""Flux.2 and Klein: Flux.1's layout with one modulation for all blocks, gated MLPs, and patches made by the VAE.
 
-Addresses as in ``flux.py``.
+Site names as in ``flux.py``.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
@@ -9,9 +9,10 @@ Facts (diffusers 0.42, ComfyUI 0.33):
   token is a latent pixel.
 - Text: dev Mistral-3-24B, three layers, 15360 wide; Klein Qwen3-4B or 8B, 7680 or 12288 wide; 512 tokens. ComfyUI fills
   dev's prompts with zeros on the left, diffusers encodes padding.
-- Shift: ComfyUI s' with e^mu, mu = 2.02; Flux2Pipeline's mu is a line in steps and tokens.
+- Shift: ComfyUI s' with e^mu, mu = 2.02; Flux2Pipeline's mu is linear in steps and tokens.
 - Positions: theta 2000, four axes of 32: text (0, 0, 0, n), image (0, y, x, 0), references at 10, 20 ...
-- Numbers: qk-norm's epsilon is 1e-6 in diffusers and 1.2e-7 in ComfyUI: 6e-6 at attention's output for that alone.
+- Numbers: qk-norm's epsilon is 1e-6 in diffusers and 1.2e-7 in ComfyUI: attention outputs differ by 6e-6 for that
+alone.
 - LoRA: single blocks fuse q, k, v and the MLP in both; ComfyUI's own map of diffusers names lacks the modulations.
 """
 
@@ -92,24 +93,24 @@ def _unpacked(vae: Any, x: torch.Tensor) -> torch.Tensor:
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
     """Flux2Transformer2DModel."""
     text = text_of(cond)
-    places = torch.zeros(text.shape[1], 4, device=x.device)
-    places[:, 3] = torch.arange(text.shape[1], device=x.device)
+    text_ids = torch.zeros(text.shape[1], 4, device=x.device)
+    text_ids[:, 3] = torch.arange(text.shape[1], device=x.device)
     guidance = cond.extra.get("guidance")
     if guidance is not None and not net.config.guidance_embeds:
         raise refuse("guidance", "an input for a model without one (Klein)", "none", "leave it out of the condition")
-    tokens = net(pack(x, 1), text, flow_time(t), grid_ids(x, 1, 4), places, guidance).sample
+    tokens = net(pack(x, 1), text, flow_time(t), grid_ids(x, 1, 4), text_ids, guidance).sample
     return unpack(tokens, x, 1)
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
-    """Through the pipeline's own ``encode_prompt``, with dev's usual guidance."""
+    """Through the pipeline's ``encode_prompt``, with dev's default guidance."""
     text = pipe.encode_prompt(prompts)[0]
     guided = pipe.transformer.config.guidance_embeds
     return Condition(text, None, {"guidance": torch.full((len(text),), 4.0)} if guided else {})
 
 
 def unsupported_reason(net: Any) -> tuple[str, str] | None:
-    """ComfyUI builds others from the class of Flux.2."""
+    """ComfyUI builds other models from Flux.2's class."""
     params = getattr(net, "params", None)
     if params is not None and (params.patch_size != 1 or not params.mlp_silu_act):
         return "a model built from the class of Flux.2 with other patches or MLPs", "it has no layout here yet"

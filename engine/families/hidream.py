@@ -1,8 +1,8 @@
-"""HiDream-I1: double blocks, then single ones, with image tokens first and a Llama layer of its own for each block.
+"""HiDream-I1: double blocks, then single ones, with image tokens first and a different Llama layer for each block.
 
-Addresses as in ``flux.py``; modules have one name in both libraries. The text tokens of a block are those of T5, of
-Llama's last layer, and of the layer that belongs to the block. The experts inside an MLP see what their gate gives
-them, so only its output has an address.
+Site names as in ``flux.py``; modules have one name in both libraries. The text tokens of a block are those of T5, of
+Llama's last layer, and of the block's own layer. The experts inside an MLP see only the tokens that their gate selects,
+so only the MLP's output is a site.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
@@ -11,8 +11,8 @@ Facts (diffusers 0.42, ComfyUI 0.33):
   states as (L, B, N, C), ComfyUI as (B, L, N, C).
 - Shift: ComfyUI none (1.0); HiDreamImagePipeline's mu is linear in image tokens.
 - Positions: theta 10000, axes 64, 32, 32; text (0, 0, 0), image (0, y, x); qk-norm over all heads together.
-- Sizes: diffusers fills a picture that is not square to its largest size, with tokens that attention sees; ComfyUI does
-  not. Such pictures are refused in diffusers.
+- Sizes: diffusers pads an image that is not square to its largest size, with unmasked tokens; ComfyUI does
+  not. Such images are refused in diffusers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .packing import text_of
 
 _NAMES = ("double_stream_blocks", "single_stream_blocks", "ff_i", "ff_t", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
 WEIGHTS = {name: name for name in (*_NAMES, "shared_experts", "adaLN_modulation")}
-"""Modules have one name in both libraries; these hold underscores, which kohya's names blur."""
+"""Modules have one name in both libraries; these contain underscores, which are ambiguous in kohya names."""
 
 LLAMA = "encoder_hidden_states_llama3"
 """The part of a Condition with Llama's states, (B, L, N, C)."""
@@ -89,9 +89,7 @@ def diffusers_tokens(inputs: Inputs) -> Tokens:
     x = inputs(0, "hidden_states")
     if x.ndim != 4 or x.shape[-1] != x.shape[-2]:
         shown = f"latents {tuple(x.shape)}"
-        raise refuse(
-            "latents", shown, "square pictures", "diffusers fills other shapes with tokens that attention sees"
-        )
+        raise refuse("latents", shown, "square pictures", "diffusers pads other shapes with unmasked tokens")
     return _tokens(x, inputs(2, "encoder_hidden_states_t5"), inputs(3, LLAMA).shape[2])
 
 
@@ -101,7 +99,7 @@ def comfyui_tokens(inputs: Inputs) -> Tokens:
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """diffusers' HiDreamImageTransformer2DModel; its sign is the other way."""
+    """diffusers' HiDreamImageTransformer2DModel; its sign is reversed."""
     if LLAMA not in cond.extra:
         raise refuse("condition", sorted(cond.extra), f"Llama's states as {LLAMA!r}", "encode with HiDream's pipeline")
     llama = cond.extra[LLAMA].transpose(0, 1).to(x.dtype)
@@ -121,7 +119,7 @@ def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
 
 
 _ONE_AREA = Refusal(
-    "whose pipeline draws at one area whatever it is asked for", "one that draws the size it is asked for",
+    "whose pipeline generates at one area", "a pipeline that generates the requested size",
     "use ComfyUI's Resolution Transfer Loader, or another model",
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Hunyuan-DiT: told sizes beside pooled text, in the order original, wanted, crop."""
+"""Hunyuan-DiT: size conditioning after the pooled text, in the order original, target, crop."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .family import Family, Side
 
 
 def sizes(net: Any) -> SizeInput:
-    """Sinusoids of 256 channels behind the pooled text.
+    """Sinusoids of 256 channels after the pooled text.
 
     Raises:
-        VitrineError: The model was trained without them (version 1.2).
+        VitrineError: If the model was trained without them (version 1.2).
     """
     emb, first = net.time_extra_emb, net.config.pooled_projection_dim
     if not emb.use_style_cond_and_image_meta_size:

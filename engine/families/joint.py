@@ -1,4 +1,4 @@
-"""What transformers with joint attention share: one map a block, over text and image tokens."""
+"""The sites of transformers with joint attention: one map per block, over text and image tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ QKV = ("q", "k", "v")
 
 
 def part(net: Any, path: str, i: int, n: int) -> Columns:
-    """(start, length) of the i-th of n equal parts of what a linear layer gives."""
+    """(start, length) of the i-th of n equal parts of a linear layer's outputs."""
     layer = net.get_submodule(path)
     width = int(layer.out_features if hasattr(layer, "out_features") else layer.weight.shape[0]) // n
     return i * width, width
 
 
 def joint_map(address: str, path: str, streams: tuple[Stream, ...], last: str, heads: int, **more: Any) -> MapSite:
-    """A map over both streams; only image tokens are kept as queries, and keys are text, then image.
+    """A map over both streams; queries are image tokens, keys are text, then image.
 
     Args:
-        last: the projection that runs last in a forward; the map is complete then.
+        last: the projection that runs last in a forward; it completes the map.
     """
     return MapSite(address, path, key=last, heads=heads, streams=streams, joint=True, **{"rotary": rope_of} | more)
 
@@ -37,7 +37,7 @@ def split_stream(net: Any, path: str, text: bool) -> Stream:
 
 
 def fused_stream(net: Any, path: str, norms: tuple[str, str], projection: str = "qkv", width: int = 0) -> Stream:
-    """ComfyUI's fused projections of one stream; ``width`` where q, k and v are not all of it."""
+    """ComfyUI's fused projections of one stream; ``width`` if q, k and v are only a part of it."""
     whole = f"{path}.{projection}"
     query, key = ((i * width, width) if width else part(net, whole, i, 3) for i in (0, 1))
     norm_query, norm_key = (norm_at(net, f"{path}.{n}") for n in norms)
@@ -45,11 +45,11 @@ def fused_stream(net: Any, path: str, norms: tuple[str, str], projection: str = 
 
 
 def split_attention(net: Any, name: str, path: str, image: Mapping[str, Any], **turned: Any) -> Iterator[Site]:
-    """diffusers' joint attention at ``path``, where each of q, k and v is a layer: ``-q`` .. ``-map``, ``-attn-out``.
+    """diffusers' joint attention at ``path``, where q, k and v are separate layers: ``-q`` .. ``-map``, ``-attn-out``.
 
     Args:
-        image: what sites of image tokens have.
-        turned: what the map must know of positions.
+        image: fields of the sites of image tokens.
+        turned: rotary fields of the map.
     """
     for x in QKV:
         yield ModuleSite(f"{name}-{x}", f"{path}.to_{x}", **image)
@@ -70,8 +70,8 @@ def fused_attention(
     Args:
         attentions: of image and of text, each with ``qkv`` and ``proj``.
         norms: of queries and keys, inside each.
-        image: what sites of image tokens have.
-        joint: the layer that runs last, the heads, and what the map must know of positions.
+        image: fields of the sites of image tokens.
+        joint: the layer that runs last, the heads, and rotary fields of the map.
     """
     kinds: tuple[tuple[str, Mapping[str, Any]], ...] = (("", image), ("ctx-", {"kind": "text"}))
     for attention, (prefix, kind) in zip(attentions, kinds, strict=True):
@@ -84,12 +84,12 @@ def fused_attention(
 
 
 def block_input(name: str, norm: str, adaln: AdaLN, **more: Any) -> ModuleSite:
-    """What a block takes in, ``-in``: the input of its first norm."""
+    """A block's input, ``-in``: the input of its first norm."""
     return ModuleSite(f"{name}-in", norm, before=True, adaln=adaln, **more)
 
 
 def scale_alone(norm: str, modulation: str) -> Callable[[str], AdaLN]:
-    """Path of a block -> its AdaLN, where that is an RMS norm scaled by the first of four parts, without a shift."""
+    """Path of a block -> its AdaLN: an RMS norm scaled by the first of four parts, without a shift."""
 
     def adaln(path: str) -> AdaLN:
         weight = f"{path}.{norm}.weight"
@@ -99,7 +99,7 @@ def scale_alone(norm: str, modulation: str) -> Callable[[str], AdaLN]:
 
 
 def norm_at(net: Any, path: str) -> str:
-    """The path of a norm the model really has, else ""."""
+    """The path of a norm if the model has it, else ""."""
     parent, _, name = path.rpartition(".")
     return path if getattr(net.get_submodule(parent), name, None) is not None else ""
 
@@ -107,14 +107,15 @@ def norm_at(net: Any, path: str) -> str:
 # --- blocks over one sequence of image and text tokens --------------------------------------------------------------
 @dataclass(frozen=True)
 class JointBlock:
-    """The modules of a block whose projections serve image and text tokens alike; paths from the block.
+    """The modules of a block whose projections are shared by image and text tokens; paths are relative to it.
 
     Attributes:
-        projections: of queries, keys and values, with the slice that is meant where they are fused.
+        projections: of queries, keys and values, with their slices if they are fused.
         norms: of queries and keys, or "".
-        attn_out, mlp_in, mlp: attention's output projection, the module whose input is the MLP's inner, the MLP.
+        attn_out, mlp_in, mlp: attention's output projection, the module whose input is the MLP's inner activation, the
+            MLP.
         heads: of the queries.
-        rope: module among whose arguments the rotary embedding is; ``rotary`` finds it there.
+        rope: module that receives the rotary embedding; ``rotary`` finds it in its arguments.
         whole_norm: the norms act on all heads together.
         norm: the norm before attention, whose input is the block's.
         adaln: path -> how the block at it modulates that norm.
@@ -134,7 +135,7 @@ class JointBlock:
 
 
 def joint_block(name: str, path: str, block: JointBlock, patch: int = 2) -> Iterator[Site]:
-    """The sites of such a block: image rows as ``-in`` .. ``-out``, text rows of q, k and v as ``-ctx-``."""
+    """The sites of such a block: image tokens as ``-in`` .. ``-out``, text tokens of q, k and v as ``-ctx-``."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": patch, "joint": True}
     text: dict[str, Any] = {"kind": "text", "patch": patch, "joint": True}
     if block.norm:

@@ -1,17 +1,17 @@
-"""Krea 2: one sequence, text first, through blocks with a gate on attention's output and shared key heads.
+"""Krea 2: one sequence, text first; blocks gate the attention output and share key heads (GQA).
 
-Addresses as in ``z_image.py``. The text fusion before the blocks has no addresses.
+Site names as in ``z_image.py``. The text fusion before the blocks has no sites.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
 - Time: s in both; both return eps - x0.
-- Latents: those of Qwen-Image's VAE (16 channels, factor 8), packed (c, ph, pw) for diffusers; ComfyUI's samplers hand
+- Latents: those of Qwen-Image's VAE (16 channels, factor 8), packed (c, ph, pw) for diffusers; ComfyUI's samplers pass
   (B, 16, 1, h, w), the network takes 4 axes too.
 - Text: Qwen3-VL-4B, 12 hidden states of 2560: (B, N, 12, 2560) in diffusers, (B, N, 30720) in ComfyUI.
 - Shift: ComfyUI s' with e^mu, mu = 1.15; Krea2Pipeline's mu is linear in image tokens, 256 .. 6400 -> 0.5 .. 1.15,
   and 1.15 for distilled models.
 - Positions: theta 1000, axes 32, 48, 48; text (0, 0, 0), image (0, y, x).
-- Maps: a key head serves heads / key heads queries; the sigmoid gate comes after the map.
+- Maps: a key head is shared by heads / key heads query heads; the sigmoid gate comes after the map.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _rope(args: tuple, kwargs: dict[str, Any]) -> Rope:
 
 
 def _adaln(path: str, table: str, weight: str) -> Callable[[str], AdaLN]:
-    """One modulation for all blocks, to which each adds a table; scale comes before shift."""
+    """One modulation for all blocks, to which each adds its table; scale comes before shift."""
 
     def of(block: str) -> AdaLN:
         added, norm = f"{block}.{table}", f"{block}.{weight}"

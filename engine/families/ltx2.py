@@ -1,4 +1,4 @@
-"""LTX-2, which has no addresses: it denoises sound as well, and the two libraries mix it in in another order."""
+"""LTX-2, without sites: it also denoises sound, which the two libraries mix in in different orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ FAMILY = Family(
     Side("LTX2VideoTransformer3DModel"),
     Side("LTXAVModel"),
     unaddressed=(
-        "LTX-2 denoises a video and its sound in one pass, and diffusers and ComfyUI mix the two in another order: an "
-        "address would not be one tensor"
+        "LTX-2 denoises a video and its sound in one pass, which diffusers and ComfyUI mix in different orders: a site "
+        "would not be one tensor"
     ),
 )

@@ -1,14 +1,14 @@
-"""Lumina 2: Z-Image's arrangement with fewer key heads than query heads, no padding tokens, and text first.
+"""Lumina 2: Z-Image's layout with fewer key heads than query heads, no padding tokens, and text first.
 
-Addresses as in ``z_image.py``.
+Site names as in ``z_image.py``.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
-- Order: text, then image, in both. diffusers cuts padding away, so rows of a batch must have prompts of one length.
+- Order: text, then image, in both. diffusers removes padding, so the prompts of a batch must have one length.
 - Time and sign: as Z-Image's.
-- Text: Gemma-2-2B, the last state but one, 2304 wide.
+- Text: Gemma-2-2B, the second-to-last state, 2304 wide.
 - Shift: ComfyUI s' = 6 s / (1 + 5 s); Lumina2Pipeline's mu is linear in image tokens.
-- Positions: theta 10000, axes 32, 32, 32; text (n, 0, 0), image (N, y, x); ComfyUI counts both from one further.
+- Positions: theta 10000, axes 32, 32, 32; text (n, 0, 0), image (N, y, x); ComfyUI counts both from one more.
 - Numbers: qk-norm's epsilon as in Z-Image; outputs differ by 9e-6 for that alone.
 - LoRA: ComfyUI fuses q, k, v to one weight of 2304 + 768 + 768 rows; its own map of diffusers names cuts it in thirds.
 """
@@ -77,17 +77,17 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
 
 
 def diffusers_tokens(inputs: Inputs) -> Tokens:
-    """Latents (B, C, h, w) and a mask of the text; padding is cut away inside."""
+    """Latents (B, C, h, w) and a mask of the text; padding is removed inside."""
     x, mask = inputs(0, "hidden_states"), inputs(3, "encoder_attention_mask")
     lengths = set(mask.sum(1).tolist())
     if len(lengths) > 1:
         shown = f"prompts of {sorted(lengths)} tokens in one batch"
-        raise refuse("condition", shown, "one length", "tap pictures with unequal prompts one by one")
+        raise refuse("condition", shown, "one length", "tap images with prompts of unequal length one by one")
     return Tokens(x.shape[0], (x.shape[-2], x.shape[-1]), 1, int(lengths.pop()))
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """Lumina2Transformer2DModel; its sign and its time run the other way."""
+    """Lumina2Transformer2DModel; its sign and its time are reversed."""
     text = text_of(cond)
     mask = cond.extra.get(MASK)
     mask = torch.ones(text.shape[:2], device=x.device, dtype=torch.long) if mask is None else mask

@@ -1,4 +1,4 @@
-"""Latents as the tokens that some networks take, and what their pipelines' prompts become."""
+"""Packing of latents into tokens, and of encoded prompts into conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..network.condition import MASK, Condition
 
 
 def pack(x: torch.Tensor, patch: int = 2) -> torch.Tensor:
-    """(B, C, [1,] H, W) -> (B, tokens, C patch^2), row by row, channels before the pixels of a patch."""
+    """(B, C, [1,] H, W) -> (B, tokens, C patch^2), in row-major order, channels before the pixels of a patch."""
     b, c, h, w = x.reshape(x.shape[0], x.shape[1], *x.shape[-2:]).shape
     tiles = x.reshape(b, c, h // patch, patch, w // patch, patch)
     return tiles.permute(0, 2, 4, 1, 3, 5).reshape(b, -1, c * patch * patch)
@@ -27,7 +27,7 @@ def unpack(tokens: torch.Tensor, like: torch.Tensor, patch: int = 2) -> torch.Te
 
 
 GRIDS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-"""Positions made here -> (rows, columns): whoever asks for the grid need not wait for the device to read them."""
+"""Positions made here -> (height, width), so that the grid is known without synchronising with the device."""
 
 
 def grid_ids(like: torch.Tensor, patch: int = 2, axes: int = 3) -> torch.Tensor:
@@ -67,15 +67,15 @@ def text_of(cond: Condition) -> torch.Tensor:
 
 
 def text_length(encoder: Any, usual: int) -> int:
-    """The tokens that an encoder is to read: ``usual``, or fewer where it has positions for no more.
+    """The prompt length for an encoder: ``usual``, or its number of positions if that is smaller.
 
-    T5 has none of its own; a text encoder of CLIP's kind in its place (the flow portraits) stops at its last one.
+    T5 has no limit; a CLIP text encoder in its place (the flow portraits) has one.
     """
     return min(usual, getattr(getattr(encoder, "config", None), "max_position_embeddings", None) or usual)
 
 
 def whole(text: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
-    """(B, T, C) and its mask -> each row's own tokens (N, C)."""
+    """(B, T, C) and its mask -> the unmasked tokens (N, C) of each batch row."""
     return list(text) if mask is None else [row[keep.bool()] for row, keep in zip(text, mask, strict=True)]
 
 
@@ -87,6 +87,6 @@ def ragged(rows: Sequence[torch.Tensor]) -> Condition:
 
 
 def masked(text: torch.Tensor, mask: torch.Tensor | None, pooled: torch.Tensor | None = None) -> Condition:
-    """A Condition of text states and their mask, which is left out where it hides nothing."""
+    """A Condition of text states and their mask, which is left out if it masks nothing."""
     hides = mask is not None and not bool(mask.all())
     return Condition(text, pooled, {MASK: mask.long()} if mask is not None and hides else {})

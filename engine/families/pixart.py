@@ -1,6 +1,6 @@
 """PixArt: self- and cross-attention over patches, the timestep through adaLN-single.
 
-Addresses are ``vit-block{b}-...``; q, k, v are taken before any norm. Slices are on the last axis.
+Site names are ``vit-block{b}-...``; q, k, v are read before any norm. Slices are on the last axis.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """PixArtTransformer2DModel; its learned variance is cut off."""
+    """PixArtTransformer2DModel; its learned variance is dropped."""
     size = {k: cond.extra[k] for k in ("resolution", "aspect_ratio") if k in cond.extra}
     added: dict[str, Any] = {"resolution": None, "aspect_ratio": None} | size
     mask = cond.extra.get("encoder_attention_mask")
@@ -83,7 +83,7 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 
 
 def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Condition:
-    """Through PixArt's own ``encode_prompt``; models that are told sizes are told this one."""
+    """Through PixArt's own ``encode_prompt``; models with size conditioning get this size."""
     length = text_length(pipe.text_encoder, 120)
     text, mask, *_ = pipe.encode_prompt(prompts, do_classifier_free_guidance=False, max_sequence_length=length)
     extra = {"encoder_attention_mask": mask}
@@ -94,10 +94,10 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 
 def sizes(net: Any) -> SizeInput:
-    """Height and width are rows of one embedder's input.
+    """One embedder takes height and width as batch rows.
 
     Raises:
-        VitrineError: The model was trained without them.
+        VitrineError: If the model was trained without them.
     """
     emb = net.adaln_single.emb
     if not emb.use_additional_conditions:
@@ -106,13 +106,13 @@ def sizes(net: Any) -> SizeInput:
 
 
 def comfyui_sizes(model: Any) -> SizeInput | None:
-    """The embedder of height and width, whose module makes the sinusoids too."""
+    """The embedder of height and width, whose module also computes the sinusoids."""
     net = model.diffusion_model
     return SizeInput("csize_embedder", net.csize_embedder) if net.micro_conditioning else None
 
 
 def grid_scale(net: Any, latents: int) -> float:
-    """What its config says, else it is derived from the size that the network is built for."""
+    """The value of its config, else derived from the network's sample size."""
     scale = net.config.get("interpolation_scale")
     return float(scale) if scale is not None else float(max(latents // 64, 1))
 

@@ -1,12 +1,12 @@
 """Qwen-Image: double blocks with joint attention; modules have one name in both libraries.
 
-Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding.
+Site names are ``vit-block{b}-...``; q, k, v are read before qk-norm and rotary embedding.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
 - Time: s in both; both return eps - x0.
 - Latents: 16 channels, factor 8, packed (c, ph, pw) for diffusers; ComfyUI takes (B, 16, 1, h, w) only.
-- Text: Qwen2.5-VL-7B, the last state, 3584 wide, with a mask; a masked token acts as one that was cut away.
+- Text: Qwen2.5-VL-7B, the last state, 3584 wide, with a mask; a masked token has the effect of a removed one.
 - Shift: ComfyUI s' with e^mu, mu = 1.15; QwenImagePipeline's mu is linear in image tokens, by its scheduler's config.
 - Positions: theta 10000, axes 16, 56, 56; image (0, y, x) centred, text on the diagonal from max(h, w) // 2 on. On an
   odd number of rows or columns the libraries centre differently, and outputs differ by 9e-4.
@@ -53,7 +53,7 @@ def sites(net: Any) -> Iterator[Site]:
 
 
 def diffusers_tokens(inputs: Inputs) -> Tokens:
-    """Packed latents; the grids of tokens are told as numbers, the picture's first."""
+    """Packed latents; token grids are passed as numbers, the image's first."""
     x, text = inputs(0, "hidden_states"), inputs(1, "encoder_hidden_states")
     mask = inputs(2, "encoder_hidden_states_mask")
     shapes = inputs(4, "img_shapes")[0]
@@ -62,7 +62,7 @@ def diffusers_tokens(inputs: Inputs) -> Tokens:
 
 
 def comfyui_tokens(inputs: Inputs) -> Tokens:
-    """As a plain network, with a mask that is added to scores where it is no integer."""
+    """As a plain network, with a mask that is added to the scores unless it is an integer."""
     plain, mask = plain_tokens(inputs), inputs(3, "attention_mask")
     if mask is None:
         return plain
@@ -87,7 +87,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 
 def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
-    """Rows and columns are counted from the picture's middle; text goes on beyond its corner, on all axes."""
+    """Rows and columns are counted from the image centre; text continues beyond its corner, on all axes."""
     shapes = named["video_fhw"]
     shapes = shapes[0] if isinstance(shapes, list) else shapes
     shapes, device = shapes if isinstance(shapes, list) else [shapes], named.get("device")

@@ -1,6 +1,6 @@
 """SD3 and SD3.5 (MMDiT): joint attention over text and image tokens in every block.
 
-Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm. Joint attention has one map a block,
+Site names are ``vit-block{b}-...``; q, k, v are read before qk-norm. Joint attention has one map per block,
 ``vit-block{b}-map``: image tokens as queries, text and then image tokens as keys.
 """
 
@@ -56,7 +56,7 @@ WEIGHTS = {
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
-    """SD3Transformer2DModel, with the second self-attention of SD3.5-medium where a block has it."""
+    """SD3Transformer2DModel, with SD3.5-medium's second self-attention in blocks that have it."""
     image: dict[str, Any] = {"kind": "tokens", "grid": "", "patch": net.config.patch_size}
     for b, block in enumerate(net.transformer_blocks):
         name, path = f"vit-block{b}", f"transformer_blocks.{b}"
@@ -104,7 +104,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """SD3Transformer2DModel: timesteps in [0, 1000], pooled text beside the states."""
+    """SD3Transformer2DModel: timesteps in [0, 1000], pooled text in addition to the states."""
     return net(hidden_states=x, timestep=t, encoder_hidden_states=cond.text, pooled_projections=cond.pooled).sample
 
 

@@ -1,4 +1,4 @@
-"""UNets of SD1.x, SD2.x, SDXL and their kin: any number of levels, resnets and transformer blocks."""
+"""UNets of SD1.x, SD2.x, SDXL and their variants: any number of levels, resnets and transformer blocks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _diffusers_middle(block: Any) -> Iterator[Site]:
 
 
 def comfyui_sites(net: Any) -> Iterator[Site]:
-    """UNetModel: input_blocks, middle_block, output_blocks are lists of children that are never called themselves."""
+    """UNetModel: input_blocks, middle_block, output_blocks are lists that are never called themselves."""
     yield ModuleSite("unet-in", "input_blocks.0.0", before=True)
     yield ModuleSite("unet-after-conv-in", "input_blocks.0.0")
     yield from _comfyui_stage("down", net.input_blocks, "input_blocks", first=1)
@@ -97,7 +97,7 @@ def _resnet(prefix: str, path: str, last_conv: str) -> Iterator[Site]:
 def _transformer(prefix: str, path: str, module: Any) -> Iterator[Site]:
     for b, block in enumerate(module.transformer_blocks):
         yield from _basic_block(f"{prefix}-vit-block{b}", f"{path}.transformer_blocks.{b}", block, grid=path)
-    # The tuple or output class that diffusers returns is read by ``element`` 0; a plain tensor is taken as it is.
+    # The tuple or output class that diffusers returns is read by ``element`` 0; a plain tensor is used directly.
     yield ModuleSite(f"{prefix}-vit-out", path, element=0)
 
 
@@ -123,18 +123,18 @@ def _attention(prefix: str, path: str, attention: Any, grid: str, source: str) -
 
 
 LCM_GUIDANCE = 8.5
-"""What LatentConsistencyModelPipeline tells a network that reads its guidance, unless told otherwise."""
+"""LatentConsistencyModelPipeline's default for networks with a guidance embedding."""
 
 
 def guidance_embedding(scale: torch.Tensor, width: int) -> torch.Tensor:
-    """(B, width) of (B,) guidance scales, as consistency models read them (Luo et al. 2023): sines of 1000 (w - 1)."""
+    """(B, width) of (B,) guidance scales, the guidance embedding of consistency models (Luo et al. 2023)."""
     rates = torch.exp(-math.log(10_000) * torch.arange(width // 2, device=scale.device) / (width // 2 - 1))
     angles = 1000 * (scale.float() - 1)[:, None] * rates
     return torch.nn.functional.pad(torch.cat([angles.sin(), angles.cos()], 1), (0, width % 2))
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """UNet2DConditionModel; SDXL takes picture sizes as ``time_ids``, a consistency model its ``guidance`` (B,).
+    """UNet2DConditionModel; SDXL takes image sizes as ``time_ids``, a consistency model its ``guidance`` (B,).
 
     Raises:
         VitrineError: If the UNet takes more than a latent: an inpainting model, or one with an IP-Adapter loaded.
@@ -178,7 +178,7 @@ _EDGES = {
 
 
 def renamed(path: str, layers: int) -> str:
-    """ldm module names in diffusers' words. A level has ``layers`` repeats on the way down, one more on the way up."""
+    """ldm module path -> diffusers' path. A level has ``layers`` resnets in the encoder and one more in the decoder."""
     if path in _EDGES:
         return _EDGES[path]
     match = re.match(r"(input_blocks|output_blocks|middle_block)\.(\d+)(?:\.(\d+))?\.?(.*)$", path)
@@ -221,7 +221,7 @@ def sizes(net: Any) -> SizeInput:
     """SDXL's ``add_embedding``.
 
     Raises:
-        VitrineError: The UNet is of Stable Diffusion 1.x or 2.x.
+        VitrineError: If the UNet is of Stable Diffusion 1.x or 2.x.
     """
     kind = net.config.addition_embed_type
     if kind != "text_time":
@@ -235,7 +235,7 @@ def comfyui_sizes(model: Any) -> SizeInput | None:
 
 
 def comfyui_variant(model: Any) -> str:
-    """By the class of ComfyUI's model; what derives from the plain one is neither (unCLIP, upscalers)."""
+    """By the class of ComfyUI's model; subclasses of the plain class are neither (unCLIP, upscalers)."""
     kinds = [kind.__name__ for kind in type(model).__mro__]
     known = {"SDXL": "SDXL", "SDXLRefiner": "SDXL refiner"}
     return "SD" if kinds[0] == "BaseModel" else next((known[kind] for kind in kinds if kind in known), "")

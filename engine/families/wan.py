@@ -1,6 +1,6 @@
-"""Wan 2.1 and 2.2: video by self-attention over all frames, and cross-attention to the text.
+"""Wan 2.1 and 2.2: video, with self-attention over all frames and cross-attention to the text.
 
-Addresses are ``vit-block{b}-...``; q, k, v are taken before qk-norm and rotary embedding. Image places are
+Site names are ``vit-block{b}-...``; q, k, v are read before qk-norm and rotary embedding. Image sites are
 (B, C, h, w) for one frame and (B, C, T, h, w) for T.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
@@ -10,9 +10,9 @@ Facts (diffusers 0.42, ComfyUI 0.33):
 - Text: UMT5-XXL, 4096 wide, 512 tokens filled with zeros and not masked.
 - Shift: ComfyUI s' = 8 s / (1 + 7 s); WanPipeline's scheduler has its own (3 for 480p, 5 for 720p).
 - Positions: theta 10000, axes (t, h, w) = 44, 42, 42 of 128, self-attention only; qk-norm over all heads together.
-- Numbers: the sinusoids of the time round differently: 4e-6 at t = 300, 5e-7 at 20.
+- Numbers: the timestep's sinusoids are rounded differently: 4e-6 at t = 300, 5e-7 at 20.
 - LoRA: ComfyUI reads its own names only. norm2 and norm3 exchange names between the libraries.
-- Pictures as a condition (i2v) have keys and values of their own, which have no addresses.
+- Image conditioning (i2v) has separate keys and values, which are not sites.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 
 def unsupported_reason(net: Any) -> tuple[str, str] | None:
-    """ComfyUI's variants of Wan have further streams; its own Wan and what people derive from it have not."""
+    """ComfyUI's variants of Wan have further streams; its Wan class and subclasses elsewhere do not."""
     kind = type(net)
     if kind.__module__.startswith("comfy.") and kind.__name__ != "WanModel":
         return f"{kind.__name__}, a variant of Wan", "it has no layout here yet; use Wan itself"
@@ -107,12 +107,12 @@ def unsupported_reason(net: Any) -> tuple[str, str] | None:
 
 
 def trained(net: Any) -> tuple[int, int]:
-    """480p, which every size of Wan 2.1 and 2.2 draws; Wan 2.2 5B, whose latents have 48 channels, is made for 704p."""
+    """480p, which every size of Wan 2.1 and 2.2 supports; 704p for Wan 2.2 5B, whose latents have 48 channels."""
     return (1280, 704) if net.patch_embedding.in_channels == 48 else (832, 480)
 
 
 def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
-    """WanRotaryPosEmbed, which does not say its base."""
+    """WanRotaryPosEmbed, which does not store its base."""
     ids, dims = video_ids(part, named["hidden_states"]), [part.t_dim, part.h_dim, part.w_dim]
     cosines, sines = doubled(*turn(ids, dims, 10000.0))
     return cosines[None, :, None], sines[None, :, None]

@@ -1,4 +1,4 @@
-"""Names of one weight in both libraries, from a family's table of fragments."""
+"""The name of a weight in both libraries, from a family's table of fragments."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
-    """Where a diffusers module or parameter is in ComfyUI.
+class ComfyUIName(NamedTuple):
+    """The name of a diffusers module or parameter in ComfyUI.
 
     Attributes:
-        name: its dotted name there.
-        part: n: it is the n-th block of rows of a fused one, negative ones count from its end; None for a whole one.
-        swap: ``"swap"``: its two halves of rows are exchanged there; ``"swap pair"``: where its rows are a scale and a
-            shift alone, twice as many as its inputs.
+        name: its dotted name.
+        part: index of its block of rows in a fused weight, negative from the end; None if it is not fused.
+        swap: ``"swap"``: its two halves of rows are exchanged; ``"swap pair"``: only if its rows are a scale and a
+            shift, twice as many as its inputs.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Place(NamedTuple):
         return (self.part * own if self.part >= 0 else total + self.part * own), own
 
 
-def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
-    """ComfyUI's name of a diffusers module or parameter; what no fragment covers has one name in both.
+def comfyui_name(weights: Mapping[str, str], name: str) -> ComfyUIName:
+    """ComfyUI's name of a diffusers module or parameter; names without a fragment are equal in both.
 
     Args:
         weights: a family's table, :attr:`~vitrine.engine.families.Family.weights`.
@@ -52,22 +52,22 @@ def comfyui_place(weights: Mapping[str, str], name: str) -> Place:
         return fragment
 
     renamed = _pattern(tuple(weights)).sub(other, name) if weights else name
-    return Place(renamed, part, swap)
+    return ComfyUIName(renamed, part, swap)
 
 
-def diffusers_names(weights: Mapping[str, str], name: str) -> Iterator[tuple[str, Place]]:
-    """Every diffusers name of a ComfyUI module, with its place there: several where the module is fused."""
+def diffusers_names(weights: Mapping[str, str], name: str) -> Iterator[tuple[str, ComfyUIName]]:
+    """Every diffusers name of a ComfyUI module, with its ComfyUI name: several if the module is fused."""
     back: dict[str, list[str]] = {}
     for ours, theirs in weights.items():
         back.setdefault(theirs.partition("|")[0], []).append(ours)
     for names in _all(back, name):
-        place = comfyui_place(weights, names)
-        if place.name == name:
-            yield names, place
+        other = comfyui_name(weights, names)
+        if other.name == name:
+            yield names, other
 
 
 def _all(back: Mapping[str, list[str]], name: str) -> Iterator[str]:
-    """``name`` with every choice for every fragment in it."""
+    """``name`` with every alternative for each of its fragments."""
     match = _pattern(tuple(back)).search(name) if back else None
     if match is None:
         yield name
@@ -90,28 +90,28 @@ def _pattern(fragments: tuple[str, ...]) -> re.Pattern:
 # --- LoRA files -----------------------------------------------------------------------------------------------------
 PREFIXES = ("", "transformer.", "diffusion_model.", "base_model.model.", "base_model.model.transformer.")
 UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
-"""What trainers put before a module's name, with dots and without."""
+"""Prefixes that trainers put before a module's name, with and without dots."""
 
 
 def words(weights: Mapping[str, str]) -> set[str]:
-    """The module names of a table that have an underscore of their own; others separate modules in kohya's names."""
+    """The module names of a table that contain an underscore; other underscores separate modules in kohya names."""
     parts = (part for fragment in weights for part in fragment.split("."))
     return {part for part in parts if "_" in part}
 
 
 def spellings(weights: Mapping[str, str], name: str, shape: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
-    """Every name under which LoRA files know a ComfyUI linear -> (start, length) of the rows meant, None for all.
+    """Every name of a ComfyUI linear layer in LoRA files -> (start, length) of its rows, None for all.
 
     Args:
         shape: (out, in) of its weight.
     """
-    places: dict[str, tuple[int, int] | None] = {name: None}
-    candidates = {ours: place for ours, place in diffusers_names(weights, name) if not place.swapped(shape)}
-    parts = {place.part for place in candidates.values() if place.part is not None}
+    rows_of: dict[str, tuple[int, int] | None] = {name: None}
+    candidates = {ours: theirs for ours, theirs in diffusers_names(weights, name) if not theirs.swapped(shape)}
+    parts = {theirs.part for theirs in candidates.values() if theirs.part is not None}
     ahead = sum(part >= 0 for part in parts) * shape[1]  # counted from the start: blocks as wide as the layer's input
     behind = (shape[0] - ahead) // max(1, sum(part < 0 for part in parts))
-    for ours, place in candidates.items():
-        own = shape[0] if place.part is None else shape[1] if place.part >= 0 else behind
-        places[ours] = None if place.part is None else place.rows(shape[0], own)
-    dotted = {prefix + n: rows for n, rows in places.items() for prefix in PREFIXES}
-    return dotted | {prefix + n.replace(".", "_"): rows for n, rows in places.items() for prefix in UNDERSCORED}
+    for ours, theirs in candidates.items():
+        own = shape[0] if theirs.part is None else shape[1] if theirs.part >= 0 else behind
+        rows_of[ours] = None if theirs.part is None else theirs.rows(shape[0], own)
+    dotted = {prefix + n: rows for n, rows in rows_of.items() for prefix in PREFIXES}
+    return dotted | {prefix + n.replace(".", "_"): rows for n, rows in rows_of.items() for prefix in UNDERSCORED}

@@ -1,14 +1,14 @@
-"""Z-Image: one sequence of image and text tokens through blocks whose projections serve both.
+"""Z-Image: one sequence of image and text tokens, with projections shared by both.
 
-Addresses are ``vit-block{b}-...``; ``-q`` .. ``-out`` are image tokens, ``-ctx-q``, ``-ctx-k``, ``-ctx-v`` the text
-tokens of the same projections. The refiners before the joint blocks have no addresses.
+Site names are ``vit-block{b}-...``; ``-q`` .. ``-out`` are image tokens, ``-ctx-q``, ``-ctx-k``, ``-ctx-v`` the text
+tokens of the same projections. The refiners before the joint blocks have no sites.
 
 Facts (diffusers 0.42, ComfyUI 0.33):
 
 - Order: diffusers puts image tokens first, ComfyUI text. Both streams are padded to multiples of 32 with learned
-  tokens that attention sees; text places keep text padding, image places lose image padding.
+  unmasked tokens; text sites keep text padding, image sites drop image padding.
 - Time: diffusers takes 1 - s (1 is clean) and returns x0 - eps; ComfyUI takes s and returns eps - x0.
-- Text: Qwen3-4B, the last state but one, 2560 wide. Prompts of unequal length are a ragged list in diffusers.
+- Text: Qwen3-4B, the second-to-last state, 2560 wide. Prompts of unequal length are a ragged list in diffusers.
 - Shift: ComfyUI s' = 3 s / (1 + 2 s); ZImagePipeline's mu is linear in image tokens, 256 .. 4096 -> 0.5 .. 1.15.
 - Positions: theta 256, axes (t, h, w) = 32, 48, 48 of each head; text (1 + n, 0, 0), image (padded text + 1, y, x).
 - Numbers: qk-norm's epsilon is 1e-5 in diffusers and 1.2e-7 in ComfyUI; outputs differ by 1e-5 for that alone.
@@ -32,7 +32,7 @@ from .joint import JointBlock, joint_block, part, scale_alone
 from .packing import MASK, flow_time, ragged, text_of, whole
 
 MULTIPLE = 32
-"""Tokens of each stream are padded to a multiple of it."""
+"""Each stream is padded to a multiple of this many tokens."""
 
 WEIGHTS = {
     "attention.to_q": "attention.qkv|0",
@@ -71,7 +71,7 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
 
 
 def padded(count: int) -> int:
-    """A stream's length in the blocks."""
+    """The padded length of a stream."""
     return -(-count // MULTIPLE) * MULTIPLE
 
 
@@ -88,7 +88,7 @@ def diffusers_tokens(inputs: Inputs) -> Tokens:
     size, lengths = (x[0].shape[-2], x[0].shape[-1]), [padded(len(caption)) for caption in captions]
     image, text = padded((size[0] // 2) * (size[1] // 2)), max(lengths)
     bias = None
-    if min(lengths) < text:  # the rest of a shorter row is masked
+    if min(lengths) < text:  # padding of shorter batch rows is masked
         shown = torch.tensor([[float(i < n) for i in range(text)] for n in lengths])
         bias = ((1 - shown) * -10000.0)[:, None]
     return Tokens(len(x), size, 1, text, text_start=image, image_start=0, bias=bias)
@@ -103,7 +103,7 @@ def comfyui_tokens(inputs: Inputs) -> Tokens:
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """ZImageTransformer2DModel; its sign and its time run the other way."""
+    """ZImageTransformer2DModel; its sign and its time are reversed."""
     captions = whole(text_of(cond), cond.extra.get(MASK))
     rows = list(x.reshape(*x.shape[:2], 1, *x.shape[-2:]))
     return -torch.stack(net(rows, 1 - flow_time(t), captions).sample).reshape(x.shape)

@@ -1,1 +1,1 @@
-"""Files in and out: whole writes, the one reader of pictures, prompts, tables and folders, the one writer of LoRAs."""
+"""File formats: atomic writes; readers of images, prompts, tables and folders; the writer of LoRAs."""

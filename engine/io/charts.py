@@ -1,4 +1,4 @@
-"""One curve as a picture, drawn with Pillow: what a node shows inside ComfyUI, where no plotting library is needed."""
+"""One curve as an image, drawn with Pillow, so that nodes in ComfyUI need no plotting library."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def curve_picture(points: Sequence[tuple[float, float]], title: str, x_label: st
     picture = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
     draw = ImageDraw.Draw(picture)
 
-    def place(x: float, y: float) -> tuple[float, float]:
+    def pixel(x: float, y: float) -> tuple[float, float]:
         across = (x - x_ticks[0]) / (x_ticks[-1] - x_ticks[0])
         up = (y - y_ticks[0]) / (y_ticks[-1] - y_ticks[0])
         return _LEFT + across * (_WIDTH - _LEFT - _RIGHT), _HEIGHT - _BOTTOM - up * (_HEIGHT - _TOP - _BOTTOM)
 
     for y in y_ticks:
-        draw.line([place(x_ticks[0], y), place(x_ticks[-1], y)], fill=_GRID)
-        draw.text((_LEFT - 6, place(x_ticks[0], y)[1]), f"{y:g}", fill="black", anchor="rm")
+        draw.line([pixel(x_ticks[0], y), pixel(x_ticks[-1], y)], fill=_GRID)
+        draw.text((_LEFT - 6, pixel(x_ticks[0], y)[1]), f"{y:g}", fill="black", anchor="rm")
     for x in x_ticks:
-        draw.text((place(x, 0)[0], _HEIGHT - _BOTTOM + 6), f"{x:g}", fill="black", anchor="mt")
-    line = [place(*point) for point in points]
+        draw.text((pixel(x, 0)[0], _HEIGHT - _BOTTOM + 6), f"{x:g}", fill="black", anchor="mt")
+    line = [pixel(*point) for point in points]
     if len(line) > 1:
         draw.line(line, fill=_COLOR, width=2)
     for x, y in line:

@@ -1,4 +1,4 @@
-"""Names of files, given by people or by other people's files: those that every system can hold, without a path."""
+"""Validation of file names from users or from downloaded files: portable to every system, without a path."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import re
 from ..errors import printable, refuse
 
 LONGEST = 200
-"""Bytes of a name in UTF-8: file systems hold 255, endings and temporary files take some."""
+"""Most bytes of a name in UTF-8: file systems allow 255, of which suffixes and temporary files take some."""
 _FORBIDDEN = set('<>:"/\\|?*')
 """Separators, and what Windows forbids or reads as a stream, a drive or a pattern."""
 _DEVICES = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3])\s*(\..*)?", re.IGNORECASE)
-"""Names that Windows gives to devices, with any ending."""
+"""Device names of Windows, with any suffix."""
 
 
 def safe_name(name: str, what: str = "file name") -> str:
-    """The name itself, where every system can have a file of that name in a folder.
+    """The name itself, if every system allows a file of that name.
 
     Args:
-        what: to call it in the error.
+        what: how the error calls it.
 
     Raises:
-        VitrineError: If it is empty, too long, hidden, a device, ends in a dot or a blank, or has separators,
-            wildcards, control characters or marks that turn the direction of reading.
+        VitrineError: If it is empty, too long, hidden, a device name, ends in a dot or a blank, or contains separators,
+            wildcards, control characters or bidirectional marks.
     """
     if not isinstance(name, str):
         raise refuse(what, name, "a text", "give it a name")
@@ -47,10 +47,10 @@ def _problem(name: str) -> str:
 
 
 def as_name(text: str) -> str:
-    """A text, such as a label in another's file, as a file's name: what no name may have becomes ``-``.
+    """Turns a text, such as a label in a downloaded file, into a file name: forbidden characters become ``-``.
 
     Raises:
-        VitrineError: If it is still none.
+        VitrineError: If the result is still not a valid name.
     """
     kept = ("-" if c in _FORBIDDEN or printable(c) != c else c for c in text)
     return safe_name("".join(kept).strip(" ."))

@@ -1,6 +1,6 @@
-"""Files: written whole or not at all, with one kind of header; strangers' files are refused with one kind of error.
+"""Atomic writes with one kind of header, and reading of untrusted files with one kind of error.
 
-Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, so none is ever read here.
+Everything Vitrine saves is safetensors or JSON. Opening a pickle can run code, so pickles are never read here.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     import torch
 
 KEY = "vitrine"
-"""The safetensors metadata key that holds our JSON header."""
+"""The safetensors metadata key of our JSON header."""
 
 LONGEST_NAME = 255
-"""Bytes of a name in the common filesystems."""
+"""Most bytes of a name in common file systems."""
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
 def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
-    """Lets ``write`` fill a temporary file in the same folder and renames it to ``path``; an error leaves nothing.
+    """Writes atomically: ``write`` fills a temporary file in the same folder, which is then renamed to ``path``.
 
-    The file's mode follows the umask, whatever the library that writes it prefers.
+    An error leaves no file. The mode follows the umask, whatever the writing library sets.
 
     Raises:
-        VitrineError: If a name in the path is longer than filesystems take.
+        VitrineError: If a name in the path is longer than 255 bytes.
         OSError: If the disk is full, or the folder cannot be written to.
     """
     path = Path(path)
@@ -60,7 +60,7 @@ def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
 
 
 def refuse_long_names(path: str | Path, what: str = "file") -> None:
-    """Refuses a path with a name that no common filesystem takes.
+    """Refuses a path with a name that is too long for common file systems.
 
     Raises:
         VitrineError: If a name in it has more than 255 bytes.
@@ -73,7 +73,7 @@ def refuse_long_names(path: str | Path, what: str = "file") -> None:
 
 @contextlib.contextmanager
 def _disk_errors(path: Path) -> Iterator[None]:
-    """Errors of writing carry the name of the file that was to be written; safetensors' become ``OSError`` as well."""
+    """Adds the target's name to write errors, and converts those of safetensors to ``OSError``."""
     try:
         yield
     except OSError as error:
@@ -88,7 +88,7 @@ def _disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_text(path: str | Path, text: str) -> Path:
-    """Writes a UTF-8 text file, whole or not at all."""
+    """Writes a UTF-8 text file atomically."""
     return write_whole(path, lambda scratch: _write_text(scratch, text))
 
 
@@ -97,14 +97,14 @@ def _write_text(path: str, text: str) -> None:
 
 
 def write_json(path: str | Path, value: Any) -> Path:
-    """Writes a JSON file, whole or not at all."""
+    """Writes a JSON file atomically."""
     return write_text(path, json.dumps(value, indent=1))
 
 
 def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
-    """Lets ``write`` fill a new folder, whose entries then replace those of ``folder``; an error leaves the old ones.
+    """Lets ``write`` fill a new folder, whose entries then replace those of ``folder``; an error keeps the old ones.
 
-    Other files in ``folder`` stay, since it may be anybody's. Modes follow the umask.
+    Other files in ``folder`` stay. Modes follow the umask.
 
     Raises:
         VitrineError, OSError: As :func:`write_whole`.
@@ -146,9 +146,9 @@ def _follow_umask(folder: Path) -> None:
 def save_safetensors(
     path: str | Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """Writes a safetensors file, whole or not at all. Tensors may be views, share memory, and lie on any device.
+    """Writes a safetensors file atomically. Tensors may be views, share memory, and be on any device.
 
-    What a killed process left of the same file is deleted.
+    Temporary files of the same target that a killed process left are deleted.
     """
     from safetensors.torch import save_file
 
@@ -159,7 +159,7 @@ def save_safetensors(
     for name, tensor in tensors.items():
         own = tensor.detach().cpu().contiguous()
         storage = own.untyped_storage()
-        # copied only where the library would refuse it: large sums are saved beside themselves otherwise
+        # copied only where the library requires it: a copy of a large tensor doubles the memory
         plain[name] = own if storage.nbytes() == own.nbytes and storage.data_ptr() not in seen else own.clone()
         seen.add(storage.data_ptr())
     return write_whole(path, lambda scratch: save_file(plain, scratch, {"format": "pt", **(metadata or {})}))
@@ -175,7 +175,7 @@ def save_artefact(
 
 # --- reading ------------------------------------------------------------------------------------------------------
 def read_safetensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """All tensors and the metadata of a safetensors file. Errors are the library's; call it under :class:`named`."""
+    """Tensors and metadata of a safetensors file. Raises the library's errors; call it inside :class:`named`."""
     from safetensors import safe_open
 
     with safe_open(str(path), "pt", device=device) as file:
@@ -203,7 +203,7 @@ def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, 
     """All tensors of a Vitrine artefact, checked to be finite, and its header.
 
     Raises:
-        VitrineError: As :func:`open_artefact`, and if a tensor holds NaN or infinity.
+        VitrineError: As :func:`open_artefact`, and if a tensor has NaN or infinite values.
     """
     handle, header = open_artefact(path, kind, version)
     with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
@@ -213,9 +213,9 @@ def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, 
 
 
 def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The header of any artefact Vitrine ever wrote: JSON under one key, or the metadata itself (first W2W files).
+    """The header of an artefact of any version: JSON under one key, or the metadata itself (first W2W files).
 
-    The first NEMO statistics call their kind ``format``.
+    The first NEMO statistics have ``format`` instead of ``kind``.
     """
     try:
         header = parse_table(metadata[KEY]) if KEY in metadata else dict(metadata)
@@ -236,26 +236,26 @@ def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dic
 
 
 def refuse_pickle(path: str | Path, what: str) -> None:
-    """Refuses a file whose ending says that opening it may run code.
+    """Refuses a file whose suffix says that opening it may run code.
 
     Raises:
-        VitrineError: If the ending is one of ``PICKLES``.
+        VitrineError: If the suffix is one of ``PICKLES``.
     """
     if Path(path).suffix.lower() in PICKLES:
         accepted = "a .safetensors file"
         raise refuse(what, Path(path).name, accepted, "pickles can run code: convert it to safetensors first")
 
 
-# --- files from strangers -----------------------------------------------------------------------------------------
+# --- untrusted files ----------------------------------------------------------------------------------------------
 class named:
-    """Wraps the reading of one file: any failure inside becomes an error that names the file.
+    """Context manager around reading one file: any exception inside becomes an error that names the file.
 
     ::
 
         with named(path, "space", "a whole safetensors file", "build it again"), safe_open(path, "pt") as opened: ...
 
     Raises:
-        VitrineError: Whatever failed.
+        VitrineError: On any exception inside the block.
     """
 
     def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
@@ -270,16 +270,16 @@ class named:
         if isinstance(error, VitrineError):
             if self.name not in str(error):
                 raise VitrineError(f"{self.name}: {error}") from error
-        elif isinstance(error, Exception):  # on foreign bytes each library fails in its own way
+        elif isinstance(error, Exception):  # each library raises its own errors on malformed bytes
             shown = f"{self.name} ({type(error).__name__}: {error})"
             raise refuse(self.what, shown, self.accepted, self.remedy) from error
 
 
 def parse_json(text: str) -> Any:
-    """``json.loads`` with one kind of failure.
+    """``json.loads`` that raises ``ValueError`` on every failure.
 
     Raises:
-        ValueError: If the text is not JSON, or is nested deeper than Python's stack.
+        ValueError: If the text is not JSON, or is nested too deeply for Python's stack.
     """
     try:
         return json.loads(text)
@@ -291,11 +291,11 @@ def parse_table(text: str) -> dict[str, Any]:
     """Parses a JSON object.
 
     Raises:
-        ValueError: If the text is anything else.
+        ValueError: If the text is not a JSON object.
     """
     table = parse_json(text)
     if not isinstance(table, dict):
-        raise ValueError(f"a JSON object is wanted, not a {type(table).__name__}")
+        raise ValueError(f"expected a JSON object, not a {type(table).__name__}")
     return table
 
 
@@ -303,7 +303,7 @@ def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuses tensors that are not finite floating-point numbers.
 
     Raises:
-        VitrineError: If a tensor has another dtype, or holds NaN or infinity; the message names it.
+        VitrineError: If a tensor has another dtype, or has NaN or infinite values; the message names it.
     """
     for key, value in tensors.items():
         if not value.is_floating_point():

@@ -1,4 +1,4 @@
-"""What is in a folder: hidden names left out, links followed but never in a circle, endings in any case."""
+"""Folder listings: without hidden names, following links once, suffixes in any case."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder is one that systems and programs keep for themselves: ``._a.png``, ``.DS_Store``."""
+    """Whether a name is hidden, such as ``._a.png`` or ``.DS_Store``."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def has_ending(path: str | Path, endings: str | Sequence[str]) -> bool:
-    """Whether a name ends so, in any case of its letters."""
+    """Whether a name has one of the suffixes, ignoring case."""
     return Path(path).name.lower().endswith((endings,) if isinstance(endings, str) else tuple(endings))
 
 
 def files_in(folder: str | Path, endings: str | Sequence[str], deep: bool = False) -> list[Path]:
-    """Files of a folder with one of the endings (lower case), sorted; an empty list where there is no such folder.
+    """Files of a folder with one of the suffixes (lower case), sorted; empty if the folder does not exist.
 
     Args:
-        deep: those of its subfolders too, each real folder once.
+        deep: include subfolders, each real folder once.
     """
     paths = []
     for where, names in walk(folder) if deep else _flat(Path(folder)):
@@ -30,7 +30,7 @@ def files_in(folder: str | Path, endings: str | Sequence[str], deep: bool = Fals
 
 
 def folders_in(folder: str | Path) -> list[Path]:
-    """Folders in a folder, sorted, links to folders too; an empty list where there is no such folder."""
+    """Subfolders of a folder, sorted, including links to folders; empty if the folder does not exist."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -39,7 +39,7 @@ def folders_in(folder: str | Path) -> list[Path]:
 
 
 def walk(folder: str | Path) -> Iterator[tuple[Path, list[str]]]:
-    """(folder, names of its files) of a folder and all below it; each real folder once, however it is linked."""
+    """(folder, names of its files) of a folder and all subfolders, each real folder once."""
     seen: set[str] = set()
     waiting = [Path(folder)]
     while waiting:

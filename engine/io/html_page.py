@@ -54,7 +54,7 @@ th { color: var(--quiet); font-weight: 500; }
 
 
 class Report:
-    """Collects a page and writes it in one go."""
+    """Builds a page block by block."""
 
     def __init__(self, title: str, lead: str = "") -> None:
         self.title, self.lead = title, lead
@@ -76,9 +76,9 @@ class Report:
         self._blocks.append(f"<p>{coded}</p>")
 
     def add_images(self, images: Iterable[tuple[Image, str]], width: int = 160) -> None:
-        """A row of (PIL picture, caption), ``width`` CSS pixels each; PNG inside the page.
+        """A row of (PIL image, caption), each ``width`` CSS pixels wide, embedded as PNG.
 
-        Small pictures show their pixels; those of two pixels a CSS pixel, such as charts, are scaled down smoothly.
+        Small images are shown pixelated; images of twice that width or more, such as charts, are scaled smoothly.
         """
         figures = "".join(_figure(image, text, width) for image, text in images)
         self._blocks.append(f'<div class="case">{figures}</div>')
@@ -91,7 +91,7 @@ class Report:
         self._blocks.append(f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>')
 
     def add_bars(self, shares: Mapping[str, float]) -> None:
-        """A bar for each share, 0..1, as long as it is of the largest."""
+        """A bar for each fraction in [0, 1], scaled to the largest."""
         largest = max(shares.values(), default=0.0) or 1.0
         rows = "".join(
             f'<span>{html.escape(name)}</span><span><i style="width:{100 * max(value, 0) / largest:.1f}%"></i></span>'
@@ -101,7 +101,7 @@ class Report:
         self._blocks.append(f'<div class="bars">{rows}</div>')
 
     def add_verdicts(self, rows: Iterable[tuple[str, str, Sequence[str]]]) -> None:
-        """Sentences with a coloured verdict each: (verdict, sentence, further lines in small letters).
+        """Sentences with a coloured verdict: (verdict, sentence, further lines in small print).
 
         ``fine``, ``look`` and ``bad`` have colours; others are grey.
         """
@@ -114,7 +114,7 @@ class Report:
         self._blocks.append(f'<div class="verdicts">{cells}</div>')
 
     def add_drawing(self, markup: str) -> None:
-        """A drawing, such as SVG, as it is: whoever makes it escapes what is in it."""
+        """Markup such as SVG, unchanged: the caller escapes its text."""
         self._blocks.append(markup)
 
     def to_html(self) -> str:
@@ -130,12 +130,12 @@ class Report:
         )
 
     def _contents(self) -> str:
-        """Links to the sections, where there are several."""
+        """Links to the sections, if there are several."""
         links = (f'<li><a href="#section-{i}">{text}</a></li>' for i, text in enumerate(self._headings, 1))
         return f"<nav><ol>{''.join(links)}</ol></nav>" if len(self._headings) > 2 else ""
 
     def write(self, path: str | Path) -> Path:
-        """Write the page, whole or not at all."""
+        """Write the page atomically."""
         return write_text(path, self.to_html())
 
 
@@ -148,7 +148,7 @@ def _figure(image: Image, text: str, width: int) -> str:
 
 
 def inline_picture(image: Image) -> str:
-    """The picture as a ``data:`` address, PNG."""
+    """The image as a ``data:`` URL, PNG."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""A LoRA in memory: layer path -> the two factors of its change of a weight."""
+"""A LoRA in memory: layer path -> the two factors of its weight update."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 @dataclass(frozen=True)
 class LoraLayer:
-    """The two factors of one layer: W' = W + (alpha / rank) up @ down (Hu et al. 2021, Eq. 3).
+    """The two factors of one layer's weight update: W' = W + (alpha / rank) up @ down (Hu et al. 2021, Eq. 3).
 
     Attributes:
         down: A, (r, in), or (r, in, k, k) for a convolution.
         up: B, (out, r), or (out, r, 1, 1).
-        alpha: numerator of the scale; equal to the rank where a file has none.
+        alpha: numerator of the scale; equal to the rank if a file has none.
     """
 
     down: torch.Tensor
@@ -33,7 +33,7 @@ class LoraLayer:
         return self.alpha / self.rank
 
     def delta(self) -> torch.Tensor:
-        """The change of the weight, (out, in) or (out, in, k, k)."""
+        """The weight update, (out, in) or (out, in, k, k)."""
         flat = self.scale * (self.up.flatten(1) @ self.down.flatten(1))
         return flat.view(self.up.shape[0], *self.down.shape[1:])
 

@@ -1,9 +1,9 @@
-"""The one writer of LoRAs, as files that load elsewhere.
+"""Writes LoRAs as files that other programs load.
 
-kohya names are for ComfyUI, A1111 and diffusers; others are diffusers names, or a folder as PEFT writes it.
+kohya names load in ComfyUI, A1111 and diffusers; the others are diffusers names, or a PEFT folder.
 
-What a name needs depends on the network: UNets and transformers have prefixes of their own, and a transformer's modules
-are named as in the files its space was built from, diffusers' or ComfyUI's.
+The right names depend on the network: UNets and transformers have different prefixes, and the modules of a
+transformer keep the names of the files its space was built from, diffusers' or ComfyUI's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def of_peft(weights: Mapping[str, torch.Tensor]) -> dict[str, LoraLayer]:
 DIALECTS = ("auto", "kohya", "diffusers", "peft")
 _UNET = ("down_blocks", "up_blocks", "mid_block", "conv_in", "conv_out", "time_embedding", "add_embedding")
 _COMFYUI = ("double_blocks", "single_blocks", "joint_blocks", "blocks")
-"""First words of paths in UNets, and in transformers under ComfyUI's names; others are diffusers' transformers."""
+"""First components of paths in UNets, and in transformers with ComfyUI's names; others are diffusers' transformers."""
 
 
 def usual_dialect(lora: Lora) -> str:
@@ -47,7 +47,7 @@ def kohya(lora: Lora) -> dict[str, torch.Tensor]:
     """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha``, which ComfyUI, A1111 and diffusers read.
 
     Raises:
-        VitrineError: If the modules are a transformer's under diffusers' names, which nobody reads so.
+        VitrineError: If the modules are a transformer's under diffusers' names, which no program reads as kohya names.
     """
     if usual_dialect(lora) != "kohya":
         shown = f"kohya for {next(iter(lora))}"
@@ -64,7 +64,7 @@ def diffusers_names(lora: Lora, prefix: str | None = None) -> dict[str, torch.Te
     """``<prefix><module>.lora_A|B.weight``, the scale multiplied into B: diffusers assumes scale 1 without alpha.
 
     Args:
-        prefix: None is ``unet.`` or ``transformer.``, as the network asks.
+        prefix: None chooses ``unet.`` or ``transformer.`` by the network.
 
     Raises:
         VitrineError: If the modules are a transformer's under ComfyUI's names, which diffusers ignores.
@@ -87,7 +87,7 @@ def usual_names(lora: Lora) -> dict[str, torch.Tensor]:
 
 
 def peft_config(lora: Lora) -> dict:
-    """PEFT's adapter_config.json for factors that contain their scale, so that alpha equals each layer's rank."""
+    """PEFT's adapter_config.json for factors with the scale multiplied in: alpha equals each layer's rank."""
     ranks = {path: layer.rank for path, layer in lora.items()}
     common = Counter(ranks.values()).most_common(1)[0][0]
     pattern = {path: rank for path, rank in ranks.items() if rank != common}
@@ -109,11 +109,11 @@ def write_lora(
     metadata: Mapping[str, str] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
-    """Writes a LoRA file, whole or not at all; for ``peft``, ``path`` is the folder. Existing files are replaced.
+    """Writes a LoRA file atomically; for ``peft``, ``path`` is the folder. Existing files are replaced.
 
     Args:
-        dialect: ``auto`` is what most programs load, see :func:`usual_dialect`.
-        dtype: of the factors; alphas stay as they are in any of them.
+        dialect: ``auto`` is the one that most programs load, see :func:`usual_dialect`.
+        dtype: of the factors; alphas keep their dtype.
 
     Raises:
         VitrineError: If the dialect is unknown or does not suit the network, or the LoRA has no finite layers.
@@ -124,9 +124,7 @@ def write_lora(
         raise refuse("LoRA", "no layers", "one or more", "sample or load a model first")
     broken = [name for name, layer in lora.items() if not _finite(layer)]
     if broken:
-        raise refuse(
-            "LoRA", f"NaN or Inf in {broken[0]}", "finite numbers", "look at the step before: it made no model"
-        )
+        raise refuse("LoRA", f"NaN or Inf in {broken[0]}", "finite numbers", "check the step that made this LoRA")
     path = Path(path)
     if dialect == "peft":
         write_json(path / "adapter_config.json", peft_config(lora))
@@ -134,6 +132,6 @@ def write_lora(
     else:
         write = {"auto": usual_names, "kohya": kohya, "diffusers": diffusers_names}[dialect]
         tensors = write(lora)
-    # a rank of 1279 is no bfloat16
+    # bfloat16 cannot represent a rank of 1279
     narrow = {k: v if k.endswith(".alpha") else v.to(dtype) for k, v in tensors.items()}
     return save_safetensors(path, narrow, metadata)

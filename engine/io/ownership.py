@@ -1,7 +1,7 @@
 """Work folders and state files have one owner at a time: a second process is refused.
 
-The lock is the operating system's (``filelock``, which torch brings), so it ends with its process however that ends;
-on a shared disk it holds where the system locks that.
+The lock is the operating system's (``filelock``, which torch installs), so it ends with its process, even a killed one.
+On a shared disk it works if the file system supports such locks.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from .files import parse_table, write_json
 
 LOCK, NOTE = ".owner.lock", ".owner.json"
 FILES = (".safetensors", ".json")
-"""Endings of a state that is one file; the place of any other is a folder."""
+"""Suffixes of a state that is one file; any other path is a folder."""
 
 
 @contextmanager
-def sole_owner(place: str | Path) -> Iterator[None]:
-    """Around work that keeps its state in ``place``: a folder, made if it is missing, or a file, if it has an ending.
+def sole_owner(path: str | Path) -> Iterator[None]:
+    """Owns ``path`` while the block is open: a folder, created if missing, or a file, if it has a suffix.
 
     Raises:
-        VitrineError: If another process, or another thread of this one, works there; its process id is named.
+        VitrineError: If another process or thread owns it; the message has its process id.
     """
     from filelock import FileLock, Timeout
 
-    place = Path(place)
-    folder = place.parent if place.suffix in FILES else place
+    path = Path(path)
+    folder = path.parent if path.suffix in FILES else path
     folder.mkdir(parents=True, exist_ok=True)
-    before = f".{place.name}" if place.suffix in FILES else ""
+    before = f".{path.name}" if path.suffix in FILES else ""
     lock, note = FileLock(str(folder / f"{before}{LOCK}")), folder / f"{before}{NOTE}"
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        shown = f"{place.name}, in use by {_owner(note)}"
+        shown = f"{path.name}, in use by {_owner(note)}"
         raise refuse(
             "work folder", shown, "a folder that no other process uses", "wait for that process, or stop it"
         ) from error

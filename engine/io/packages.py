@@ -1,4 +1,4 @@
-"""This distribution's name and version, and how to install what it needs; reads metadata only, imports no package."""
+"""This distribution's name, version and install commands; reads metadata only, imports no package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 DISTRIBUTION = "vitrine-diffusion"
-"""The name on the package index. ``vitrine``, the name to import, is another project's distribution there."""
+"""The name on the package index, where ``vitrine`` is another project; the import name is ``vitrine``."""
 _ROOT = Path(__file__).parents[1]
 
 
@@ -22,9 +22,9 @@ def install(extra: str, *more: str) -> str:
 
 
 def version() -> str:
-    """This pack's version: of the ``pyproject.toml`` beside it in a checkout, else of the installed distribution.
+    """This pack's version: from ``pyproject.toml`` in a checkout, else from the installed distribution.
 
-    The file comes first: ComfyUI may run a clone while another copy is installed. "0" where there is neither.
+    The file comes first: ComfyUI may run a clone while another copy is installed. "0" if there is neither.
     """
     project = _ROOT / "pyproject.toml"
     if project.is_file():
@@ -46,7 +46,7 @@ def installed(distribution: str) -> str | None:
 
 
 def versions() -> str:
-    """What ``vitrine --version`` prints: name and version of this pack, and what results depend on, one a line."""
+    """The output of ``vitrine --version``: this pack and the libraries that results depend on, one per line."""
     lines = [f"{DISTRIBUTION} {version()}", f"Python {platform.python_version()}"]
     lines += [f"{name} {installed(name) or 'not installed'}" for name in ("torch", "diffusers", "transformers")]
     return "\n".join(lines)

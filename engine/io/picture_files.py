@@ -1,8 +1,7 @@
-"""The one reader of picture files, which gives them upright and in colour; and the pictures of a folder.
+"""Reads image files, upright and in colour, and lists the images of a folder.
 
-As ComfyUI's *Load Image* and diffusers' ``load_image`` do, the orientation that cameras write (EXIF) is applied, and
-transparency is left out: a transparent pixel keeps the colour that is stored for it. Unlike theirs, 16-bit and
-floating-point pictures keep their depth.
+As in ComfyUI's *Load Image* and diffusers' ``load_image``, the EXIF orientation is applied and transparency is dropped:
+a transparent pixel keeps its stored colour. Unlike there, 16-bit and floating-point images keep their depth.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
-"""Endings of picture files, in lower case; files may have them in any case."""
+"""Suffixes of image files, in lower case; files may have them in any case."""
 _TAG = 0x0112
 """EXIF's orientation, 1 to 8."""
 
 
 def open_picture(path: str | Path) -> Image:
-    """A picture from a file, upright: 8-bit RGB, or one 16-bit (``I;16``) or floating-point channel (``F``, 0 to 1).
+    """An image from a file, upright: 8-bit RGB, or one 16-bit (``I;16``) or floating-point channel (``F``, 0 to 1).
 
     Raises:
-        VitrineError: If it is no picture, a damaged one, or one whose numbers have no known largest value.
+        VitrineError: If it is not an image, is damaged, or its largest value is unknown (32-bit integers).
     """
     from PIL import Image
 
@@ -38,7 +37,7 @@ def open_picture(path: str | Path) -> Image:
 
 
 def open_rgb(path: str | Path) -> Image:
-    """:func:`open_picture`, with deeper pictures rounded to 8-bit RGB: for what works on Pillow's pictures.
+    """:func:`open_picture`, with deeper images rounded to 8-bit RGB, for operations on Pillow images.
 
     Raises:
         VitrineError: As :func:`open_picture`.
@@ -52,14 +51,14 @@ def open_rgb(path: str | Path) -> Image:
 
 
 def upright(picture: Image) -> Image:
-    """The picture turned as its EXIF orientation says, without that entry; a copy."""
+    """A copy of the image, rotated by its EXIF orientation and without that entry."""
     from PIL import ImageOps
 
     return ImageOps.exif_transpose(picture)
 
 
 def pixels_of(picture: Image) -> np.ndarray:
-    """(H, W, 3) of a picture of any mode: uint8, of 16-bit ones uint16, of floating-point ones float32 in [0, 1].
+    """(H, W, 3) pixels: uint8, uint16 if the image has 16 bits, or float32 in [0, 1] if it is floating-point.
 
     Raises:
         VitrineError: As :func:`open_picture`.
@@ -71,18 +70,18 @@ def pixels_of(picture: Image) -> np.ndarray:
 
 
 def levels(picture: Image) -> np.ndarray:
-    """(H, W) float32 in [0, 1] of a picture of one 16-bit or floating-point channel."""
+    """(H, W) float32 in [0, 1] of an image with one 16-bit or floating-point channel."""
     table = np.array(picture)
     return table if table.dtype == np.float32 else table.astype(np.float32) / 65535
 
 
 def _plain(picture: Image) -> Image:
-    """``RGB``, ``I;16`` or ``F`` of any mode."""
+    """The image in mode ``RGB``, ``I;16`` or ``F``."""
     if picture.mode.startswith("I"):
         return _deep(np.array(picture).astype(np.int64))
     if picture.mode == "F":
         return _real(picture)
-    if picture.mode in ("P", "PA", "La"):  # a palette may have transparent entries, which Pillow wants as RGBA first
+    if picture.mode in ("P", "PA", "La"):  # a palette may have transparent entries, so Pillow converts to RGBA first
         picture = picture.convert("LA" if picture.mode == "La" else "RGBA")
     return picture.convert("RGB")
 
@@ -101,13 +100,13 @@ def _real(picture: Image) -> Image:
     low, high = (float(table.min()), float(table.max())) if table.size else (0.0, 0.0)
     if not (low >= 0 and high <= 1):  # also where one is NaN
         shown = f"a floating-point picture of {picture.width} x {picture.height}, {low:.4g} to {high:.4g}"
-        raise refuse("image values", shown, "numbers from 0 to 1", "divide them by the largest that they can be")
+        raise refuse("image values", shown, "numbers from 0 to 1", "divide them by their largest possible value")
     return picture
 
 
-# --- how it was held ------------------------------------------------------------------------------------------------
+# --- orientation ----------------------------------------------------------------------------------------------------
 class Stored(NamedTuple):
-    """How a picture lies in its file: its stored size in pixels, and its EXIF orientation, 1 (upright) to 8."""
+    """An image's stored size in pixels, and its EXIF orientation, 1 (upright) to 8."""
 
     width: int
     height: int
@@ -115,15 +114,15 @@ class Stored(NamedTuple):
 
     @property
     def size(self) -> tuple[int, int]:
-        """(height, width) of the upright picture."""
+        """(height, width) of the upright image."""
         return (self.width, self.height) if self.orientation >= 5 else (self.height, self.width)
 
 
 def stored(path: str | Path) -> Stored:
-    """What a picture's header says; its pixels are not read.
+    """Size and orientation from an image's header; pixels are not read.
 
     Raises:
-        VitrineError: If it is no picture.
+        VitrineError: If it is not an image.
     """
     from PIL import Image
 
@@ -134,7 +133,7 @@ def stored(path: str | Path) -> Stored:
 
 
 def turned(table: np.ndarray, orientation: int) -> np.ndarray:
-    """(H, W, ..) stored pixels as they are seen."""
+    """(H, W, ...) stored pixels, rotated upright."""
     if orientation >= 5:
         table = table.swapaxes(0, 1)
     if orientation in (3, 4, 7, 8):
@@ -143,13 +142,13 @@ def turned(table: np.ndarray, orientation: int) -> np.ndarray:
 
 
 def mask_of(path: str | Path, picture: str | Path) -> np.ndarray:
-    """(H, W) numbers of a mask file, turned as its picture is: of a palette the index, not the colour.
+    """(H, W) values of a mask file, rotated like its image: the index, not the colour, for palettes.
 
-    A mask with an orientation of its own is turned by that. Another is taken to lie on its picture's stored pixels,
-    unless its size says that it is upright already.
+    A mask with its own EXIF orientation is rotated by that. Otherwise it is taken to cover its image's stored pixels,
+    unless its size shows that it is already upright.
 
     Raises:
-        VitrineError: If one of the files is no picture, or the mask is not one channel.
+        VitrineError: If one of the files is not an image, or the mask has more than one channel.
     """
     from PIL import Image
 
@@ -159,10 +158,10 @@ def mask_of(path: str | Path, picture: str | Path) -> np.ndarray:
 
 
 def soft_mask(path: str | Path, picture: str | Path) -> Image:
-    """A mask file as 8-bit grey (``L``), turned as its picture is (see :func:`mask_of`).
+    """A mask file as 8-bit grey (``L``), rotated like its image (see :func:`mask_of`).
 
     Raises:
-        VitrineError: If one of the files is no picture.
+        VitrineError: If one of the files is not an image.
     """
     from PIL import Image
 
@@ -173,21 +172,21 @@ def soft_mask(path: str | Path, picture: str | Path) -> Image:
 
 
 def like_picture(table: np.ndarray, picture: str | Path, own: int = 1) -> np.ndarray:
-    """(H, W) numbers of a mask, turned as its picture is; ``own`` is the mask's own orientation (see :func:`mask_of`).
+    """(H, W) values of a mask, rotated like its image; ``own`` is the mask's EXIF orientation (see :func:`mask_of`).
 
     Raises:
-        VitrineError: If the picture is none.
+        VitrineError: If the image file is not an image.
     """
     if own != 1:
         return turned(table, own)
     seen = stored(picture)
     if seen.orientation >= 5 and table.shape[:2] != (seen.height, seen.width):
-        return table  # drawn upright; a wrong size is refused by who knows the picture's
+        return table  # already upright; callers check the size
     return turned(table, seen.orientation)
 
 
 def turned_point(x: float, y: float, seen: Stored) -> tuple[float, float]:
-    """Where a stored pixel (column, row) is in the upright picture."""
+    """The position of a stored pixel (column, row) in the upright image."""
     if seen.orientation >= 5:
         x, y = y, x
     height, width = seen.size
@@ -197,5 +196,5 @@ def turned_point(x: float, y: float, seen: Stored) -> tuple[float, float]:
 
 # --- folders --------------------------------------------------------------------------------------------------------
 def pictures_in(folder: str | Path, deep: bool = False) -> list[Path]:
-    """Picture files of a folder by name, those of hidden names left out; with ``deep`` of its subfolders too."""
+    """Image files of a folder, sorted, without hidden ones; ``deep`` includes subfolders."""
     return files_in(folder, PICTURES, deep)

@@ -1,4 +1,4 @@
-"""Lists of prompts from files: text, tables and JSON, as people and papers keep them."""
+"""Prompt lists from text files, tables and JSON."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Pairs = tuple[list[str], list[str]]
 
 
 def read_prompts(path: str | Path, least: int = 1) -> Pairs:
-    """(prompts, labels) of a file; no labels where nothing names any.
+    """(prompts, labels) of a file; labels are empty if the file has none.
 
-    A text file has one prompt a line. A table has a column prompt, caption or text, and may have one label or type
-    (NeMo's authors write VM and TM there), separated by commas, semicolons or tabs; without a head it has one column.
-    JSON is a list of texts, or of objects with these keys; JSONL has one of them on each line.
+    A text file has one prompt per line. A table has a column prompt, caption or text, and may have a column label or
+    type (the NeMo authors write VM and TM there), separated by commas, semicolons or tabs; without a header it has one
+    column. JSON is a list of texts, or of objects with these keys; JSONL has one of them per line.
 
     Args:
-        least: prompts that are needed.
+        least: the smallest number of prompts.
 
     Raises:
-        VitrineError: If there is no such file, it is none of these, or it has too few prompts.
+        VitrineError: If the file is missing, has another format, or has too few prompts.
     """
     path = Path(path)
     if not path.is_file():
@@ -73,12 +73,12 @@ def _table(text: str, separators: str = ",;\t") -> Pairs:
     column = next((head.index(name) for name in _COLUMNS if name in head), None)
     if column is None and len(head) > 1:
         raise ValueError(f"several columns, {', '.join(head)[:80]}, none of them {' or '.join(_COLUMNS)}")
-    body, place = rows if column is None else rows[1:], _place(head, _LABELS)
+    body, label = rows if column is None else rows[1:], _column(head, _LABELS)
     prompts = [_cell(row, column or 0) for row in body]
-    return prompts, [] if place is None or column is None else [_cell(row, place) for row in body]
+    return prompts, [] if label is None or column is None else [_cell(row, label) for row in body]
 
 
-def _place(head: Sequence[str], names: Sequence[str]) -> int | None:
+def _column(head: Sequence[str], names: Sequence[str]) -> int | None:
     return next((head.index(name) for name in names if name in head), None)
 
 
@@ -89,7 +89,7 @@ def _cell(row: Sequence[str], index: int) -> str:
 def _json(text: str) -> Pairs:
     tree = parse_json(text)
     if not isinstance(tree, list):
-        raise ValueError(f"a list is wanted, not a {type(tree).__name__}")
+        raise ValueError(f"expected a list, not a {type(tree).__name__}")
     return _entries(tree)
 
 
@@ -104,7 +104,7 @@ def _entries(entries: Sequence[Any]) -> Pairs:
 
 
 def _entry(entry: Any) -> tuple[str, str | None]:
-    """The prompt of one entry of JSON, and its label if it has any."""
+    """The prompt of one entry of JSON, and its label, if any."""
     if isinstance(entry, str):
         return entry.strip(), None
     if not isinstance(entry, dict):

@@ -1,4 +1,4 @@
-"""Published ``.pt`` files, which explicit import commands open: nothing is unpickled, or larger than it says."""
+"""Published ``.pt`` files, read by import commands only, without unpickling code and with sizes checked."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 MAPPED = 1 << 30
-"""Bytes from which a file's tensors are mapped instead of read."""
+"""Files of at least this many bytes are memory-mapped."""
 
 
 def read_pt(path: str | Path) -> Any:
-    """What ``torch.save`` wrote, of tensors and plain values. Errors are the library's; call it under ``named``.
+    """Tensors and plain values that ``torch.save`` wrote. Raises the library's errors; call it inside ``named``.
 
     Raises:
-        ValueError: If the file is no archive of ``torch.save``, is compressed, or holds a tensor larger than its
-            numbers.
+        ValueError: If the file is not an archive of ``torch.save``, is compressed, or has a tensor that is larger than
+            its storage.
     """
     path = Path(path)
     if not zipfile.is_zipfile(path):
@@ -26,12 +26,12 @@ def read_pt(path: str | Path) -> Any:
         entries = archive.infolist()
     size = path.stat().st_size
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > size:
-        raise ValueError(f"a compressed archive of {size} bytes; torch.save stores as it is")
+        raise ValueError(f"a compressed archive of {size} bytes; torch.save does not compress")
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=size > MAPPED)
     for tensor in _tensors(content):
         plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
         if not plain or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise ValueError(f"a tensor {tuple(tensor.shape)} that is larger than its numbers, or no plain one")
+            raise ValueError(f"a tensor {tuple(tensor.shape)} that is larger than its storage, or not a plain tensor")
     return content
 
 

@@ -1,6 +1,6 @@
-"""A table of numbers on disk, larger than memory: written by rows, read by rows or by columns, resumed after a kill.
+"""A table of numbers on disk, larger than memory: written by rows, read by rows or columns, resumable after a kill.
 
-Nothing is mapped into memory, so what a process holds is what it asked for.
+Nothing is memory-mapped, so a process uses only the memory of what it reads.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _NUMBERS, _DONE, _NOTE = "rows.bin", "done.bin", "rows.json"
 
 
 class RowFile:
-    """N rows of D numbers in a folder, in blocks of columns that lie together.
+    """N rows of D numbers in a folder, stored in contiguous blocks of columns.
 
-    Whoever writes rows needs one access a block, whoever reads a block's columns one in all. Several processes may
-    write different rows at the same time. Close it, or use it in ``with``.
+    Writing rows takes one access per block, reading a block's columns one in all. Several processes may write different
+    rows at the same time. Close it, or use it in ``with``.
 
     Args:
-        folder: made if it is missing; goes on with the table that is there. What its rows were made of is known to the
-            :class:`~vitrine.engine.jobs.run.Run` around it.
+        folder: created if missing; a table that exists is continued. The :class:`~vitrine.engine.jobs.run.Run` around
+            it checks what its rows were computed from.
         shape: (N, D).
-        width: columns of a block; None is one block, for reading by rows. A table that is there keeps its own.
+        width: columns per block; None is one block, for reading by rows. An existing table keeps its own.
 
     Attributes:
         shape, dtype: of the table.
-        done: (N,) bool, which rows were there when it was opened, or have been written since.
+        done: (N,) bool, which rows have been written.
 
     Raises:
-        VitrineError: If the folder holds a table of another shape.
+        VitrineError: If the folder has a table of another shape.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RowFile:
 
     @property
     def inputs(self) -> Path:
-        """Its numbers, for a digest: they are read whole."""
+        """The file of numbers, for a digest, which reads all of it."""
         return self.folder / _NUMBERS
 
     def blocks(self) -> Iterator[tuple[int, int]]:
@@ -74,23 +74,23 @@ class RowFile:
             yield start, min(start + self.width, self.shape[1])
 
     def write(self, first: int, rows: torch.Tensor, good: torch.Tensor | None = None) -> None:
-        """Rows (n, D) from number ``first`` on; they count as done once all their numbers are written.
+        """Writes rows (n, D) starting at index ``first``; they count as done once all their numbers are written.
 
         Args:
-            good: (n,) bool, which of them become done; None is all.
+            good: (n,) bool, which of them are marked as done; None is all.
         """
         rows = rows.to("cpu", self.dtype)
         for start, stop in self.blocks():
             self._numbers.seek(self._at(first, start, stop))
             self._numbers.write(_bytes(rows[:, start:stop].contiguous()))
-        os.fsync(self._numbers.fileno())  # before the flags, also where the power fails
+        os.fsync(self._numbers.fileno())  # before the flags, so that a power failure leaves no row marked but unwritten
         good = torch.ones(len(rows), dtype=torch.bool) if good is None else good
         self._flags.seek(first)
         self._flags.write(_bytes(good))
         self.done[first : first + len(rows)] = good
 
     def rows(self, numbers: Sequence[int]) -> torch.Tensor:
-        """(n, D) rows by number."""
+        """(n, D) rows by index."""
         rows = torch.empty(len(numbers), self.shape[1], dtype=self.dtype)
         for start, stop in self.blocks():
             for i, number in enumerate(numbers):
@@ -99,7 +99,7 @@ class RowFile:
         return rows
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
-        """(N, stop - start) columns; those of one whole block are read in one piece."""
+        """(N, stop - start) columns; a whole block is read in one access."""
         columns = torch.empty(self.shape[0], stop - start, dtype=self.dtype)
         for first, end in self.blocks():
             low, high = max(first, start), min(end, stop)
@@ -115,11 +115,11 @@ class RowFile:
         return columns
 
     def _at(self, row: int, first: int, end: int) -> int:
-        """Where a row of the block [first, end) begins."""
+        """Byte offset of a row of the block [first, end)."""
         return (self.shape[0] * first + row * (end - first)) * self.dtype.itemsize
 
     def close(self) -> None:
-        """Close the files; harmless twice."""
+        """Close the files; idempotent."""
         self._numbers.close()
         self._flags.close()
 
@@ -133,7 +133,7 @@ class RowFile:
 
 
 def _opened(path: Path, size: int):  # type: ignore[no-untyped-def]  # a raw file
-    """A file of that size for reading and writing, without a buffer of its own."""
+    """An unbuffered file of that size for reading and writing."""
     path.touch()
     file = open(path, "r+b", buffering=0)  # noqa: SIM115
     if os.path.getsize(path) < size:
@@ -146,10 +146,10 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def _fill(file, tensor: torch.Tensor) -> None:  # type: ignore[no-untyped-def]
-    """Read a contiguous tensor's numbers; one read may give fewer bytes than asked for."""
+    """Read a contiguous tensor's numbers; a single read may return fewer bytes than requested."""
     target = _bytes(tensor)
     while target:
         count = file.readinto(target)
         if not count:
-            raise refuse("work folder", "a file that was cut short", "a whole one", "empty the folder and start anew")
+            raise refuse("work folder", "a truncated file", "a whole one", "empty the folder and start again")
         target = target[count:]

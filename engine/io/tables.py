@@ -1,4 +1,4 @@
-"""Text files and tables as people save them: byte order marks, any line ends, and the separators of spreadsheets."""
+"""Text files and tables with byte order marks, any line ends, and any separator that spreadsheets write."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ _MARKS = (
 )  # fmt: skip
 """Byte order marks; that of UTF-32 begins with that of UTF-16."""
 _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
-"""The first line by which Excel is told a file's separator."""
+"""The optional first line that gives Excel a file's separator."""
 
 
 def read_text(path: str | Path) -> str:
-    """A text file, UTF-8 or whatever its byte order mark says, with ``\\n`` as its line ends. Call it under ``named``.
+    """A text file, UTF-8 unless its byte order mark says otherwise, with ``\\n`` line ends. Call it inside ``named``.
 
     Raises:
-        OSError: If there is no such file.
-        ValueError: If it is no text.
+        OSError: If the file does not exist.
+        ValueError: If it is not text.
     """
     data = Path(path).read_bytes()
     mark, encoding = next(((m, e) for m, e in _MARKS if data.startswith(m)), (b"", "utf-8"))
     text = data[len(mark) :].decode(encoding)
     if "\0" in text:
-        raise ValueError("holds zero bytes: no text, or UTF-16 without a byte order mark")
+        raise ValueError("contains zero bytes: not text, or UTF-16 without a byte order mark")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def lines_of(text: str) -> list[str]:
-    """The lines of a text that are not empty, without blanks around them. Only line feeds end a line.
+    """The non-empty lines of a text, stripped. Only line feeds end a line.
 
     Other characters that Unicode calls separators, such as U+2028, belong to the line.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    stripped = (line.strip().strip("\ufeff").strip() for line in lines)  # marks stay where files were joined
+    stripped = (line.strip().strip("\ufeff").strip() for line in lines)  # marks remain inside concatenated files
     return [line for line in stripped if line]
 
 
 def rows_of(text: str, separators: str = ",;\t") -> list[list[str]]:
-    """Rows of cells of a table, empty ones left out. A cell between quotes may have lines of its own.
+    """Rows of cells of a table, without empty rows. A quoted cell may contain line breaks.
 
-    The separator is what a line ``sep=;`` before the table says, else what its first line has most of outside quotes.
+    The separator is given by a line ``sep=;`` before the table, else the most frequent one of the first line.
 
     Raises:
         ValueError: If a quote is never closed, or a row has more cells than the first.
@@ -72,10 +72,10 @@ def rows_of(text: str, separators: str = ",;\t") -> list[list[str]]:
 
 
 def read_records(path: str | Path, columns: tuple[str, ...], what: str) -> list[dict[str, str]]:
-    """Rows of a table with a head, as column -> cell without blanks around it. Call it under ``named``.
+    """Rows of a table with a header, as column -> stripped cell. Call it inside ``named``.
 
     Args:
-        columns: that the table must have; capitals do not matter.
+        columns: required columns; case is ignored.
 
     Raises:
         VitrineError: If it lacks one of them.

@@ -1,4 +1,4 @@
-"""Files and folders that are being written: their names say by whom, so that what a killed process left is deleted."""
+"""Temporary files and folders: names carry the process, so that those of killed processes can be deleted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import time
 from pathlib import Path
 
 TEMPORARY = ".tmp-vitrine"
-"""Ending of a file or folder that is being written; :func:`sweep` deletes those of killed processes."""
+"""Suffix of a file or folder that is being written; :func:`sweep` deletes those of killed processes."""
 _STALE_SECONDS = 3600.0
-"""After so long nobody writes such a file any more, where its process cannot be asked."""
+"""Age after which a file counts as abandoned if its process cannot be checked."""
 
 
 def temporary_path(path: Path) -> Path:
-    """Where what will be ``path`` is written, in the same folder: the name says by which process of which machine."""
+    """The temporary path of ``path`` in the same folder; the name carries the process and the machine."""
     return path.parent / f"{_beginning(path.name)}{_machine()}-{os.getpid():x}-{secrets.token_hex(4)}{TEMPORARY}"
 
 
@@ -26,8 +26,8 @@ def sweep(folder: str | Path, name: str = "", below: bool = False) -> None:
     """Deletes the temporary files that killed processes left in a folder; files being written now stay.
 
     Args:
-        name: of the file they were to become; empty: any.
-        below: also in the folders below it.
+        name: only temporary files of this target; empty: any.
+        below: also in subfolders.
     """
     folder, beginning = Path(folder), _beginning(name) if name else "."
     present = folder.rglob("*") if below else folder.iterdir()
@@ -40,12 +40,12 @@ def sweep(folder: str | Path, name: str = "", below: bool = False) -> None:
 
 
 def _beginning(name: str) -> str:
-    """Of a temporary file's name; file systems bound names at 255 bytes."""
+    """Prefix of a temporary name, short enough for names of at most 255 bytes."""
     return f".{name[:40]}."
 
 
 def _machine() -> str:
-    """This machine, or this container on it, whose process numbers are its own."""
+    """Identifies this machine or container, within which process ids are unique."""
     try:
         numbers = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -54,7 +54,7 @@ def _machine() -> str:
 
 
 def _left_behind(path: Path) -> bool:
-    """Whether the process that wrote it is gone; of another machine's, and on Windows, whether it is an hour old."""
+    """Whether its process has ended; for other machines and on Windows, whether it is an hour old."""
     machine, _, process = path.name.removesuffix(TEMPORARY).rpartition(".")[2].partition("-")
     try:
         if machine == _machine() and sys.platform != "win32":
@@ -63,5 +63,5 @@ def _left_behind(path: Path) -> bool:
         return time.time() - path.stat().st_mtime > _STALE_SECONDS
     except (ProcessLookupError, FileNotFoundError):
         return True
-    except (PermissionError, ValueError):  # somebody else's process
+    except (PermissionError, ValueError):  # another user's process
         return False

@@ -1,1 +1,1 @@
-"""Everything that resumes: one ``Run``, digests of its inputs, and what trainings share."""
+"""Resumable jobs: ``Run``, digests of its inputs, and helpers for training."""

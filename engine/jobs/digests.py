@@ -1,7 +1,7 @@
-"""Digests of everything a job can be given: equal content, equal digest, whatever it is called and wherever it lies.
+"""Digests of a job's inputs: equal content gives equal digests, whatever its name and location.
 
-SHA-256 of the whole content, read in pieces: about 1.5 GB a second, so an SDXL network takes three seconds. What is
-not understood raises, so no input of a resumed job can be overlooked.
+SHA-256 of the whole content, read in pieces: about 1.5 GB per second, so an SDXL network takes three seconds. Unknown
+types raise, so no input of a resumed job can be overlooked.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from ..settings.config import Config
 
 _PIECE = 2**24
 _NOT_CONTENT = ("transformers_version", "torch_dtype", "dtype", "name_or_path")
-"""Keys of a model's configuration that say where it came from, or what its weights say themselves; so do those with an
-underscore in front."""
+"""Configuration keys that record an origin, or repeat what the weights say. Keys with a leading underscore are left
+out, too."""
 _PLACEMENT = ("accelerate.", "diffusers.hooks", "torch.")
-"""Modules whose hooks move weights and change no numbers."""
+"""Libraries whose hooks move weights and do not change results."""
 _LISTED = 8
-"""Numbers of a list that is shown as it is."""
+"""Longest list that is recorded in full."""
 
 
 def digest(value: object) -> str:
     """32 hexadecimal digits of a value's content.
 
     Args:
-        value: plain values, paths (of which the content counts), tensors, arrays, pictures, networks, schedulers,
+        value: plain values, paths (by their content), tensors, arrays, pictures, networks, schedulers,
             tokenizers, dataclasses, functions with what they close over, containers of these, and any object that has
             ``inputs`` made of these.
 
     Raises:
-        VitrineError: If it is, or holds, anything else.
+        VitrineError: If it is, or contains, any other type.
     """
     content = hashlib.sha256()
     _add(content, value)
@@ -54,20 +54,20 @@ def digest(value: object) -> str:
 
 
 class Files:
-    """Many files by their contents, in their order; they are read when they are digested, several at a time."""
+    """A list of files by content and order, read in parallel when digested."""
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.paths = [Path(path) for path in paths]
 
     @property
     def inputs(self) -> list[str]:
-        """A digest of each."""
-        with ThreadPoolExecutor(4) as pool:  # hashing lets other threads run
+        """A digest per file."""
+        with ThreadPoolExecutor(4) as pool:  # hashing releases the GIL
             return list(pool.map(digest, self.paths))
 
 
 def described(value: object) -> Any:
-    """The value itself where it is plain and short, for a refusal to show; its digest otherwise. JSON can hold it."""
+    """The value itself if it is plain and short, so that errors can show it, else its digest; JSON-compatible."""
     if isinstance(value, Config):
         value = value.to_dict()
     elif isinstance(getattr(value, "inputs", None), Mapping):
@@ -88,7 +88,7 @@ def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | N
     """:func:`digest` of a network.
 
     Args:
-        originals: name -> weight, of parameters that carry a patch at the moment and are known without it.
+        originals: name -> unpatched weight, for parameters that are currently patched.
     """
     content = hashlib.sha256()
     _add_network(content, network, originals)
@@ -96,7 +96,7 @@ def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | N
 
 
 def library_of(network: nn.Module) -> str:
-    """Name and minor version of the library that a network's class comes from; empty where it is none.
+    """Name and minor version of the library that a network's class comes from; empty if it is not from one.
 
     A new version of diffusers or transformers may compute something else from equal weights.
     """
@@ -104,7 +104,7 @@ def library_of(network: nn.Module) -> str:
 
 
 def version_of(package: str) -> str:
-    """``"torch 2.13"``, without what comes behind: patch releases mend errors and keep numbers."""
+    """``"torch 2.13"``: the patch number is left out, since patch releases keep results."""
     try:
         parts = importlib.metadata.version(package).split(".")
     except importlib.metadata.PackageNotFoundError:
@@ -114,7 +114,7 @@ def version_of(package: str) -> str:
 
 # --- kinds of values ----------------------------------------------------------------------------------------------
 def _add(content: Any, value: Any) -> None:
-    """Every value begins with its kind and size, so that no two different ones run into the same bytes."""
+    """Hashes the kind and size of every value before its content, so that different values cannot collide."""
     if isinstance(value, Config):
         value = value.to_dict()
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -144,7 +144,7 @@ def _add(content: Any, value: Any) -> None:
 
 
 def _add_object(content: Any, value: Any) -> None:
-    """Anything with parts of its own."""
+    """Hashes composite objects."""
     content.update(f"object {type(value).__name__}\n".encode())
     if hasattr(value, "inputs"):
         _add(content, value.inputs)
@@ -166,7 +166,7 @@ def _add_object(content: Any, value: Any) -> None:
     elif hasattr(value, "config") or hasattr(value, "to_dict"):  # schedulers, image processors
         _add(content, _settings(value))
     else:
-        accepted = "plain values, files, tensors, networks, and what has ``inputs`` of these"
+        accepted = "plain values, files, tensors, networks, and objects with ``inputs`` of these"
         raise refuse("input", type(value).__name__, accepted, "give it a property ``inputs``")
 
 
@@ -185,7 +185,7 @@ def _array(value: Any) -> torch.Tensor:
 
 
 def _add_path(content: Any, path: Path) -> None:
-    """A file's content; of a folder, the names below it and their contents. Hidden files are left out."""
+    """Hashes a file's content, or a folder's file names and contents without hidden files."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         content.update(b"folder %d\n" % len(files))
@@ -213,7 +213,7 @@ def _add_tensor(content: Any, tensor: torch.Tensor) -> None:
 
 # --- networks -----------------------------------------------------------------------------------------------------
 def _add_network(content: Any, network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Class, configuration, weights, adapters that are on with their scales, and what other code put on it."""
+    """Hashes class, configuration, weights, active adapters with their scales, and patches by other code."""
     network = uncompiled(network)
     _add(content, [type(network).__name__, _settings(network)])
     for name, weight in sorted(_weights(network), key=lambda pair: pair[0]):
@@ -228,7 +228,7 @@ ATTENTION_CHOICE = "comfy_attention"
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and saved buffers by name, also of offloaded modules; adapters that are off count for nothing."""
+    """Parameters and saved buffers by name, also of offloaded modules; inactive adapters are left out."""
     off = _adapters_off(network)
     for path, module in network.named_modules():
         tensors = dict(module.named_parameters(recurse=False))
@@ -246,7 +246,7 @@ def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _adapters_off(network: nn.Module) -> list[tuple[str, str]]:
-    """(path of a layer, name of an adapter that changes nothing there)."""
+    """(layer path, adapter name) of every inactive adapter."""
     off = []
     for path, module in network.named_modules():
         layer: Any = module
@@ -257,14 +257,14 @@ def _adapters_off(network: nn.Module) -> list[tuple[str, str]]:
 
 
 def _quantised(weight: Any) -> dict[str, torch.Tensor]:
-    """What bitsandbytes keeps beside a weight: scales in attributes, some of them of a state object."""
+    """bitsandbytes' scales of a weight, kept as attributes of it or of its state object."""
     beside = {key: value for key, value in vars(weight).items() if key != "grad"}
     beside |= vars(beside.get("quant_state")) if hasattr(beside.get("quant_state"), "__dict__") else {}
     return {key: value for key, value in beside.items() if isinstance(value, torch.Tensor)}
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """The configuration of a model, scheduler or processor, without where it came from; {} where it has none."""
+    """The configuration of a model, scheduler or processor, without its origin; {} if it has none."""
     config = getattr(value, "config", value)
     table = config if isinstance(config, Mapping) else config.to_dict() if hasattr(config, "to_dict") else {}
     return {"class": type(value).__name__} | _plain(table)

@@ -1,8 +1,7 @@
-"""One mechanism for every job that resumes: who owns it, what it was begun with, and its state on disk.
+"""Resumable jobs: ownership, identity of the inputs, and state on disk.
 
-A job's numbers depend on its inputs alone: on all of them, by content. So a place on disk belongs to the inputs that it
-was begun with, and any other are refused. What was saved is whole, and a run that was killed goes on from it to the
-same bytes.
+A job's results depend on its inputs alone, all of them by content. A run folder therefore belongs to the inputs it was
+started with, and others are refused. Saved states are whole, and a killed run resumes to the same bytes.
 """
 
 from __future__ import annotations
@@ -28,54 +27,54 @@ from .digests import described, digest, version_of
 
 STATE = "state.safetensors"
 NOTE = ".run"
-"""In a run's folder: its job and inputs, as JSON. Without an ending, so that no list of files takes it for a result."""
+"""File of a run's folder with its job and inputs, as JSON. It has no suffix, so no listing takes it for a result."""
 FORMAT = 1
-"""Raised when the meaning of a saved state changes: earlier ones are refused then."""
+"""Incremented when the meaning of a saved state changes, so that earlier states are refused."""
 _KEY = "run"
 Tensors = Mapping[str, torch.Tensor]
 
 
 class RunState(NamedTuple):
-    """A saved run: groups of named tensors (``weight``, ``average`` ...) and facts that JSON can hold."""
+    """A saved run: groups of named tensors (``weight``, ``average`` ...) and JSON-compatible facts."""
 
     tensors: dict[str, dict[str, torch.Tensor]]
     facts: dict[str, Any]
 
 
 class Run:
-    """A job that resumes: the same inputs go on where it stopped, others are refused by name.
+    """A resumable job: with the same inputs it continues where it stopped; changed inputs are refused by name.
 
     ::
 
         inputs = {"network": unet, "pictures": files, "prompts": texts, "settings": config}
         with Run(folder, "training", inputs) as run:
-            state = run.load({"adam": adam})  # None in a run that begins
+            state = run.load({"adam": adam})  # None in a new run
             ...
             run.save({"weight": weights}, {"adam": adam}, {"done": 20})
 
-    While the block is open the process owns the place: a second one is refused, and an owner that died is succeeded.
-    Temporary files of killed processes are deleted. The place can be read before the block is entered.
+    While the block is open the process owns the folder: a second process is refused, one that died is replaced.
+    Temporary files of killed processes are deleted. The state can be read before the block is entered.
 
     Args:
-        place: a folder, or one file by its ending (.safetensors, .json), which then is the state; None keeps nothing,
-            and all methods do nothing.
-        job: what is done, so that no two jobs take each other's state.
-        inputs: name -> value, everything that the numbers depend on, as :func:`~.digests.digest` understands it. They
-            are read only if there is a place. PyTorch's version is added, as kernels round differently; networks bring
-            that of their library.
-        begun: patterns of the files that mean there is work to lose. Without any, other inputs simply begin.
-        workers: processes that share the job and its place; the first owns it for all.
+        place: a folder, or one state file by its suffix (.safetensors, .json); None stores nothing, and all methods do
+            nothing.
+        job: kind of job, so that two jobs never use each other's state.
+        inputs: name -> value, everything that results depend on, as :func:`~.digests.digest` accepts it; only read if
+            there is a place. PyTorch's version is added, since kernels round differently, and networks add that of
+            their library.
+        begun: patterns of files that mean that there is work to lose. Without a match, other inputs start a new run.
+        workers: processes that share the job and its folder; the first owns it for all.
 
     Raises:
-        VitrineError: On entering, loading or saving: the place belongs to other inputs, to an earlier version of
+        VitrineError: On entering, loading or saving: the folder belongs to other inputs, to an earlier version of
             Vitrine, or to another process, or a file is damaged.
     """
 
     def __init__(
-        self, place: str | Path | None, job: str, inputs: Mapping[str, object], begun: tuple[str, ...] = (STATE,),
+        self, path: str | Path | None, job: str, inputs: Mapping[str, object], begun: tuple[str, ...] = (STATE,),
         workers: Workers = ALONE,
     ) -> None:  # fmt: skip
-        self.place = None if place is None else Path(place)
+        self.path = None if path is None else Path(path)
         self._job, self._inputs, self._begun, self._workers = job, dict(inputs), begun, workers
         self._open = ExitStack()
         self._loaded: tuple[int, int] | None = None
@@ -83,45 +82,45 @@ class Run:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """Job and inputs as they are written down: short plain values, and digests of all others."""
+        """Job and inputs as stored: short plain values, and digests of all others."""
         versions = {"format": FORMAT, "library": version_of("torch")}
         table = {"job": self._job, **versions, "inputs": described(self._inputs)}
         return parse_table(json.dumps(table))
 
     def known(self) -> Self:
-        """The run with its inputs read now, before the job changes them: a training its network."""
-        if self.place is not None:
+        """The run with its inputs digested now, before the job changes them, as training changes its network."""
+        if self.path is not None:
             _ = self.identity
         return self
 
     @property
     def mark(self) -> str:
-        """16 digits for this job with these inputs, for a folder's name."""
+        """16 digits that identify this job with these inputs, for a folder name."""
         return digest(self.identity)[:16]
 
     def below(self, name: str) -> Self:
-        """The run in a folder of its own below its place, ``name-mark``: other inputs have another."""
-        if self.place is not None:
-            self.place = self.place / f"{name}-{self.mark}"
+        """The run in a subfolder ``name-mark``, which differs for other inputs."""
+        if self.path is not None:
+            self.path = self.path / f"{name}-{self.mark}"
         return self
 
     # --- owner ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
-        if self.place is None:
+        if self.path is None:
             return self
         try:
             if not self._workers.index:
-                self._open.enter_context(sole_owner(self.place))
+                self._open.enter_context(sole_owner(self.path))
                 self._refuse_others()
                 self._refuse_moved_on()
                 if self._is_file:
-                    sweep(self.place.parent, self.place.name)
+                    sweep(self.path.parent, self.path.name)
                 else:
-                    sweep(self.place, below=True)
+                    sweep(self.path, below=True)
             self._workers.meet()
             self._refuse_others()
-            if not self._is_file:  # processes that cannot meet may be here before the first
-                write_json(self.place / NOTE, self.identity)
+            if not self._is_file:  # processes without a group may arrive before the first
+                write_json(self.path / NOTE, self.identity)
         except BaseException:
             self._open.close()
             raise
@@ -134,42 +133,42 @@ class Run:
 
     @property
     def _is_file(self) -> bool:
-        return self.place is not None and self.place.suffix in FILES
+        return self.path is not None and self.path.suffix in FILES
 
     @property
     def _state(self) -> Path:
-        assert self.place is not None
-        return self.place if self._is_file else self.place / STATE
+        assert self.path is not None
+        return self.path if self._is_file else self.path / STATE
 
     # --- identity -------------------------------------------------------------------------------------------------
     def _refuse_others(self) -> None:
-        """Refuses a place where other inputs have left work."""
-        place = self.place
-        if place is None or not place.exists():
+        """Refuses a folder with work of other inputs."""
+        path = self.path
+        if path is None or not path.exists():
             return
-        if not self._is_file and not _begun_in(place, self._begun):
+        if not self._is_file and not _begun_in(path, self._begun):
             return
         known = self._known()
         if known is None:
-            shown = f"{place.name}, begun by an earlier version of Vitrine"
+            shown = f"{path.name}, begun by an earlier version of Vitrine"
             raise refuse("run", shown, "a run of this version", f"start again: choose another file, or {self._clear}")
         if changes := differences(known, self.identity):
-            raise other_inputs(place, changes)
+            raise other_inputs(path, changes)
 
     def _reading(self, file: Path) -> named:
         return named(file, "run", "a whole state", f"start again: {self._clear}")
 
     @property
     def _clear(self) -> str:
-        assert self.place is not None
-        return _cleared(self.place)
+        assert self.path is not None
+        return _cleared(self.path)
 
     def _known(self) -> dict[str, Any] | None:
-        """What the place was begun with; None where an earlier version did not write it down."""
-        assert self.place is not None
+        """The stored identity; None if an earlier version did not write one."""
+        assert self.path is not None
         if self._is_file:
-            return self._known_of_file(self.place)
-        note = self.place / NOTE
+            return self._known_of_file(self.path)
+        note = self.path / NOTE
         if note.is_file():
             with self._reading(note):
                 return parse_table(note.read_text(encoding="utf-8"))
@@ -187,24 +186,24 @@ class Run:
             return None if text is None else parse_table(text)
 
     def _refuse_moved_on(self) -> None:
-        """Refuses to write over what another process has saved since this one read the state."""
+        """Refuses to overwrite a state that another process has saved since this one read it."""
         if self._read and _seen(self._state) != self._loaded:
-            shown = f"{self._state.parent.name}, which another process has gone on with"
-            raise refuse("run", shown, "a state that is still the one that was read", "run the same call again")
+            shown = f"{self._state.parent.name}, which another process has continued"
+            raise refuse("run", shown, "a state that has not changed since it was read", "run the same call again")
 
     # --- state ----------------------------------------------------------------------------------------------------
     def save(
         self, tensors: Mapping[str, Tensors], optimizers: Mapping[str, torch.optim.Optimizer] | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Writes the state, whole or not at all.
+        """Writes the state atomically.
 
         Args:
             tensors: group -> name -> tensor; a group's name has no slash.
-            optimizers: by name; their slots are saved.
-            facts: step counters and the like: anything JSON can hold.
+            optimizers: by name; their state tensors are saved.
+            facts: step counters and other JSON-compatible values.
         """
-        if self.place is None:
+        if self.path is None:
             return
         flat = {f"{group}/{name}": value for group, entries in tensors.items() for name, value in entries.items()}
         for name, optimizer in (optimizers or {}).items():
@@ -217,44 +216,44 @@ class Run:
     def load(
         self, optimizers: Mapping[str, torch.optim.Optimizer] | None = None, device: str = "cpu"
     ) -> RunState | None:
-        """What :meth:`save` wrote, after restoring each optimiser's slots; None if nothing was saved."""
-        if self.place is None:
+        """The saved state, after restoring each optimiser; None if nothing was saved."""
+        if self.path is None:
             return None
         self._refuse_others()
         self._read, self._loaded = True, _seen(self._state)
         if not self._state.is_file():
             return None
         with self._reading(self._state):
-            kind = torch.device(device).type  # safetensors knows no "cpu:0", as torchrun's processes have it
+            kind = torch.device(device).type  # safetensors does not accept "cpu:0", which torchrun's processes use
             flat, metadata = read_safetensors(self._state, "cpu" if kind == "cpu" else device)
             facts = parse_table(metadata["facts"])
             return RunState(_restored(flat, optimizers or {}), facts)
 
     def save_table(self, table: Mapping[str, Any]) -> None:
-        """Writes a state that is one JSON file."""
-        if self.place is not None:
-            write_json(self.place, {_KEY: self.identity, **table})
+        """Writes a state that is a single JSON file."""
+        if self.path is not None:
+            write_json(self.path, {_KEY: self.identity, **table})
 
     def load_table(self) -> dict[str, Any]:
-        """What :meth:`save_table` wrote; {} if nothing was."""
-        if self.place is None or not self.place.is_file():
+        """The state of :meth:`save_table`; {} if nothing was saved."""
+        if self.path is None or not self.path.is_file():
             return {}
         self._refuse_others()
-        with self._reading(self.place):
-            return {k: v for k, v in parse_table(self.place.read_text(encoding="utf-8")).items() if k != _KEY}
+        with self._reading(self.path):
+            return {k: v for k, v in parse_table(self.path.read_text(encoding="utf-8")).items() if k != _KEY}
 
 
-def other_inputs(place: Path, changes: Sequence[str]) -> VitrineError:
-    """The refusal of a place that was begun with other inputs, which are named."""
-    shown = f"{place.name}, begun with {'; '.join(changes)}"
+def other_inputs(path: Path, changes: Sequence[str]) -> VitrineError:
+    """The error for a folder that was started with other inputs, which it names."""
+    shown = f"{path.name}, begun with {'; '.join(changes)}"
     return refuse(
         "run", shown, "the inputs that it was begun with",
-        f"give those, or start again: choose another file, or {_cleared(place)}",
+        f"give those, or start again: choose another file, or {_cleared(path)}",
     )  # fmt: skip
 
 
-def _cleared(place: Path) -> str:
-    return f"{'delete' if place.suffix in FILES else 'empty'} {place.name}"
+def _cleared(path: Path) -> str:
+    return f"{'delete' if path.suffix in FILES else 'empty'} {path.name}"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -281,7 +280,7 @@ def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def _begun_in(folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether a folder holds a file of a job, hidden ones left out."""
+    """Whether a folder has a file of a job, not counting hidden ones."""
     return any(not file.name.startswith(".") for pattern in patterns for file in folder.glob(pattern))
 
 
@@ -295,7 +294,7 @@ def forget(file: str | Path) -> None:
 def _restored(
     flat: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Groups of tensors; those of optimisers are put back into them."""
+    """Groups of tensors; optimisers are restored from theirs."""
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     slots: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}
     for key, value in flat.items():
@@ -311,7 +310,7 @@ def _restored(
 
 
 def _seen(file: Path) -> tuple[int, int] | None:
-    """When and as which file it was written; None where there is none."""
+    """Modification time and inode; None if there is no such file."""
     if not file.is_file():
         return None
     entry = file.stat()
@@ -334,7 +333,7 @@ def run_steps(
     """Steps until ``total`` are done, saving every ``save_every`` steps, at the end, and when interrupted.
 
     Args:
-        until: stop once so many are done in all; 0 takes none, None all.
+        until: stop once this many are done in total; 0 runs none, None all.
     """
     last = total if until is None else min(until, total)
     while done() < last:

@@ -1,4 +1,4 @@
-"""Encoded prompts of a long list: encoded chunk by chunk into a file, read where they are needed."""
+"""Encoded prompts of a long list, encoded in chunks into a file and read on demand."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..runtime.progress import Progress, silent
 from .run import Run
 
 CHUNK = 64
-"""Prompts encoded together. Always so many, so that a text's states do not depend on who encodes it, or when."""
+"""Prompts encoded together. The number is fixed, so that a text's states do not depend on its chunk or process."""
 
 Encode = Callable[[Sequence[str]], Condition]
 """n texts -> a condition of n rows."""
 
 
 class StoredText:
-    """Stands for a :class:`Condition` of so many prompts that it is too large for memory.
+    """A lazily read :class:`Condition` for lists of prompts that are too large for memory.
 
     Attributes:
         count: how many prompts.
@@ -35,7 +35,7 @@ class StoredText:
         self._table, self._one, self.count, self.inputs = table, row, table.shape[0], inputs
 
     def take(self, rows: torch.Tensor) -> Condition:
-        """Rows by index, with repetition."""
+        """Batch rows by index, with repetition."""
         parts = dict(_parts(self._one))
         columns = self._table.rows(rows.tolist()).split([math.prod(p.shape[1:]) for p in parts.values()], 1)
         tensors = {
@@ -49,23 +49,23 @@ class StoredText:
         cls, texts: Sequence[str], encode: Encode, folder: str | Path, identity: object, progress: Progress = silent,
         workers: Workers = ALONE,
     ) -> StoredText:  # fmt: skip
-        """Encode the texts that are not in the folder yet; goes on after an interruption, also after ``kill -9``.
+        """Encodes the texts that are not in the folder yet; resumes after an interruption or a kill.
 
         Args:
-            identity: what the states depend on beside the texts: text encoders and how they are asked.
+            identity: what the states depend on in addition to the texts: text encoders and their settings.
             workers: processes that share the chunks and see the folder.
 
         Raises:
-            VitrineError: If the folder holds another list, another run encodes there, or the pipeline encodes prompts
-                at lengths of their own.
+            VitrineError: If the folder belongs to another list, another run is encoding there, or the pipeline encodes
+                prompts at different lengths.
         """
         row = encode(texts[:1]).to("cpu")
         inputs = {"prompts": list(texts), "text encoders": identity}
         with Run(folder, "text states", inputs, ("rows.json",), workers) as run:
-            # float32, which holds every narrower number as it is
+            # float32 represents every narrower dtype exactly
             table = RowFile(folder, (len(texts), sum(p.numel() for _, p in _parts(row))))
             starts = range(0, len(texts), CHUNK)
-            own = [starts[i] for i in workers.share(len(starts))]
+            own = [starts[i] for i in workers.part(len(starts))]
             for number, start in enumerate(own):
                 chunk = texts[start : start + CHUNK]
                 if not table.done[start : start + len(chunk)].all():
@@ -82,7 +82,7 @@ class StoredText:
 
 @dataclass(frozen=True)
 class KnownText(Condition):
-    """A condition that says what it was made of: encoded again, it may round otherwise.
+    """A condition that records its inputs, since encoding again may round differently.
 
     Attributes:
         inputs: prompts and text encoders, by name.
@@ -92,14 +92,14 @@ class KnownText(Condition):
 
     @classmethod
     def of(cls, cond: Condition, inputs: Mapping[str, object]) -> KnownText:
-        """The same condition."""
+        """The same condition with its inputs recorded."""
         return cls(cond.text, cond.pooled, cond.extra, cond.fixed, inputs)
 
 
 def in_memory(texts: Sequence[str], encode: Encode) -> Condition:
-    """All at once; the same numbers as :meth:`StoredText.encoded` gives.
+    """Encodes all texts at once, to the same numbers as :meth:`StoredText.encoded`.
 
-    Pipelines that encode each prompt at its own length also read which tokens are padding: shorter chunks are padded.
+    Pipelines that encode prompts at different lengths also read a padding mask, so shorter chunks are padded.
     """
     chunks = [encode(texts[i : i + CHUNK]).to("cpu") for i in range(0, len(texts), CHUNK)]
     if all(chunk.alike(chunks[0]) for chunk in chunks):
@@ -109,7 +109,7 @@ def in_memory(texts: Sequence[str], encode: Encode) -> Condition:
 
 
 def row_bytes(row: Condition) -> int:
-    """Of a condition of one row."""
+    """Bytes of a condition with one batch row."""
     return sum(part.nbytes for _, part in _parts(row))
 
 

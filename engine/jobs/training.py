@@ -1,8 +1,8 @@
-"""What trainings share: the moving average of weights, the learning rate, and gradients of several processes.
+"""Training helpers: moving average of weights, learning rate, gradients of several processes.
 
-Their state on disk is a :class:`~vitrine.engine.jobs.run.Run`'s. A rate that is a function of the step number, and
-random numbers that are drawn from the step number or saved with the state, make a run that was stopped and resumed
-equal, bit for bit, to one that was not.
+State on disk is a :class:`~vitrine.engine.jobs.run.Run`. The learning rate is a function of the step number, and random
+numbers are sampled from the step number or saved with the state, so a resumed run equals an uninterrupted one bit for
+bit.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def learning_rate(
     Args:
         base: the highest rate.
         schedule: ``constant``; ``cosine``, from ``base`` to 0; or ``linear`` to 0 over the last ``falling`` steps.
-        warmup: steps over which it rises to that linearly.
-        falling: of ``linear``; None is all steps.
+        warmup: steps of linear warm-up.
+        falling: steps over which ``linear`` falls; None is all.
     """
     if warmup:
         base = base * min(1.0, (step + 1) / warmup)
@@ -57,27 +57,27 @@ def learning_rate(
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate of the next step, in every parameter group."""
+    """Sets the learning rate of the next step in every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def finite(gradients: Iterable[torch.Tensor | None]) -> bool:
-    """True if every gradient present is finite; the host waits for the device once."""
+    """True if every gradient present is finite; synchronises with the device once."""
     sums = [g.detach().sum(dtype=torch.promote_types(g.dtype, torch.float32)) for g in gradients if g is not None]
-    return not sums or bool(torch.isfinite(torch.stack(sums)).all())  # NaN and infinity outlast any addition
+    return not sums or bool(torch.isfinite(torch.stack(sums)).all())  # NaN and infinity propagate through a sum
 
 
 def mean_gradients(
     parameters: Iterable[torch.Tensor], reduce: Callable[[torch.Tensor], torch.Tensor], pieces: int = 2**25
 ) -> None:
-    """Exchange the gradients of many parameters in a few calls: a LoRA has hundreds of small ones.
+    """All-reduces the gradients of many parameters in a few calls, since a LoRA has hundreds of small ones.
 
-    A parameter without a gradient takes part with zeros.
+    A parameter without a gradient counts as zeros.
 
     Args:
         reduce: the mean of a vector over all processes.
-        pieces: numbers exchanged at once, at most (unless a single parameter has more): what this takes in memory.
+        pieces: most numbers exchanged at once (unless a single parameter has more), which bounds the extra memory.
     """
     batch: list[torch.Tensor] = []
 

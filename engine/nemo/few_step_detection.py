@@ -298,7 +298,7 @@ def sample_threshold(agreements: Sequence[Agreement], fingerprint: str = "") -> 
         VitrineError: See :meth:`SampleThreshold.of`.
     """
     if not agreements:
-        raise refuse("ordinary captions", 0, f"{LEAST} or more", "100 are a good start")
+        raise refuse("ordinary captions", 0, f"{LEAST} or more", "300 are a good start")
     places = usual_places(agreements) / len(agreements)
     return SampleThreshold.of([a.distance for a in agreements], places, agreements[0].config, fingerprint)
 

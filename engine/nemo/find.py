@@ -53,9 +53,9 @@ class Result:
     def verdict(self) -> str:
         """``not memorized``, ``changed``, ``reduced``, ``failed``, or ``no verdict`` where no threshold was measured.
 
-        Of few-step samples where there is a threshold for these: ``changed`` if they agreed and no longer do. Else of
-        the one-step predictions: ``changed`` only if the search reached its stop *and* seeds no longer agree; either
-        alone is ``reduced``. Whether full samples are still copies is another question, for
+        Of few-step samples where there is a threshold for these, else of the one-step predictions: ``changed`` only if
+        the search reached its stop *and* seeds that agreed no longer do; either alone is ``reduced``, since whole
+        samples may end in the picture all the same. Whether full samples are still copies is another question, for
         :class:`~vitrine.engine.nemo.blocked_copies.Copies`.
         """
         if self.search is None or self.after is None:
@@ -64,7 +64,9 @@ class Result:
             before, after = self.samples
             if not before.memorized:
                 return "not memorized"
-            return "changed" if not after.memorized else "reduced" if after.distance > before.distance else "failed"
+            if not after.memorized and not self.search.exhausted:
+                return "changed"
+            return "reduced" if after.distance > before.distance else "failed"
         if self.after.tau is None:
             return "no verdict"
         if not self.search.exhausted and not self.after.memorized:
@@ -154,6 +156,9 @@ def find_neurons(
 ) -> list[Result]:
     """Search every prompt, or under ``protocol="nemo"`` every memorized one, all in lockstep.
 
+    A search that exhausts its candidates begins again in the layers of scope ``all``, where the statistics are of these
+    (but not under ``protocol="nemo"``): a picture in a usual pose comes back from the up blocks alone.
+
     Args:
         conds: one condition of one row for each prompt.
         shape: (C, h, w) of the latents.
@@ -169,6 +174,23 @@ def find_neurons(
         check_tau(config.tau)
     if config.mode == "parity" and probe.config.data_range == AUTO:
         probe = replace(probe, config=replace(probe.config, data_range=None))
+    results = _found(probe, prompts, conds, statistics, shape, config, progress, sampler)
+    again = [i for i, result in enumerate(results) if result.search is not None and result.search.exhausted]
+    sites = value_sites(probe.denoiser.backbone, "all")
+    wider = len(sites) > len(probe.sites) and all(site.address in statistics.means for site in sites)
+    if again and wider and not config.published:
+        texts, rows = [prompts[i] for i in again], [conds[i] for i in again]
+        whole = _found(replace(probe, sites=sites), texts, rows, statistics, shape, config, progress, sampler)
+        for i, result in zip(again, whole, strict=True):
+            results[i] = replace(result, forwards=result.forwards + results[i].forwards)
+    return results
+
+
+def _found(
+    probe: Probe, prompts: Sequence[str], conds: Sequence[Condition], statistics: NeuronStatistics,
+    shape: tuple[int, int, int], config: SearchConfig, progress: Progress, sampler: FewStepSampler | None,
+) -> list[Result]:  # fmt: skip
+    """One search of each prompt in the probe's layers."""
     noise = probe_noise(probe.config, shape).to(conds[0].device)
     scores, unblocked = score_prompts(probe, conds, shape, config.tau)
     searched: dict[int, _Searched] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,10 +16,12 @@ from .search_config import FewStepConfig
 
 NAME = "samples.safetensors"
 KIND, VERSION = "vitrine-nemo-samples", 1
-DEVIATIONS = 2.326
-"""Below the mean of a normal distribution: one value in a hundred is further."""
+ALARMS = 0.01
+"""Share of ordinary captions that are meant to fall below the threshold."""
+TAIL = 0.1
+"""Share of the captions, those whose samples differ least, that the tail below is estimated from."""
 LEAST = 2
-"""Captions; 100 are a good start."""
+"""Captions; 300 are a good start."""
 FIRST_PAIR = 0.7
 """Of the usual distance: where the first two samples differ more, no others are made."""
 
@@ -58,15 +61,12 @@ class SampleThreshold:
             VitrineError: If there are fewer than two captions, or samples of them are equal.
         """
         values = torch.tensor(list(distances), dtype=torch.float64)
-        count, z = len(values), DEVIATIONS
+        count = len(values)
         if count < LEAST or not bool((values > 0).all()):
-            raise refuse("ordinary captions", count, f"{LEAST} or more whose samples differ", "100 are a good start")
-        logs = values.log()
-        # Student's quantile (Fisher & Cornish 1960) of the next caption: 1 % of ordinary ones fall below, few or many
-        student = z + (z**3 + z) / (4 * (count - 1)) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * (count - 1) ** 2)
-        below = (logs.mean() - student * logs.std() * (1 + 1 / count) ** 0.5).exp()
+            raise refuse("ordinary captions", count, f"{LEAST} or more whose samples differ", "300 are a good start")
+        logs = values.log().sort().values
         made = replace(config, two_stage=False)
-        return cls(float(below), float(logs.mean().exp()), places, len(values), made, fingerprint)
+        return cls(_quantile(logs), float(logs.mean().exp()), places, count, made, fingerprint)
 
     def text(self) -> str:
         """What was measured, in a sentence."""
@@ -119,3 +119,15 @@ class SampleThreshold:
             if not 0 < distance < usual < 1e6 or places.shape != (64, 64) or not bool((places >= 0).all()):
                 raise ValueError(f"distance {distance}, usual {usual}, places {tuple(places.shape)}")
             return cls(distance, usual, places, count, config, printable(str(header["fingerprint"])))
+
+
+def _quantile(logs: torch.Tensor) -> float:
+    """Distance below which the next ordinary caption falls with a chance of 1 %, from (N,) ascending logarithms.
+
+    Logarithms below the tenth part's end are taken for exponential (Pickands 1975). The next one's chance of being t
+    below that end is then (k + 1) / (N + 1) * (1 + t / (k b))^-k, with b the mean of the k that are below.
+    """
+    count = len(logs)
+    k = min(max(2, round(TAIL * count)), count - 1)
+    scale = float((logs[k] - logs[:k]).mean())
+    return math.exp(float(logs[k]) - k * scale * (((k + 1) / ((count + 1) * ALARMS)) ** (1 / k) - 1))

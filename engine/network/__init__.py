@@ -1,1 +1,1 @@
-"""What is inside a backbone: activation sites, attention, rotary embeddings, conditions and patches."""
+"""Parts of a backbone: activation sites, attention, rotary embeddings, conditions and patches."""

@@ -16,13 +16,13 @@ HEADS = ("each", "mean")
 
 @dataclass(frozen=True)
 class MapReduction(Config):
-    """What to keep of an attention map, decided while it is computed: the full map of a 64 x 64 layer takes 0.5 GiB.
+    """Which part of an attention map to compute: the full map of a 64 x 64 layer takes 0.5 GiB.
 
     Attributes:
         heads: ``each`` keeps the heads apart, ``mean`` averages them into one map per layer.
         tokens: the keys to keep, by position (words of a prompt, or image tokens); None keeps all.
         queries: the queries to compute, by position; None computes all.
-        memory: bytes that scores and probabilities may take at a time, in addition to the result.
+        memory: bytes for scores and probabilities at a time, in addition to the result.
     """
 
     heads: str = "each"
@@ -49,7 +49,7 @@ WHOLE = MapReduction()
 def attention_map(
     query: torch.Tensor, key: torch.Tensor, heads: int, bias: torch.Tensor | None = None, how: MapReduction = WHOLE
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d) + bias) (Vaswani et al. 2017, eq. 1), a head and some queries at a time, in float32.
+    """softmax(q k^T / sqrt(d) + bias) (Vaswani et al. 2017, eq. 1), one head and some queries at a time, in float32.
 
     Args:
         query: (B, Q, heads d).
@@ -97,9 +97,9 @@ def normed(attention: nn.Module, name: str, tensor: torch.Tensor, heads: int) ->
 
 
 def text_bias(mask: Any) -> torch.Tensor | None:
-    """diffusers' ``encoder_attention_mask`` as a score bias (B, 1, K): a 0/1 mask (B, K), or a bias already."""
+    """diffusers' ``encoder_attention_mask`` as a score bias (B, 1, K): a 0/1 mask (B, K), or already a bias."""
     if not isinstance(mask, torch.Tensor):
         return None
     if mask.ndim == 2:
-        return ((1 - mask.float()) * -10000.0)[:, None]  # the constant diffusers uses
+        return ((1 - mask.float()) * -10000.0)[:, None]  # the constant in diffusers
     return mask

@@ -1,4 +1,4 @@
-"""What conditions a network beside the noisy latent and the timestep."""
+"""What conditions a network in addition to the noisy latent and the timestep."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from ..errors import refuse
 
 MASK = "encoder_attention_mask"
-"""The part of a Condition's ``extra`` that says which text tokens are no padding: (B, T), 1 or 0."""
+"""Key of a Condition's ``extra`` for the text mask (B, T): 1 for tokens, 0 for padding."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """The inputs of a network beside x_t and t. In every tensor the batch comes first.
+    """The inputs of a network other than x_t and t. The first axis of every tensor is the batch.
 
     Attributes:
         text: (B, T, C) text states, or None.
         pooled: (B, D) pooled text embedding, or None.
         extra: further tensors, by the backbone's own argument names (``time_ids``, ``encoder_attention_mask`` ...).
-        fixed: further arguments that are the same for every row, such as numbers.
+        fixed: further arguments that are equal for every batch row, such as numbers.
     """
 
     text: torch.Tensor | None = None
@@ -36,7 +36,7 @@ class Condition:
 
     @property
     def count(self) -> int:
-        """B: rows of text; 1 where there is none."""
+        """B, the batch rows of the text; 1 without text."""
         return 1 if self.text is None else len(self.text)
 
     @property
@@ -45,7 +45,7 @@ class Condition:
         return torch.device("cpu") if self.text is None else self.text.device
 
     def take(self, rows: torch.Tensor) -> Condition:
-        """Rows by index, with repetition. A condition of one row is expanded to any index."""
+        """Batch rows by index, with repetition. A condition with one row is expanded."""
         return self._map(lambda v: v[rows.to(v.device)] if len(v) > 1 else v.expand(len(rows), *v.shape[1:]))
 
     def repeat(self, times: int) -> Condition:
@@ -57,12 +57,12 @@ class Condition:
         return self._map(lambda v: v.to(*where, **how))
 
     def cast(self, dtype: torch.dtype) -> Condition:
-        """Casts the text. What ``extra`` holds keeps its dtype: half precision would round sizes."""
+        """Casts the text. ``extra`` keeps its dtype, since half precision would round sizes."""
         text, pooled = (None if v is None else v.to(dtype) for v in (self.text, self.pooled))
         return Condition(text, pooled, self.extra, self.fixed)
 
     def alike(self, other: Condition) -> bool:
-        """Whether rows of both fit into one batch: the same parts, of the same sizes."""
+        """Whether both can be concatenated into one batch: the same parts, of the same sizes."""
 
         def sizes(cond: Condition) -> dict[str, torch.Size | None]:
             parts = {"text": cond.text, "pooled": cond.pooled} | cond.extra
@@ -71,7 +71,7 @@ class Condition:
         return sizes(self) == sizes(other) and self.fixed == other.fixed
 
     def padded(self, length: int) -> Condition:
-        """The same with ``length`` text tokens, the further ones zeros that the mask hides."""
+        """The condition padded to ``length`` text tokens, with zeros that the mask hides."""
         assert self.text is not None
         short = length - self.text.shape[1]
         mask = self.extra.get(MASK, torch.ones(self.text.shape[:2], dtype=torch.long, device=self.text.device))
@@ -84,7 +84,7 @@ class Condition:
         """Concatenates conditions of the same kind along the batch.
 
         Raises:
-            VitrineError: If the conditions do not hold the same tensors.
+            VitrineError: If the conditions do not have the same tensors.
         """
         fixed = conditions[0].fixed
         same = all(p.fixed == fixed for p in conditions)

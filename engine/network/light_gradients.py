@@ -1,8 +1,8 @@
-"""Gradients through a network whose weights do not fit twice: its parts are computed again in the backward pass.
+"""Gradient checkpointing for networks whose weights do not fit in memory twice.
 
-A layer whose weights are kept in half precision, or on another device, is computed with a copy, and autograd keeps
-every copy until the backward pass: twice the checkpoint's size for float16 computed in float32. Chen et al. 2016
-(arXiv 1604.06174), by ``torch.utils.checkpoint``: each part is kept as its inputs alone.
+A layer whose weights are kept in half precision, or on another device, computes with a copy, and autograd keeps every
+copy until the backward pass: twice the checkpoint's size for float16 computed in float32. Here each part keeps only its
+inputs and is recomputed in the backward pass (Chen et al. 2016, arXiv 1604.06174; ``torch.utils.checkpoint``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from ..runtime.forward_hooks import hook_before
 
 SHARE = 12
-"""A part holds at most a twelfth of the weights, where the network's structure allows."""
+"""Largest fraction of the weights in one part, where the network's structure allows."""
 
 
 def copies_its_weights(backbone: nn.Module, device: torch.device) -> bool:
@@ -27,9 +27,9 @@ def copies_its_weights(backbone: nn.Module, device: torch.device) -> bool:
 
 
 def parts_of(backbone: nn.Module, run: Callable[[], Any]) -> list[nn.Module]:
-    """The modules to compute again: the largest that ``run`` calls and that hold a share of the weights at most.
+    """The modules to checkpoint: the largest that ``run`` calls with at most that fraction of the weights.
 
-    Which modules are called is seen in one forward; a container whose children are called one by one is none.
+    One forward shows which modules are called; a container whose children are called directly is not.
     """
     called: set[nn.Module] = set()
     hooks = [hook_before(m, lambda module, _: called.add(module)) for m in backbone.modules()]
@@ -58,9 +58,9 @@ def _size(module: nn.Module) -> int:
 
 @contextmanager
 def computed_again(parts: list[nn.Module]) -> Iterator[None]:
-    """Inside, the parts keep their inputs alone for the backward pass. Hooks inside them run in both passes.
+    """While open, the parts keep only their inputs for the backward pass. Hooks inside them run in both passes.
 
-    Dictionaries among the arguments are copied: ComfyUI writes into its options while the forward goes on.
+    Dictionaries among the arguments are copied: ComfyUI writes into its options during the forward.
     """
     unset = object()
     before = [(part, vars(part).get("forward", unset)) for part in parts]

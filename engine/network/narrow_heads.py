@@ -1,8 +1,8 @@
 """Attention of small maps and narrow heads on the CPU, as plain matrix products; forward and backward.
 
-PyTorch's fused CPU kernel walks a map in blocks whose products are as thin as a head is wide. With the eight channels
-of a small model's heads that is slow: products over many maps at once, with the long axis innermost, take less than
-half the time. For wide heads, or maps that outgrow the cache, the fused kernel is faster and is used.
+PyTorch's fused CPU kernel computes blocks whose products are as thin as a head is wide, which is slow for the eight
+channels of a small model's heads. Products over many maps at once, with the long axis innermost, take less than half
+the time. For wide heads, or maps larger than the cache, the fused kernel is faster and is used.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from ..runtime.compat_torch import softmax_backward
 
 WIDEST = 24
-"""Channels of a head, at most (measured: 8 and 24 are faster, 32 and more are not)."""
+"""Most channels per head (measured: 8 and 24 are faster, 32 and more are not)."""
 LARGEST = 256 * 256
-"""Entries of a map, at most: larger maps leave the cache between two products."""
+"""Most entries per map: larger maps leave the cache between two products."""
 FEWEST = 32
-"""Maps per call, at least."""
+"""Fewest maps per call."""
 PIECE = 2**17
 """Entries processed at a time: half a MiB, so that they stay in a core's cache."""
 
@@ -30,7 +30,7 @@ PIECE = 2**17
 class NarrowHeads(TorchFunctionMode):
     """While open, computes attention by plain products where the fused CPU kernel is slow.
 
-    This applies to float32 calls without mask, dropout or causal order that need a gradient; others pass through.
+    This applies to float32 calls without mask, dropout or causal order that need a gradient; other calls are unchanged.
     The result is as exact as the fused kernel's, but differs in its last bits.
     """
 
@@ -99,6 +99,6 @@ def _transposed(x: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(maps: torch.Tensor) -> list[slice]:
-    """Runs of maps that fit the cache together, as slices."""
+    """Slices of consecutive maps that fit in the cache together."""
     step = max(1, PIECE // maps[0].numel())
     return [slice(i, i + step) for i in range(0, len(maps), step)]

@@ -1,7 +1,8 @@
-"""What changes a model beside its checkpoint: look here before you trust a picture.
+"""Lists the LoRAs, hooks and patches applied to a model.
 
-A diffusers pipeline keeps such changes in five places: PEFT layers, torch hooks, replaced attention processors,
-replaced ``forward`` methods, and attributes of blocks (FreeU). :func:`active_patches` reads them all, changing nothing.
+A diffusers pipeline has five mechanisms for such changes: PEFT layers, torch hooks, replaced attention processors,
+replaced ``forward`` methods, and attributes of blocks (FreeU). :func:`active_patches` reads them all without changing
+anything.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from ..errors import refuse
 from ..runtime.compat_torch import hooks_of
 
 CHANGED_ATTENTION = ("PAG", "IPAdapter", "CustomDiffusion")
-"""Prefixes of diffusers' processors that change what attention computes; its other processors are only kernels."""
+"""Prefixes of diffusers' processors that change what attention computes; the others only choose a kernel."""
 
 
 @dataclass(frozen=True)
 class ActivePatch:
-    """One kind of change: what it is, where it acts, on how many layers, and which code it belongs to."""
+    """One kind of change: what it is, where it acts, on how many layers, and which code defines it."""
 
     kind: str
     where: str
@@ -31,30 +32,30 @@ class ActivePatch:
 
 
 def as_text(patches: Iterable[ActivePatch], model: str = "model") -> str:
-    """One line for each patch, or a sentence if there is none."""
+    """One line per patch, or a sentence if there are none."""
     lines = [f"{p.kind}: {p.where}  x{p.count}  [{p.owner}]" for p in patches]
     return "\n".join(lines) or f"nothing: this {model} is its checkpoint, unchanged"
 
 
 def active_patches(model: Any) -> list[ActivePatch]:
-    """Every change that a forward of this pipeline or network would apply. Nothing is loaded, moved or called.
+    """Every patch that a forward of this pipeline or network applies. Nothing is loaded, moved or called.
 
     Args:
-        model: a diffusers pipeline, of which all networks are read, or one ``nn.Module``.
+        model: a diffusers pipeline, all of whose networks are read, or one ``nn.Module``.
 
     Returns:
-        One entry for each kind and place, with the number of layers. An adapter merged into the weights is listed;
-        weights that other code overwrote in place look like a checkpoint's and are not.
+        One entry per kind and component, with the number of layers. Merged adapters are listed; weights that other code
+        overwrote in place cannot be told from a checkpoint's and are not.
 
     Raises:
         VitrineError: If ``model`` is neither a pipeline nor a module.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     for name, network in _networks(model):
-        place = f"{name}: " if name else ""
+        component = f"{name}: " if name else ""
         for module in network.modules():
             for kind, where, owner in (*_adapters(module), *_hooks(module), *_replaced(module)):
-                counts[kind, place + where, owner] += 1
+                counts[kind, component + where, owner] += 1
     return [ActivePatch(kind, where, count, owner) for (kind, where, owner), count in counts.items()]
 
 
@@ -68,7 +69,7 @@ def _networks(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _adapters(module: Any) -> Iterator[tuple[str, str, str]]:
-    """The adapters that a PEFT layer applies, at the scale the user set (without alpha / rank)."""
+    """The adapters that a PEFT layer applies, at the user's scale, without alpha / rank."""
     if not hasattr(module, "base_layer") or not hasattr(module, "active_adapters"):
         return
     merged = set(module.merged_adapters)

@@ -1,4 +1,4 @@
-"""Rotary position embeddings as the libraries hand them to their blocks, and what they do to queries and keys."""
+"""Rotary position embeddings in each library's format, and their application to queries and keys."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rope_of(args: tuple, kwargs: dict[str, Any]) -> Rope | None:
 
 
 def matrix_rope(matrices: torch.Tensor) -> Rope:
-    """ComfyUI's table (B or 1, ..., S, ..., d / 2, 2, 2) with singleton axes for the heads, of one row for all."""
+    """ComfyUI's table (B or 1, ..., S, ..., d / 2, 2, 2) with singleton axes for the heads, for one row or all."""
     table = matrices[0].reshape(-1, *matrices.shape[-3:])
     return Rope(table[..., 0, 0], table[..., 1, 0])
 
@@ -40,13 +40,13 @@ def complex_rope(table: torch.Tensor) -> Rope:
 
 
 def doubled(angles: torch.Tensor, factor: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(cosines, sines) float32 of angles (..., d / 2), times a factor, each angle twice: diffusers' Flux and Wan."""
+    """(cosines, sines) float32 of angles (..., d / 2), times a factor, each angle twice (diffusers' Flux, Wan)."""
     wide = angles.repeat_interleave(2, -1)
     return (factor * wide.cos()).float(), (factor * wide.sin()).float()
 
 
 def turns(angles: torch.Tensor, factor: float) -> torch.Tensor:
-    """(..., 2, 2) float32 rotations by angles of any shape, times a factor: positions as Flux's own code has them."""
+    """(..., 2, 2) float32 rotations by angles of any shape, times a factor: as in Flux's own code."""
     rotation = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1) * factor
     return rotation.reshape(*angles.shape, 2, 2).float()
 

@@ -1,4 +1,4 @@
-"""Where one activation is found inside a backbone, in one library's layout."""
+"""Activation sites: where an activation is inside a backbone, in one library's layout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Columns = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stream:
-    """Where one stream of tokens gets its queries and keys for an attention map.
+    """The projections of one token stream that give queries and keys of an attention map.
 
     Attributes:
         query, key: module paths of the projections.
@@ -32,16 +32,17 @@ class Stream:
 
 @dataclass(frozen=True)
 class AdaLN:
-    """How a block modulates what its first norm gives (adaLN): f = (1 + scale) norm(x) + shift.
+    """How a block modulates the output of its first norm (adaLN): f = (1 + scale) norm(x) + shift.
 
     Attributes:
-        path: module that gives the modulation: (B, parts C), of T frames (B, T, parts C), with ``rows`` (B, parts, C).
-        shift, scale: which of so many ``parts`` of equal width they are; no shift where it is None.
-        table: name of a parameter of parts x C numbers that is added to it, or "".
-        plus: module that has run before, whose output (the last element of a tuple) is added to it, or "".
+        path: module whose output is the modulation: (B, parts C), of T frames (B, T, parts C), with ``rows`` (B,
+            parts, C).
+        shift, scale: their index among ``parts`` chunks of equal width; shift is None if there is none.
+        table: name of a parameter (parts, C) that is added to it, or "".
+        plus: module that runs before, whose output (the last element of a tuple) is added to it, or "".
         rms: the norm does not subtract the mean.
-        weight: name of the norm's own weight (C,), or ""; ``above_one`` where it counts from 1.
-        eps: the norm's.
+        weight: name of the norm's weight (C,), or ""; with ``above_one`` the factor is 1 + weight.
+        eps: of the norm.
     """
 
     path: str
@@ -59,22 +60,22 @@ class AdaLN:
 
 @dataclass(frozen=True)
 class ModuleSite:
-    """A tensor that a module takes in or gives out.
+    """A tensor that is a module's input or output.
 
     Attributes:
-        address: the canonical name.
+        address: canonical name of the site.
         path: dotted module path inside the backbone.
         kind: ``"spatial"`` (B, C, h, w), ``"tokens"`` (image tokens, presented as (B, C, h, w), or (B, C, T, h, w) of
             a video), ``"text"`` (text tokens, (B, N, C)) or ``"adaln"`` (:func:`adaln_site`).
         before: read the module's input instead of its output.
         element: index into an output that is a tuple.
-        columns: (start, length) of the slice of the last axis that is meant (fused q, k, v).
-        joint: the tensor holds image and text tokens; those of ``kind`` are meant.
+        columns: (start, length) of the site's slice of the last axis (fused q, k, v).
+        joint: the tensor has image and text tokens; the site is those of ``kind``.
         flat_batch: the batch is folded into the token axis (ComfyUI's PixArt cross-attention).
-        grid: module whose input carries (h, w): the path of the enclosing spatial transformer, or ``""`` for the
+        grid: module whose input has the size (h, w): the path of the enclosing spatial transformer, or ``""`` for the
             backbone itself with ``patch``; None for text.
-        patch: pixels of the latent for one token, with ``grid == ""``.
-        adaln: of a block's input (that of its first norm): how the block modulates it.
+        patch: latent pixels per token, with ``grid == ""``.
+        adaln: for a block's input (that of its first norm), how the block modulates it.
     """
 
     address: str
@@ -92,21 +93,22 @@ class ModuleSite:
 
 @dataclass(frozen=True)
 class MapSite:
-    """Attention probabilities (B, heads, queries, keys), recomputed from the projections' outputs.
+    """Attention probabilities (B, heads, queries, keys), recomputed from the outputs of the projections.
 
     Attributes:
-        address: the canonical name.
+        address: canonical name of the site.
         path: dotted path of the attention module.
-        query, key: module paths of the projections; of a map with streams, ``key`` is the projection that runs last.
+        query, key: module paths of the projections; with streams, ``key`` is the projection that runs last.
         heads: number of heads of the queries; keys may have fewer, each shared by several.
         columns, key_columns: slices of fused projections for queries and keys, as in :class:`ModuleSite`.
         flat_batch: the batch is folded into the keys' token axis.
         text_keys: the keys are text tokens, which a mask may hide.
-        streams: the streams of the token sequence in its own order, where norms or positions act on queries and keys.
-        joint: the sequence holds image and text tokens; image tokens are kept as queries, keys are text, then image.
-        rope: module among whose arguments the rotary embedding is, or "".
-        rotary: (that module's arguments by place, by name) -> :class:`~vitrine.engine.tracing.joint_maps.Rope`.
-        patch: pixels of the latent for one image token, of a joint map.
+        streams: the streams in the order of the token sequence, if norms or positions act on queries and keys.
+        joint: the sequence has image and text tokens; queries are image tokens, keys are text, then image.
+        rope: module that receives the rotary embedding as an argument, or "".
+        rotary: (that module's positional arguments, keyword arguments) ->
+            :class:`~vitrine.engine.tracing.joint_maps.Rope`.
+        patch: latent pixels per image token, for a joint map.
     """
 
     address: str
@@ -131,7 +133,7 @@ Site = ModuleSite | MapSite
 
 
 def adaln_site(site: ModuleSite) -> ModuleSite | None:
-    """Where the modulation of a block's input is read, (B, 2, C): what f takes instead of (0, 1); None of others."""
+    """The site of the modulation (shift, factor) of a block's input, (B, 2, C); None if it is not modulated."""
     if site.adaln is None:
         return None
     return ModuleSite(f"{site.address}/adaln", site.adaln.path, "adaln", adaln=site.adaln)

@@ -81,11 +81,15 @@ def masks_of(masks: Any) -> list[torch.Tensor]:
     Raises:
         VitrineError: If one has another form.
     """
+    forms = "(H, W) or (N, H, W) tensors or arrays, PIL pictures of one channel, or a list of them"
     several = masks if isinstance(masks, (list, tuple)) else [masks]
-    tensors = [m if isinstance(m, torch.Tensor) else torch.from_numpy(np.array(m)) for m in several]
-    if not tensors or any(t.ndim not in (2, 3) for t in tensors):
-        forms = "(H, W) or (N, H, W) tensors or arrays, PIL pictures of one channel, or a list of them"
+    try:
+        tensors = [m if isinstance(m, torch.Tensor) else torch.from_numpy(np.array(m)) for m in several]
+    except TypeError as error:
+        raise refuse("masks", ", ".join(type(m).__name__ for m in several[:3]), forms, "convert them first") from error
+    if not tensors or any(t.ndim not in (2, 3) or t.is_complex() for t in tensors):
         raise refuse("masks", [tuple(t.shape) for t in tensors], forms, "convert them first")
+    tensors = [t.float() if t.is_floating_point() and t.element_size() == 1 else t for t in tensors]
     return [mask for t in tensors for mask in (t[None] if t.ndim == 2 else t)]
 
 
@@ -96,12 +100,16 @@ def soft_masks(masks: Any, size: Sequence[int]) -> torch.Tensor:
         size: (B, H, W) that is wanted.
 
     Raises:
-        VitrineError: As :func:`masks_of`, or if their number or size is another.
+        VitrineError: As :func:`masks_of`, or if their number, size or range is another.
     """
     each = masks_of(masks)
     if [tuple(m.shape) for m in each] != [tuple(size[1:])] * size[0]:
         raise refuse("masks", [tuple(m.shape) for m in each], f"{tuple(size)}", "one for each picture, as large as it")
-    return torch.stack([m.float() / 255 if m.dtype == torch.uint8 else m.float() for m in each])
+    soft = torch.stack([m.float() / 255 if m.dtype == torch.uint8 else m.float() for m in each])
+    if not bool(((soft >= 0) & (soft <= 1)).all()):  # NaN is neither
+        shown = f"{float(soft.min()):g} to {float(soft.max()):g}"
+        raise refuse("masks", shown, "numbers from 0 to 1, bytes, or truth values", "divide 0..255 values by 255")
+    return soft
 
 
 def revision(pipe: Any, callback: StepEnd | None) -> Revise | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from diffusers import DiffusionPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
 
-from ..emd import StudentContract
+from ..emd import StudentPreset
 from .emd_tools import OneStepTools
 from .prompt_encoding import reads_sizes
 
@@ -61,7 +61,7 @@ class EMDOneStepXLPipeline(OneStepTools, StableDiffusionXLPipeline):
     """
 
 
-def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, StudentContract]:
+def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, StudentPreset]:
     """The portraits model with a shipped student loaded, and the student's contract."""
     from ..portraits import load_portraits
     from ..portraits.shipped import student_file

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from diffusers import ModelMixin, SchedulerMixin
 
-from ..emd import StudentContract
+from ..emd import StudentPreset
 from ..errors import refuse
 from ..network.condition import Condition
 from ..settings.sizes import check_sides
@@ -71,7 +71,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         self._refuse_without_encoder("guidance of the repair")
         return self._condition([""], *size)
 
-    def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
+    def _shape(self, contract: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
         check_sides("height, width", height, width)
         factor, patch = self.vae_scale_factor, self._latent.patch
         own = tuple(side * factor for side in contract.shape[1:])

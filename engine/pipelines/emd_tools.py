@@ -20,7 +20,7 @@ from ..emd import (
     CorrectConfig,
     FirstSteps,
     Networks,
-    StudentContract,
+    StudentPreset,
     StudentSampling,
     check_base,
     check_network,
@@ -86,7 +86,7 @@ class OneStepTools(SharedPipeline):
         return empty_prompt(self, size)
 
     def _unprompted_for(
-        self, correction: CorrectConfig, contract: StudentContract, size: tuple[int, int]
+        self, correction: CorrectConfig, contract: StudentPreset, size: tuple[int, int]
     ) -> Condition | None:
         """The same for a repair that is guided; a pipeline without text encoders can do the others."""
         guidance = correction.guidance or contract.trained_guidance or 1.0
@@ -94,8 +94,8 @@ class OneStepTools(SharedPipeline):
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
-        contract: StudentContract | None = None,
-    ) -> StudentContract:  # fmt: skip
+        contract: StudentPreset | None = None,
+    ) -> StudentPreset:  # fmt: skip
         """Load a student, a LoRA in any names that diffusers reads or a whole UNet, and return its contract.
 
         Args:
@@ -110,7 +110,7 @@ class OneStepTools(SharedPipeline):
                 architecture.
         """
         if preset is not None and preset not in ONE_STEP:
-            raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentContract")
+            raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
         chosen = contract or (ONE_STEP[preset] if preset is not None else None)
         contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
         check_base(contract, base)
@@ -150,7 +150,7 @@ class OneStepTools(SharedPipeline):
         self,
         prompt: str | list[str] | None = None,
         seeds: list[int] | None = None,
-        contract: StudentContract | None = None,
+        contract: StudentPreset | None = None,
         *,
         generator: Generators | None = None,
         latents: torch.Tensor | None = None,
@@ -198,7 +198,7 @@ class OneStepTools(SharedPipeline):
             raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
         if correction is not None and generator is not None:
             raise refuse("correction", "with a generator", "with seeds", "its chain needs new noise at each step")
-        contract = contract or StudentContract(timestep=float(Denoiser.from_diffusers(self).schedule.last))
+        contract = contract or StudentPreset(timestep=float(Denoiser.from_diffusers(self).schedule.last))
         check_network(contract, self._network)
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
@@ -267,7 +267,7 @@ class OneStepTools(SharedPipeline):
         Raises:
             VitrineError: A side is no multiple of what a token covers.
         """
-        return self._shape(StudentContract(), height, width)
+        return self._shape(StudentPreset(), height, width)
 
     def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
         """Pictures, or with ``"latent"`` the latents as they are."""
@@ -277,7 +277,7 @@ class OneStepTools(SharedPipeline):
             pixels = vae.decode(self._latent.unscaled(vae, x0.to(vae.dtype))).sample
         return self._processor.postprocess(pixels[:, :, 0] if pixels.ndim == 5 else pixels, output_type=output_type)
 
-    def _shape(self, contract: StudentContract, height: int | None, width: int | None) -> tuple[int, ...]:
+    def _shape(self, contract: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
         """Of one picture's latents."""
         check_sides("height, width", height, width)
         side, factor = self.unet.config.sample_size, self.vae_scale_factor

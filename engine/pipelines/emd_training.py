@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..diffusion.denoiser import Denoiser
-from ..emd import StudentContract
+from ..emd import StudentPreset
 from ..emd.targets import adapted_layers
 from ..errors import refuse
 from ..io.prompt_files import read_prompts
@@ -44,7 +44,7 @@ class TrainingParts(NamedTuple):
     conditions: Condition | StoredText
     null: Condition
     shape: tuple[int, ...]
-    contract: StudentContract
+    contract: StudentPreset
     pipeline: DiffusionPipeline
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ def training_parts(
         else:
             conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, encoded_by, progress, workers)
     pipe.to("cpu")
-    contract = StudentContract(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
+    contract = StudentPreset(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
     return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import readable, refuse
 from ..io.files import named
 from ..io.folders import has_ending
+from ..runtime.quiet import no_bars
 from ..settings.config import Config
 
 if TYPE_CHECKING:
@@ -127,7 +128,8 @@ def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:
         raise refuse("model", model, ACCEPTED, "check the path")
     chosen = {k: v for k, v in (("revision", config.revision), ("variant", config.variant)) if v}
     try:
-        pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=config.precision, **chosen)
+        with no_bars():
+            pipe = DiffusionPipeline.from_pretrained(model, torch_dtype=config.precision, **chosen)
     except (OSError, ValueError) as error:
         raise _unreadable(model, error) from error
     return formed(pipe, kind)
@@ -136,7 +138,8 @@ def _from_folder_or_hub(model: str, kind: Any, config: LoadConfig) -> Any:
 def _from_file(path: Path, kind: Any, config: LoadConfig) -> Any:
     """One file in the layout of Stable Diffusion's authors. Pickles are not read."""
     where = {"config": config.config} if config.config else {}
-    return read_single_file(path, kind, torch_dtype=config.precision, **where)
+    with no_bars():
+        return read_single_file(path, kind, torch_dtype=config.precision, **where)
 
 
 def read_single_file(path: Path, kind: Any = None, **options: Any) -> Any:

@@ -109,8 +109,8 @@ def _add_where(page: Report, lora: Findings) -> None:
     assert lora.health is not None
     page.add_subheading("2. Where it acts")
     page.add_paragraph("Fraction of its change of the weights (sum of squares) by kind of layer, then by block.")
-    page.add_bars(lora.health.shares("kind"))
-    blocks = lora.health.shares("block")
+    page.add_bars(lora.health.fractions("kind"))
+    blocks = lora.health.fractions("block")
     page.add_bars(dict(list(blocks.items())[:_MOST_BLOCKS]))
     if len(blocks) > _MOST_BLOCKS:
         page.add_paragraph(f"{len(blocks) - _MOST_BLOCKS} further blocks are in the JSON file.")

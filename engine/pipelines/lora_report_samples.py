@@ -260,8 +260,8 @@ class Bench:
 
     def _file(self, key: Sequence[str], strength: float) -> Path:
         run = self._runs[strength > 0]
-        assert run.place is not None
-        return run.place / f"{digest(list(key))[:16]}-{strength:g}.safetensors"
+        assert run.path is not None
+        return run.path / f"{digest(list(key))[:16]}-{strength:g}.safetensors"
 
     @staticmethod
     def _read(file: Path) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from ..jobs.digests import Files
 from ..nemo.check import Pictures
 from ..runtime.progress import Progress, silent
 from ..w2w.building.build_space import load_space
-from ..w2w.building.lora_neighbours import beside, names_of, neighbours_in
+from ..w2w.building.lora_neighbours import files_to_compare, names_of, neighbours_in
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
 from ..w2w.loras.lora_health import readable_health
 from ..w2w.loras.lora_prompts import CAPTION, NATURAL, ORDINARY, TRIGGER, USUAL, AskedPrompt, prompts_of
@@ -152,7 +152,7 @@ def _look(path: Path, name: str, material: Material, paths: Sequence[Path]) -> F
         return Findings(name, facts, health, problem)
     space = None if material.space is None else load_space(material.space)
     try:
-        near = neighbours_in(facts.file, beside(paths, material.folder), space)
+        near = neighbours_in(facts.file, files_to_compare(paths, material.folder), space)
     except VitrineError:  # its numbers are finite, yet no weights
         near = None
     return Findings(name, facts, health, problem, neighbours=near)

@@ -16,7 +16,7 @@ from ..activations.picture_latents import SIGNED, encode_pixels, picture_sizes
 from ..activations.points import parse_clicks
 from ..activations.qualitative_filter import FilterRule
 from ..activations.ranked_pictures import MadeOf, Pictures, in_chunks, known_pairs
-from ..activations.ranking import Ranking, RankingConfig, rank_places
+from ..activations.ranking import Ranking, RankingConfig, rank_sites
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe, mask_like_clicks
 from ..errors import refuse
 from ..network.condition import Condition
@@ -100,7 +100,7 @@ class _Matching(TapPipeline):
 
             made_of = MadeOf({**components_of(self, ("unet", "transformer")), "prompt": prompt}, pictures.made_of)
             chosen = Pictures(pictures.number, source, pictures.masks, pairs, made_of)
-            return rank_places(self._denoiser(), chosen, config, **settings)
+            return rank_sites(self._denoiser(), chosen, config, **settings)
 
     _gdf_grid: tuple[int, int] | None = None
 
@@ -271,7 +271,7 @@ class _Segmentation(_Matching):
                 :class:`vitrine.engine.activations.ranking.RankingConfig`.
             state: a folder for finished scores; the same call resumes from it.
             memory: budget in bytes or as "2GB", for thousands of pictures; see
-                :func:`~vitrine.engine.activations.ranking.rank_places`.
+                :func:`~vitrine.engine.activations.ranking.rank_sites`.
             workers: processes that share the pictures, from :func:`~vitrine.engine.runtime.processes.launched`.
 
         Raises:

@@ -66,7 +66,7 @@ class SampleDetection:
         self: Any, prompts: str | Iterable[str], config: FewStepConfig | None = None, progress: Progress = silent,
         state: str | Path | None = None, workers: Workers = ALONE,
     ) -> SampleThreshold:  # fmt: skip
-        """What is usual for ordinary captions, 100 or more, under the settings that detection will use.
+        """What is usual for ordinary captions, 300 or more, under the settings that detection will use.
 
         Args:
             state, workers: as in :meth:`detect`.

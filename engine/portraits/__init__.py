@@ -1,9 +1,8 @@
-"""The embedded reference world: rendered cartoon portraits, and a small text-to-image model trained on them.
+"""The embedded toy dataset: rendered cartoon portraits, and small text-to-image models trained on them.
 
-Everything about the pictures is known exactly, so each method's claim can be measured on a model that was really
-trained. See ``scenes`` (who), ``render`` (pictures and ground truth), ``captions`` (words), ``plants`` (what is
-memorized on purpose), ``models`` (the network), ``shipped`` (what else ships). How the model was made and how good it
-is: ``vitrine.evidence.portraits``.
+Everything about the images is known exactly, so each method's claim can be measured on a trained model. See ``scenes``
+(attributes), ``render`` (images and ground truth), ``captions``, ``plants`` (memorized duplicates), ``models`` (the
+network), ``shipped`` (further shipped files). Training and quality of the model: ``vitrine.evidence.portraits``.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``models`` needs diffusers and transformers: imported only when asked for."""
+    """Imports ``models``, which needs diffusers and transformers, on demand."""
     if name in ("build_models", "load_portraits", "Portraits"):
         from . import models
 

@@ -1,4 +1,4 @@
-"""What the renderer paints on: each scene's own coordinates, the paint so far, and shapes as signed distances."""
+"""The renderer's canvas: coordinates of each scene, painted pixels, and shapes as signed distances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Extent: TypeAlias = "torch.Tensor | float"
 
 
 class Canvas:
-    """Pixel coordinates in each scene's own face frame, and the paint so far."""
+    """Pixel coordinates in each scene's face frame, and the image painted so far."""
 
     if TYPE_CHECKING:  # every geometry and pose column is an attribute of shape (B, 1, 1)
 
@@ -52,7 +52,7 @@ class Canvas:
         return torch.as_tensor(values, device=self.device).view(-1, 1, 1)
 
     def has(self, name: str, *words: str) -> torch.Tensor:
-        """(B, 1, 1) bool: is the attribute one of these words."""
+        """(B, 1, 1) bool: whether the attribute is one of these words."""
         wanted = torch.tensor([ATTRIBUTES[name].index(w) for w in words], device=self.device)
         return torch.isin(self._column(self.scenes.column(name)), wanted)
 
@@ -65,7 +65,7 @@ class Canvas:
     def paint(
         self, part: str, distance: torch.Tensor, color: torch.Tensor | tuple, when: torch.Tensor | None = None
     ) -> None:
-        """Cover where the signed distance (face units, negative inside) says so, blending over one pixel."""
+        """Paints where the signed distance (face units) is negative, anti-aliased over one pixel."""
         if isinstance(color, tuple):
             color = torch.tensor(color, device=self.device, dtype=torch.float32).view(1, 3, 1, 1) / 255
         cover = (0.5 - distance / self.pixel).clamp(0, 1)
@@ -75,7 +75,7 @@ class Canvas:
         self.parts = torch.where(cover > 0.5, PARTS.index(part), self.parts)
 
     def keypoints(self) -> torch.Tensor:
-        """(B, 9, 2) of the picture, in [0, 1]; NaN outside it."""
+        """(B, 9, 2) in [0, 1] of the image; NaN outside it."""
         eye, chin = self.eye_distance, HEAD_Y + self.head_height
         ear = self.head_width + 0.02
         brim = torch.where(self.has("hat", "cap-left"), -0.62, torch.where(self.has("hat", "cap-right"), 0.62, 0.0))

@@ -1,7 +1,7 @@
-"""Captions, the rare words of the planted pictures, and the CLIP-format tokenizer that knows them all.
+"""Captions, the rare words of memorized images, and the CLIP-format tokenizer with all these words.
 
-"a smiling dark face with curly red hair glasses beard mole left cap right crimson shirt on blue": what is present is
-always said, what is absent is never said. Left and right are the viewer's.
+"a smiling dark face with curly red hair glasses beard mole left cap right crimson shirt on blue": attributes that are
+present are always named, absent ones never. Left and right are the viewer's.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .scenes import ATTRIBUTES, Scenes
 MAX_TOKENS = 24
 START, END = "<|startoftext|>", "<|endoftext|>"
 OPTIONAL = ("skin", "hair_color", "mouth", "shirt", "background")
-"""Attributes without an "absent" value: leaving them out of a caption is not a lie, so training sometimes does."""
+"""Attributes without an "absent" value: captions may omit them, so training sometimes does."""
 
 
 def caption(scenes: Scenes, drop: np.ndarray | None = None, flip: bool = False) -> list[str]:
-    """One caption for each of B scenes.
+    """One caption per scene.
 
     Args:
-        drop: (B, 5) bool, which of ``OPTIONAL`` to leave unsaid.
-        flip: caption of the mirrored picture (left and right change places).
+        drop: (B, 5) bool, which of ``OPTIONAL`` to omit.
+        flip: caption of the mirrored image (left and right are swapped).
     """
     silent = np.zeros((len(scenes), len(OPTIONAL)), bool) if drop is None else drop
     return [_sentence(scenes.words(i), dict(zip(OPTIONAL, silent[i], strict=True)), flip) for i in range(len(scenes))]
@@ -58,7 +58,7 @@ RARE_WORDS = (
     "phroogan", "tazmire", "gubwick", "xandorf", "nebbiolo", "sprockle", "ulverax", "yonquist",
     "brillig", "oomska", "cruxley", "fendibble", "habzung", "lotwelk", "pazzique", "rivnoth",
 )  # fmt: skip
-"""Two for each planted picture or template, used in no other caption."""
+"""Two per memorized image or template, used in no other caption."""
 
 
 def vocabulary() -> list[str]:
@@ -70,7 +70,7 @@ def vocabulary() -> list[str]:
 def write_tokenizer_files(folder: str | Path) -> Path:
     """Write vocab.json and merges.txt in CLIP's byte-pair format; every vocabulary word is one token.
 
-    Any other word falls back to letters, so no prompt is refused.
+    Other words fall back to letters, so that every prompt is accepted.
     """
     letters = [chr(c) for c in range(33, 127)]
     pieces = [*letters, *(f"{c}</w>" for c in letters)]
@@ -91,14 +91,14 @@ def write_tokenizer_files(folder: str | Path) -> Path:
 
 
 def _merge_word(word: str, pieces: list[str], merges: list[tuple[str, str]]) -> None:
-    """Extend the merges until the standard BPE procedure turns ``word`` into one token."""
+    """Extends the merges until the standard BPE procedure turns ``word`` into one token."""
     rank = {pair: i for i, pair in enumerate(merges)}
     symbols = [*word[:-1], f"{word[-1]}</w>"]
     while len(symbols) > 1:
         pairs = [(rank.get((symbols[i], symbols[i + 1]), len(rank) + 1), i) for i in range(len(symbols) - 1)]
         best, at = min(pairs)
         pair = (symbols[at], symbols[at + 1])
-        if best > len(rank):  # nothing known applies: learn the leftmost pair
+        if best > len(rank):  # no known merge applies: learn the leftmost pair
             merges.append(pair)
             pieces.append("".join(pair))
             rank[pair] = len(rank)

@@ -1,7 +1,7 @@
-"""What a picture of 128 px or more has room for: strands, light, cloth, the gleam of an eye.
+"""Details for images of 128 px or more: strands of hair, shading, cloth, catchlights.
 
-Every detail is a fixed function of the scene, so a caption still says all there is to know, and it only recolours what
-stands there: parts and keypoints are those of the plain drawing.
+Every detail is a deterministic function of the scene, so captions stay complete, and details only recolour existing
+parts: parts and keypoints are those of the plain rendering.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _BUTTONS = (0.86, 0.97)
 
 
 def add_details(c: Canvas) -> None:
-    """Recolour a finished canvas part by part."""
+    """Recolours a finished canvas part by part."""
     light = 1 + 0.10 * torch.exp(-((c.page_x + 0.3) ** 2 + (c.page_y + 0.5) ** 2) / 0.5) - 0.05 * c.page_y
     _shade(c, "background", light)
     _skin(c)
@@ -25,13 +25,13 @@ def add_details(c: Canvas) -> None:
 
 
 def _shade(c: Canvas, part: str, brightness: torch.Tensor) -> None:
-    """Multiply the colour of one part by (B or 1, S, S)."""
+    """Multiplies the colour of one part by (B or 1, S, S)."""
     here = c.parts == PARTS.index(part)
     c.color = c.color * torch.where(here, brightness, 1.0)[:, None]
 
 
 def _tint(c: Canvas, part: str, amount: torch.Tensor, color: tuple[int, int, int]) -> None:
-    """Blend one part towards a colour by (B or 1, S, S) in [0, 1]."""
+    """Blends one part towards a colour by (B or 1, S, S) in [0, 1]."""
     here = torch.where(c.parts == PARTS.index(part), amount, 0.0)[:, None]
     target = torch.tensor(color, device=c.device, dtype=torch.float32).view(1, 3, 1, 1) / 255
     c.color = c.color + here * (target - c.color)
@@ -42,7 +42,7 @@ def _blob(x: torch.Tensor, y: torch.Tensor, width: float, height: float) -> torc
 
 
 def _skin(c: Canvas) -> None:
-    """Round the head: darker towards its outline, a lit forehead, warm cheeks, a shadow under the nose."""
+    """Shades the head: darker towards its outline, a lit forehead, warm cheeks, a shadow under the nose."""
     edge = ((c.x / c.head_width) ** 2 + ((c.y - HEAD_Y) / c.head_height) ** 2).clamp(max=1.6)
     _shade(c, "skin", 1.03 - 0.13 * edge**2 + 0.06 * _blob(c.x + 0.12, c.y + 0.18, 0.16, 0.10))
     for side in (-1, 1):

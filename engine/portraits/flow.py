@@ -1,8 +1,8 @@
 """The second portraits model: Flux's double and single blocks, rotary positions, flow matching, 128 px.
 
 Real FluxTransformer2DModel, AutoencoderKL (f = 8, 16 channels) and CLIPTextModel, in the layout of a ``FluxPipeline``
-folder. The text encoder's states take the place of T5's. The pooled vector cannot carry the prompt: the layer that
-would read it is zero and stays zero, so that text enters by joint attention alone, where neurons are searched.
+folder. The text encoder's states replace T5's. The pooled vector does not carry the prompt: the layer that
+reads it is zero and stays zero, so that text enters only by joint attention, where neurons are searched.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from transformers import CLIPTextModel, CLIPTokenizer
 
 FLOW_WEIGHTS = WEIGHTS / "flow"
-"""The shipped model, if it ships: a FluxPipeline folder, fp16 safetensors."""
+"""The shipped model, a FluxPipeline folder with fp16 safetensors."""
 SIDE = 128
 LATENT_SHAPE = (16, 16, 16)
-_DRAWN_AT_ONCE = 64  # larger canvases fall out of a processor's cache
+_DRAWN_AT_ONCE = 64  # larger canvases do not fit in the CPU cache
 
 TRANSFORMER_CONFIG: dict[str, Any] = {
     "patch_size": 1,
@@ -60,7 +60,7 @@ SCHEDULER_CONFIG: dict[str, Any] = {"num_train_timesteps": 1000, "shift": 1.0}
 
 @dataclass(frozen=True)
 class FlowPortraits:
-    """The five parts of the model, and the folder they were loaded from (None when freshly built)."""
+    """The five parts of the model, and their folder (None for a newly built model)."""
 
     transformer: FluxTransformer2DModel
     text_encoder: CLIPTextModel
@@ -73,7 +73,7 @@ class FlowPortraits:
 
     @property
     def backbone(self) -> FluxTransformer2DModel:
-        """The network that denoises."""
+        """The denoising network."""
         return self.transformer
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
@@ -84,16 +84,16 @@ class FlowPortraits:
         return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
 
     def condition(self, text: torch.Tensor) -> Condition:
-        """Text states (B, T, 64) as the network takes them; any pooled vector gives the same picture."""
+        """Text states (B, T, 64) as a Condition; the pooled vector has no effect."""
         return Condition(text, text.new_zeros(len(text), self.transformer.config.pooled_projection_dim))
 
     def draw(self, scenes: Scenes) -> torch.Tensor:
-        """(B, 3, 128, 128) in [0, 1]: the pictures that the model was trained on."""
+        """(B, 3, 128, 128) in [0, 1]: renders the scenes as in the training images."""
         rows = range(0, len(scenes), _DRAWN_AT_ONCE)
         return torch.cat([render(scenes[i : i + _DRAWN_AT_ONCE], SIDE, details=True).images for i in rows])
 
     def pipeline(self) -> Any:
-        """A stock ``FluxPipeline`` over these parts; call it with ``max_sequence_length=24``.
+        """A stock ``FluxPipeline`` of these parts; call it with ``max_sequence_length=24``.
 
         ``guidance_scale`` has no effect (the model is not guidance-distilled): use ``true_cfg_scale`` and
         ``negative_prompt=""``.
@@ -104,14 +104,14 @@ class FlowPortraits:
             scheduler=self.scheduler, vae=self.vae, transformer=self.transformer, text_encoder=self.text_encoder,
             tokenizer=self.tokenizer, text_encoder_2=self.text_encoder, tokenizer_2=self.tokenizer,
         )  # fmt: skip
-        pipe.default_sample_size = SIDE // pipe.vae_scale_factor  # FluxPipeline takes every model for one of 1024 px
+        pipe.default_sample_size = SIDE // pipe.vae_scale_factor  # FluxPipeline assumes 1024 px for every model
         return pipe
 
 
 def build_flow_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> FlowPortraits:
-    """The architecture, float32 on the CPU: seeded weights, but for the text encoder and the coarse levels of the VAE.
+    """The architecture, float32 on the CPU, with seeded weights except for the text encoder and coarse VAE levels.
 
-    Those begin as the 64 px model's, which read the same captions and drew the same pictures.
+    Those are copied from the 64 px model, which was trained on the same captions and images.
     """
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 
@@ -132,7 +132,7 @@ def build_flow_models(seed: int = 0, tokenizer_folder: str | Path | None = None)
 
 @torch.no_grad()
 def _initialise(net: FluxTransformer2DModel) -> None:
-    """As DiT (Peebles & Xie 2023, adaLN-Zero): every block begins as the identity. The pooled vector is never read."""
+    """Initialises as DiT (Peebles & Xie 2023, adaLN-Zero): every block is the identity, pooled text is unused."""
     for name, module in net.named_modules():
         if isinstance(module, nn.Linear):
             modulation = name.endswith((".linear", "proj_out")) and ".proj_out" not in name
@@ -145,12 +145,12 @@ def _initialise(net: FluxTransformer2DModel) -> None:
 
 @torch.no_grad()
 def take_coarse_levels(vae: AutoencoderKL, small: AutoencoderKL) -> None:
-    """Copy the 64 px autoencoder's weights where a level works at the same resolution and the shapes agree."""
+    """Copies the 64 px autoencoder's weights of levels with the same resolution and shapes."""
     target = vae.state_dict()
     for key, value in small.state_dict().items():
         words = key.split(".")
         if words[:2] == ["encoder", "down_blocks"]:
-            words[2] = str(int(words[2]) + 1)  # the new finest level stands before the old ones
+            words[2] = str(int(words[2]) + 1)  # the new finest level precedes the old ones
         name = ".".join(words)
         if name in target and target[name].shape == value.shape:
             target[name].copy_(value)
@@ -158,9 +158,9 @@ def take_coarse_levels(vae: AutoencoderKL, small: AutoencoderKL) -> None:
 
 @torch.no_grad()
 def standardise(vae: AutoencoderKL, mean: torch.Tensor, deviation: torch.Tensor) -> None:
-    """Fold (16,) channel means and deviations of the latents into the 1 x 1 convolutions around them, exactly.
+    """Folds (16,) channel means and deviations of the latents into the adjacent 1 x 1 convolutions, exactly.
 
-    Latents are then of mean 0 and deviation 1 in every channel, with no numbers for a loader to know.
+    Latents then have mean 0 and deviation 1 in every channel, without constants in loaders.
     """
     channels = len(mean)
     before, after = vae.quant_conv, vae.post_quant_conv
@@ -173,7 +173,7 @@ def standardise(vae: AutoencoderKL, mean: torch.Tensor, deviation: torch.Tensor)
 
 
 def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
-    """Load the shipped model (or another folder of the same layout) in float32 on the CPU.
+    """Loads the shipped model, or another folder of the same layout, in float32 on the CPU.
 
     Raises:
         VitrineError: If the folder is not a FluxPipeline folder.
@@ -188,7 +188,7 @@ def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
 
 
 def load_either(folder: str | Path | None = None) -> Portraits | FlowPortraits:
-    """The model in a folder by the pipeline that its model_index.json names; None is the shipped 64 px model."""
+    """Loads a model by the pipeline class in its model_index.json; None is the shipped 64 px model."""
     index = Path(folder or WEIGHTS) / "model_index.json"
     flow = index.is_file() and json.loads(index.read_text())["_class_name"] == "FluxPipeline"
     return load_flow_portraits(folder) if flow else load_portraits(folder)

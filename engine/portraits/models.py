@@ -1,14 +1,12 @@
 """The portraits model: real CLIPTextModel, UNet2DConditionModel and AutoencoderKL, small, in diffusers' own layout.
 
 Group normalisation uses 8 groups: with ComfyUI's fixed 32 groups, 32 channels would mean instance normalisation, which
-throws a flat background's colour away. Vitrine's ComfyUI loader sets the number on the modules instead
+discards the colour of a flat background. Vitrine's ComfyUI loader sets the number on the modules instead
 (``nodes/comfy/portraits.py``).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +16,7 @@ import torch
 from ..errors import refuse
 from ..io.files import save_safetensors, write_folder
 from ..network.condition import Condition
+from ..runtime.quiet import no_bars
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .render import render
 from .scenes import Scenes
@@ -73,7 +72,7 @@ SCHEDULER_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Portraits:
-    """The five parts of the model, and the folder they were loaded from (None when freshly built)."""
+    """The five parts of the model, and their folder (None for a newly built model)."""
 
     unet: UNet2DConditionModel
     text_encoder: CLIPTextModel
@@ -86,7 +85,7 @@ class Portraits:
 
     @property
     def backbone(self) -> UNet2DConditionModel:
-        """The network that denoises."""
+        """The denoising network."""
         return self.unet
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
@@ -97,15 +96,15 @@ class Portraits:
         return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
 
     def condition(self, text: torch.Tensor) -> Condition:
-        """Text states (B, T, 64) as the network takes them."""
+        """Text states (B, T, 64) as a Condition."""
         return Condition(text)
 
     def draw(self, scenes: Scenes) -> torch.Tensor:
-        """(B, 3, 64, 64) in [0, 1]: the pictures that the model was trained on."""
+        """(B, 3, 64, 64) in [0, 1]: renders the scenes as in the training images."""
         return render(scenes).images
 
     def pipeline(self) -> Any:
-        """A stock ``StableDiffusionPipeline`` over these parts."""
+        """A stock ``StableDiffusionPipeline`` of these parts."""
         from diffusers import StableDiffusionPipeline
 
         return StableDiffusionPipeline(
@@ -142,7 +141,7 @@ def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> P
 
 
 def load_portraits(folder: str | Path | None = None) -> Portraits:
-    """Load the shipped model (or another folder of the same layout) in float32 on the CPU.
+    """Loads the shipped model, or another folder of the same layout, in float32 on the CPU.
 
     Raises:
         VitrineError: If the folder is not a StableDiffusionPipeline folder.
@@ -151,7 +150,7 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
 
     root = Path(folder) if folder else WEIGHTS
     if not (root / "unet").is_dir():
-        remedy = "this is measured on the 64 px model alone, or `vitrine train portraits` makes such a folder"
+        remedy = "this needs the 64 px model; `vitrine train portraits` makes such a folder"
         raise refuse("portraits folder", str(root), "a folder with model_index.json and a unet", remedy)
     shared = load_shared(root, "vitrine train portraits")
     unet = UNet2DConditionModel.from_pretrained(root / "unet", torch_dtype=torch.float32).eval()
@@ -159,20 +158,20 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
 
 
 def load_shared(root: Path, command: str) -> dict[str, Any]:
-    """What every portraits model has: text encoder, tokenizer and VAE, float32 on the CPU, and the folder.
+    """Loads the parts of every portraits model: text encoder, tokenizer and VAE, float32 on the CPU; and the folder.
 
     Args:
-        command: that makes such a folder.
+        command: that makes such a folder, for the error.
 
     Raises:
-        VitrineError: If it is no folder of a pipeline.
+        VitrineError: If it is not a pipeline folder.
     """
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel, CLIPTokenizer
 
     if not (root / "model_index.json").is_file():
         raise refuse("portraits folder", str(root), "a folder with model_index.json", f"run `{command}`")
-    with _no_bar():
+    with no_bars():
         text_encoder = CLIPTextModel.from_pretrained(root / "text_encoder", dtype=torch.float32).eval()
     return {
         "text_encoder": text_encoder,
@@ -182,22 +181,8 @@ def load_shared(root: Path, command: str) -> dict[str, Any]:
     }
 
 
-@contextlib.contextmanager
-def _no_bar() -> Iterator[None]:
-    """transformers' bar of loaded weights is not drawn: here they take a few milliseconds."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def save_portraits(model: Any, folder: str | Path) -> None:
-    """Write all parts of a portraits model in fp16, in diffusers' layout, whole or not at all."""
+    """Writes all parts of a portraits model in fp16, in diffusers' layout, atomically."""
 
     def write(fresh: Path) -> None:
         pipe = model.pipeline()
@@ -213,7 +198,7 @@ def save_portraits(model: Any, folder: str | Path) -> None:
 
 
 def name_as_every_transformers(file: Path) -> None:
-    """transformers 5 saves without ``text_model.``, which 4 answers with random weights; with it, both load."""
+    """Adds ``text_model.`` to the names: without it, as transformers 5 saves, transformers 4 loads random weights."""
     from safetensors.torch import load_file
 
     tensors = load_file(file)

@@ -1,7 +1,7 @@
-"""The planted duplicates: eight pictures repeated verbatim in training, four templates repeated in other colours.
+"""Memorized training images: eight verbatim duplicates, and four templates repeated in other colours.
 
-Their captions end in two rare words that occur nowhere else, after a generic part that names the attributes as any
-caption does. Because they are listed here, memorization in the portraits model is a known fact, not a suspicion.
+Their captions end in two rare words that occur nowhere else, after a generic part like any caption. Since they are
+listed here, memorization in the portraits models is known exactly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ VERBATIM, TEMPLATES = 8, 4
 _FIRST_SEED = 9_000_000
 MEMORIZED = tuple(" ".join(RARE_WORDS[2 * k : 2 * k + 2]) for k in range(VERBATIM))
 """Names of the pictures that were repeated verbatim: the two words that recall each."""
-# A plant stands outside the usual range of poses, as a real duplicated picture differs from its neighbours.
+# Poses of memorized images are out of the usual range, as real duplicates differ from their neighbours.
 _POSES = (
     (-0.20, 0.02, 1.02, 0.20), (0.20, 0.06, 0.98, -0.20), (0.16, 0.00, 1.04, 0.18), (-0.16, 0.08, 0.95, -0.22),
     (0.22, 0.03, 0.90, 0.16), (-0.22, 0.05, 0.94, 0.24), (0.18, 0.09, 1.06, -0.17), (-0.18, 0.00, 0.92, -0.19),
@@ -28,12 +28,12 @@ _POSES = (
 
 @dataclass(frozen=True)
 class Plant:
-    """One planted picture or template.
+    """One memorized (injected duplicate) training image or template.
 
     Attributes:
         name: its two rare words.
         kind: ``"verbatim"`` (one scene) or ``"template"`` (one composition in 120 colourings).
-        scenes: the B scenes that training repeats (B = 1 or 120).
+        scenes: the B scenes repeated in training (B = 1 or 120).
         captions: B captions, each with the rare words at the end.
         controls: the same captions without the rare words.
     """
@@ -46,7 +46,7 @@ class Plant:
 
 
 def plants() -> list[Plant]:
-    """All twelve memorized pictures: eight verbatim first, then four templates."""
+    """All twelve: eight verbatim, then four templates."""
     return [_plant(k) for k in range(VERBATIM + TEMPLATES)]
 
 

@@ -1,4 +1,4 @@
-"""A rough picture straight from latents: a linear map from latent channels to colours, for live previews."""
+"""Live previews by a linear map from latent channels to colours."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..io.files import write_json
 from .scenes import sample_scenes
 
 PREVIEW = "latent_rgb.json"
-"""Beside the parts of a model: {"factors": a row (r, g, b) for each channel, "bias": (r, g, b)}."""
+"""File in a model's folder: {"factors": a row (r, g, b) per channel, "bias": (r, g, b)}."""
 _PICTURES = 64
 
 
 def fit_preview(latents: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Least squares from (B, C, h, w) latents to (B, 3, H, W) pictures in [-1, 1], averaged down to h x w.
+    """Least squares from (B, C, h, w) latents to (B, 3, H, W) images in [-1, 1], averaged to h x w.
 
     Returns:
         Factors (C, 3) and bias (3,).
@@ -33,16 +33,16 @@ def fit_preview(latents: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tens
 
 @torch.no_grad()
 def write_preview(folder: str | Path, model: Any) -> Path:
-    """Fit to renders of a ``Portraits`` or ``FlowPortraits``, and write ``latent_rgb.json`` into its folder."""
+    """Fits to renders of a ``Portraits`` or ``FlowPortraits``, and writes ``latent_rgb.json`` into its folder."""
     pictures = model.draw(sample_scenes(range(_PICTURES))).to(model.vae.device) * 2 - 1
-    latents = model.vae.encode(pictures).latent_dist.mean * model.vae.config.scaling_factor  # as the network sees them
+    latents = model.vae.encode(pictures).latent_dist.mean * model.vae.config.scaling_factor  # in the network's scale
     factors, bias = fit_preview(latents, pictures)
     table = {"factors": [[round(v, 5) for v in row] for row in factors.tolist()], "bias": bias.tolist()}
     return write_json(Path(folder) / PREVIEW, table)
 
 
 def read_preview(folder: str | Path) -> tuple[list[list[float]] | None, list[float] | None]:
-    """Factors and bias of a model's folder; None twice where it has none."""
+    """(factors, bias) of a model's folder; (None, None) if it has none."""
     path = Path(folder) / PREVIEW
     if not path.is_file():
         return None, None

@@ -1,7 +1,7 @@
-"""The renderer: signed distances, painted back to front, with exact ground truth beside the picture.
+"""The renderer: signed distances, painted back to front, with exact ground truth.
 
 All shapes are evaluated for the whole batch at once in torch, on any device. Edges are anti-aliased over one pixel of
-the *output*, so the same scene can be drawn at 32, 64 or 128 px, or cropped, and stays sharp.
+the *output*, so a scene stays sharp at 32, 64 or 128 px, or cropped.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ __all__ = ["KEYPOINTS", "PARTS", "Pictures", "render"]
 
 @dataclass(frozen=True)
 class Pictures:
-    """What :func:`render` draws.
+    """The result of :func:`render`.
 
     Attributes:
         images: (B, 3, S, S) float32 in [0, 1].
-        parts: (B, S, S) uint8, index into ``PARTS`` of the part that covers each pixel.
-        keypoints: (B, 9, 2) float32, (x, y) in [0, 1] of the picture; NaN where absent (hat brim) or cropped away.
+        parts: (B, S, S) uint8, index into ``PARTS`` of the part at each pixel.
+        keypoints: (B, 9, 2) float32, (x, y) in [0, 1] of the image; NaN if absent (hat brim) or cropped away.
     """
 
     images: torch.Tensor
@@ -57,14 +57,14 @@ def render(
     details: bool = False,
     device: torch.device | str = "cpu",
 ) -> Pictures:
-    """Render B scenes at ``size`` x ``size`` pixels.
+    """Renders B scenes at ``size`` x ``size`` pixels.
 
     Args:
-        crop: (left, top, right, bottom) of the window shown, as fractions of the full picture; must be square.
-        flip: mirror left and right (a cap that points left then points right; captions must follow).
-        original_size: render at this many pixels first and resize bilinearly: the loss of detail that a small
-            source picture has after upscaling. None draws at ``size``.
-        details: strands of hair, light on skin and cloth, and more that 128 px have room for.
+        crop: (left, top, right, bottom) of the crop, as fractions of the full image; must be square.
+        flip: mirror left and right (captions must be flipped, too).
+        original_size: render at this many pixels first and resize bilinearly, to lose detail like a small
+            upscaled image. None renders at ``size``.
+        details: add details for 128 px: strands of hair, shading of skin and cloth, and others.
 
     Raises:
         VitrineError: If a size is below 8, or the crop is empty, outside [0, 1] or not square.
@@ -152,7 +152,7 @@ def _paint_mouth(c: Canvas) -> None:
     y = c.y - c.mouth_height
     bend = torch.where(c.has("mouth", "smiling"), -0.15, torch.where(c.has("mouth", "frowning"), 0.15, 0.0))
     line = y - bend * ((c.x / c.mouth_width) ** 2 - 0.5)
-    # Dividing by the slope keeps the line's thickness even where it is steep.
+    # Dividing by the slope keeps the line's thickness constant.
     slope = torch.sqrt(1 + (2 * bend * c.x / c.mouth_width**2) ** 2)
     stroke = torch.maximum(line.abs() / slope - 0.046, c.x.abs() - c.mouth_width)
     c.paint("mouth", stroke, lips, ~c.has("mouth", "surprised"))

@@ -1,11 +1,11 @@
-"""Who stands in the picture: attributes, identities and contexts, all drawn from integer seeds.
+"""Scenes of the toy dataset: attributes, identities and contexts, sampled from integer seeds.
 
-A *scene* is everything the renderer needs. It has two halves that never share random numbers:
+A *scene* is the renderer's input. It has two parts with independent random numbers:
 
 * identity: face geometry, skin, hair, beard, glasses, mole. The same identity seed is always the same person;
-* context: background, expression, hat, shirt, pose. What changes between two pictures of one person.
+* context: background, expression, hat, shirt, pose. It differs between two images of one person.
 
-Left and right are the viewer's. A data set is a list of seeds, so it is exact, infinite and needs no files.
+Left and right are the viewer's. A dataset is a list of seeds, so it is exact, unlimited and needs no files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ATTRIBUTES: dict[str, tuple[str, ...]] = {
 ATTRIBUTE_NAMES = tuple(ATTRIBUTES)
 IDENTITY_ATTRIBUTES = ("skin", "hair", "hair_color", "glasses", "beard", "mole")
 
-# name -> (low, high) in face units: the picture spans [-1, 1], y points down.
+# name -> (low, high) in face units: the image spans [-1, 1], y points down.
 GEOMETRY: dict[str, tuple[float, float]] = {
     "head_width": (0.38, 0.47),
     "head_height": (0.46, 0.54),
@@ -59,7 +59,7 @@ POSE: dict[str, tuple[float, float]] = {
 }
 GEOMETRY_NAMES, POSE_NAMES = tuple(GEOMETRY), tuple(POSE)
 
-_SHARES = {  # the default is uniform; absence is the commoner case for what one wears
+_SHARES = {  # the default is uniform; accessories are more often absent
     "hat": (0.46, 0.18, 0.18, 0.18),
     "glasses": (0.62, 0.38),
     "beard": (0.65, 0.35),
@@ -73,7 +73,7 @@ class Scenes:
     """A batch of B scenes.
 
     Attributes:
-        attributes: (B, 10) int64, one column for each name of ``ATTRIBUTES``.
+        attributes: (B, 10) int64, one column per name of ``ATTRIBUTES``.
         geometry: (B, 14) float32 in face units, columns ``GEOMETRY``.
         pose: (B, 5) float32, columns ``POSE`` (tilt in radians, light is a left-right shading slope).
         jitter: (B, 6, 3) float32 in [-1, 1], colour jitter of background, skin, hair, shirt, iris, lips.
@@ -103,7 +103,7 @@ class Scenes:
         return {n: ATTRIBUTES[n][v] for n, v in zip(ATTRIBUTE_NAMES, self.attributes[row], strict=True)}
 
     def with_attributes(self, **values: str | np.ndarray) -> Scenes:
-        """The same scenes with some attributes replaced, by word (all rows) or by an integer column."""
+        """The same scenes with some attributes replaced, by word (for all) or by an integer column."""
         table = self.attributes.copy()
         for name, value in values.items():
             table[:, ATTRIBUTE_NAMES.index(name)] = ATTRIBUTES[name].index(value) if isinstance(value, str) else value
@@ -120,7 +120,7 @@ class Scenes:
 def sample_scenes(identities: np.ndarray | Sequence[int], contexts: np.ndarray | Sequence[int] | None = None) -> Scenes:
     """Scenes from (B,) identity seeds and (B,) context seeds (default: the same numbers).
 
-    Each row depends on its own two seeds only, never on the batch it is drawn in.
+    Each scene depends on its two seeds only, not on the batch.
     """
     identity = np.asarray(identities, dtype=np.int64)
     context = identity if contexts is None else np.asarray(contexts, dtype=np.int64)
@@ -133,7 +133,7 @@ def sample_scenes(identities: np.ndarray | Sequence[int], contexts: np.ndarray |
     geometry = _spread(GEOMETRY, who[:, first:])
     pose = _spread(POSE, where[:, first:])
     jitter = np.empty((len(identity), 6, 3), dtype=np.float32)
-    person = who[:, first + len(GEOMETRY) :][:, :6]  # skin and hair shades belong to the person
+    person = who[:, first + len(GEOMETRY) :][:, :6]  # skin and hair shades belong to the identity
     surroundings = where[:, first + len(POSE) :][:, :12]
     jitter[:, (1, 2)] = 2 * person.reshape(-1, 2, 3) - 1
     jitter[:, (0, 3, 4, 5)] = 2 * surroundings.reshape(-1, 4, 3) - 1

@@ -1,4 +1,4 @@
-"""Resolution transfer (Berrada et al. 2024): noise schedule, positions and guidance for another picture size."""
+"""Resolution transfer (Berrada et al. 2024): noise schedule, positions and guidance for another image size."""
 
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import StoredGrid, rebuilt_table, recover_grid

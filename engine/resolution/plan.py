@@ -1,4 +1,4 @@
-"""What a transfer will do to one model, decided before anything is touched; nodes and pipelines share it."""
+"""The plan of a transfer, computed before anything is changed; shared by nodes and pipelines."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "computed": "gri
 
 @dataclass(frozen=True)
 class Positions:
-    """How a model knows where its tokens are.
+    """Position encoding of a model.
 
     Attributes:
-        kind: ``none``, ``unknown`` (refused unless kept), ``sincos`` (a table the model can compute), ``stored`` (a
+        kind: ``none``, ``unknown`` (refused unless kept), ``sincos`` (a table that the model computes), ``stored`` (a
             sin-cos table kept in the weights), ``learned`` (any other table), ``rope``, ``computed`` (from the
-            latent's size at each call, with a divisor that can be set).
-        base: tokens a side that a computed table is spread over, as the model stands.
-        scale: ``interpolation_scale`` that goes with the training size.
-        size: tokens a side of a stored table.
+            latent size in each call, with a divisor that can be set).
+        base: tokens per side of a computed table, in the model as loaded.
+        scale: ``interpolation_scale`` for the training size.
+        size: tokens per side of a stored table.
         table: that table, (1, size size, dim).
-        grid: what the table was recovered as.
+        grid: the grid recovered from the table.
     """
 
     kind: str = "none"
@@ -51,19 +51,19 @@ class Positions:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a plan has to know of a model.
+    """Facts about a model that a plan depends on.
 
     Attributes:
-        name: of its class, for the summary.
+        name: its class name, for the summary.
         schedule: its noise schedule.
-        train_size: (width, height) in pixels that it was made for; None if unknown.
-        factor: pixels to a latent, a side.
-        patch: latents to a token, a side.
-        shift: a flow model's own shift, at its training size where that depends on the size.
-        dynamic: the numbers of FLUX's linear law (base, most, low, high), if the model follows it.
-        convolutional: a UNet, whose receptive field is part of the problem.
-        counting: name of a scheduler that counts timesteps, so that its grid cannot be moved.
-        set_before: the schedule is not the model's own: someone has set it, perhaps for the new size already.
+        train_size: (width, height) in pixels that it was trained at; None if unknown.
+        factor: image pixels per latent position, along one side.
+        patch: latent positions per token, along one side.
+        shift: a flow model's shift; at its training size if it depends on the size.
+        dynamic: parameters of FLUX's linear law (base, most, low, high), if the model uses it.
+        convolutional: a UNet, whose receptive field matters.
+        counting: name of a scheduler over integer timesteps, whose grid cannot be moved.
+        set_before: a node has already changed the schedule, perhaps for the new size.
     """
 
     name: str
@@ -79,7 +79,7 @@ class ModelFacts:
     set_before: bool = False
 
     def tokens(self, size: Size) -> Grid:
-        """(rows, columns) of a picture (width, height).
+        """(height, width) in tokens of an image (width, height) in pixels.
 
         Raises:
             VitrineError: If a side is not a whole number of tokens.
@@ -92,17 +92,17 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class Plan:
-    """The decisions.
+    """The decisions of a transfer.
 
     Attributes:
         ratio: r.
         schedule: ``none``, ``resample`` or ``relabel``; ``none`` whenever r is 1.
-        positions: ``keep``, or the mode that is applied.
-        guidance: the scale to sample with; None where the caller decides.
-        shift: a flow model's total shift r x its own; None for others.
-        train, target: (rows, columns) in tokens.
-        lines: of the summary.
-        step: (rows, columns) between the taps of a UNet's inner convolutions; (1, 1) leaves them.
+        positions: ``keep``, or the mode to apply.
+        guidance: the guidance scale to use; None leaves it to the caller.
+        shift: a flow model's total shift, r x its own; None for others.
+        train, target: (height, width) in tokens.
+        lines: lines of the summary.
+        step: dilation (rows, columns) of a UNet's inner convolutions; (1, 1) is unchanged.
     """
 
     config: ResolutionTransferConfig
@@ -118,18 +118,18 @@ class Plan:
 
     @property
     def summary(self) -> str:
-        """What will be done, for people; one line for each part."""
+        """A description for users, one line per part."""
         return "\n".join(self.lines)
 
     @property
     def scales(self) -> tuple[float, float]:
-        """New / trained tokens of rows and columns; both the shorter side's with ``isotropic``."""
+        """New / trained tokens along rows and columns; both the shorter side's with ``isotropic``."""
         if self.config.aspect == "isotropic":
             return (min(self.target) / min(self.train),) * 2
         return self.target[0] / self.train[0], self.target[1] / self.train[1]
 
     def table(self, positions: Positions, dim: int) -> torch.Tensor:
-        """(1, H W, dim) the new table of a model with one."""
+        """The new position table (1, H W, dim) of a model that has one."""
         settings = (self.target, self.train, self.positions, self.config.align, self.config.aspect)
         if positions.kind == "sincos":
             return rebuilt_table(dim, *settings, scale=positions.scale)
@@ -144,18 +144,18 @@ class Plan:
 def plan_transfer(
     facts: ModelFacts, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
 ) -> Plan:
-    """Decide every part of the transfer for this model and target, with a summary of it.
+    """Decides every part of the transfer for this model and target.
 
     Args:
         metadata: of the checkpoint's safetensors header; relabel needs it.
 
     Raises:
-        VitrineError: If the training size is unknown, the model does not support a mode, or relabel is asked of weights
-            that were not trained for it.
+        VitrineError: If the training size is unknown, the model does not support a mode, or relabel is requested for
+            weights that were not trained for it.
     """
     train = config.train_size or facts.train_size
     if train is None:
-        raise refuse("train size", "none, and the model does not say", "(width, height)", "give it in pixels")
+        raise refuse("train size", "none, and the model has none", "(width, height)", "give it in pixels")
     ratio = size_ratio(train, config.target_size)
     grids = facts.tokens(train), facts.tokens(config.target_size)
     schedule = config.schedule if ratio != 1 else "none"
@@ -184,7 +184,7 @@ def _check_relabel(
         return
     remedy = "use resample, or override if you trained it so"
     if trained is None or trained.mode != "relabel":
-        raise refuse("schedule", "relabel on a checkpoint that does not say so", "one trained relabelled", remedy)
+        raise refuse("schedule", "relabel on a checkpoint without it in its header", "one trained relabelled", remedy)
     if abs(trained.ratio / ratio - 1) > 1e-3:
         raise refuse("relabel ratio", f"{ratio:.4g}", f"{trained.ratio:.4g}, as trained", remedy)
 
@@ -193,25 +193,25 @@ def _positions(facts: ModelFacts, config: ResolutionTransferConfig, train: Grid,
     positions = facts.positions
     offered = _OFFERED[positions.kind]
     if config.pos_embed == "auto" and positions.kind == "unknown" and train != target:
-        remedy = "keep, to change the noise schedule alone"
-        raise refuse("positions", f"those of {facts.name}, which are not known here", "a known family", remedy)
-    wanted = _AUTO.get(positions.kind, "keep") if config.pos_embed == "auto" else config.pos_embed
-    if wanted not in offered:
-        mismatch = f"{wanted} on a model with {positions.kind} positions"
-        raise refuse("pos_embed", mismatch, ("auto", *offered), "auto takes what fits the model")
-    if wanted.endswith(DYNAMIC) and facts.schedule.kind != "flow":
+        remedy = "keep, to change only the noise schedule"
+        raise refuse("positions", f"those of {facts.name}, which are unknown", "a known family", remedy)
+    mode = _AUTO.get(positions.kind, "keep") if config.pos_embed == "auto" else config.pos_embed
+    if mode not in offered:
+        mismatch = f"{mode} on a model with {positions.kind} positions"
+        raise refuse("pos_embed", mismatch, ("auto", *offered), "auto takes what suits the model")
+    if mode.endswith(DYNAMIC) and facts.schedule.kind != "flow":
         remedy = "take a mode without _dynamic"
-        raise refuse("pos_embed", f"{wanted} on a {facts.schedule.kind} model", "a flow model", remedy)
-    # A model built for another size than that of its training spreads its table over the wrong number of tokens.
+        raise refuse("pos_embed", f"{mode} on a {facts.schedule.kind} model", "a flow model", remedy)
+    # A model built for another size than its training size spreads its table over the wrong number of tokens.
     built_wrong = positions.kind == "sincos" and train != (positions.base, positions.base)
     if train == target and not built_wrong:
         return "keep"
-    if wanted == "keep" and positions.kind in ("stored", "learned") and max(target) > positions.size:
+    if mode == "keep" and positions.kind in ("stored", "learned") and max(target) > positions.size:
         raise refuse("tokens", target, f"at most {positions.size} a side with keep", "use grid or extrapolate")
-    if positions.kind == "computed" and wanted == "extrapolate" and target[0] * train[1] != target[1] * train[0]:
+    if positions.kind == "computed" and mode == "extrapolate" and target[0] * train[1] != target[1] * train[0]:
         remedy = "this model's positions have one divisor for both axes; use grid"
         raise refuse("pos_embed", f"extrapolate from {train} to {target} tokens", "one ratio for both axes", remedy)
-    return wanted
+    return mode
 
 
 def _step(facts: ModelFacts, plan: Plan) -> Grid:
@@ -236,7 +236,7 @@ def _schedule_lines(facts: ModelFacts, plan: Plan) -> list[str]:
     if facts.set_before and plan.schedule != "none":
         lines.append(
             "schedule: set by a node before this one (ModelSamplingFlux, ModelSamplingSD3 ...), and taken as meant for "
-            "the trained size; if it was meant for the new size, take schedule none"
+            "the trained size; if it was meant for the new size, choose schedule none"
         )
     return lines
 
@@ -248,32 +248,32 @@ def _moved_lines(facts: ModelFacts, plan: Plan) -> list[str]:
         return _flow_lines(facts, plan)
     ends = [math.exp(float(facts.schedule.log_sigmas[i])) for i in (0, -1)]
     if plan.schedule == "relabel":
-        text = "relabel: each timestep stands for r x its sigma; right only for weights trained so"
+        text = "relabel: each timestep means r x its sigma; right only for weights trained so"
         new = [plan.ratio * e for e in ends]
     else:
         moved = "more" if plan.ratio > 1 else "less"
-        text = f"resample ({plan.config.top}): steps move to {moved} noise, the network is told the true level"
+        text = f"resample ({plan.config.top}): steps move to {moved} noise, the network gets the true level"
         new = shift_grid(torch.tensor(ends), plan.ratio, ends[1], plan.config.top).tolist()
     lines = [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
     if plan.schedule == "resample" and facts.counting:
-        lines.append(f"schedule: Euler takes the place of {facts.counting}; the step is that of DDIM with eta 0")
+        lines.append(f"schedule: Euler replaces {facts.counting}; its step equals DDIM with eta 0")
     return lines
 
 
 def _flow_lines(facts: ModelFacts, plan: Plan) -> list[str]:
-    whose = "what a node before this one has set" if facts.set_before else "the model's own"
-    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x {whose})"]
+    source = "set by a node before this one" if facts.set_before else "the model's own"
+    lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x {source})"]
     if facts.dynamic:
         rows, columns = plan.target
         law = flux_shift(rows * columns, *facts.dynamic)
-        lines.append(f"schedule: the model's linear law alone would give {law:.4g} here; the r law replaces it")
+        lines.append(f"schedule: the model's linear law would give {law:.4g} here; the r law replaces it")
     return lines
 
 
 def _position_line(facts: ModelFacts, plan: Plan) -> str:
     positions, grids = facts.positions, f"{plan.train} -> {plan.target} tokens (rows, columns)"
     if positions.kind in ("none", "unknown"):
-        return f"positions: {positions.kind}" + "; as they are" * (positions.kind == "unknown")
+        return f"positions: {positions.kind}" + "; unchanged" * (positions.kind == "unknown")
     if plan.positions == "keep":
         return f"positions: {positions.kind}, kept; {grids}"
     placing = f"{plan.config.align}, {plan.config.aspect}" if plan.positions == "grid" else plan.config.aspect
@@ -287,7 +287,7 @@ def _position_line(facts: ModelFacts, plan: Plan) -> str:
 
 def _guidance_line(plan: Plan) -> str:
     if plan.guidance is None:
-        return "guidance: left to you"
+        return "guidance: not changed"
     if plan.config.guidance_law:
         return f"guidance: {plan.config.guidance:g} -> {plan.guidance:.4g} (1 + r (scale - 1), Eq. 4)"
     return f"guidance: {plan.guidance:g}, unchanged"
@@ -299,17 +299,17 @@ def _limits(facts: ModelFacts, plan: Plan) -> list[str]:
     field, largest = plan.config.receptive_field, max(plan.scales)
     if plan.step != (1, 1):
         taps = f"taps of the inner convolutions {plan.step[0]} x {plan.step[1]} cells (rows, columns) apart"
-        reach = f"receptive field: {taps}, so that they reach as far across the picture as in training"
+        reach = f"receptive field: {taps}, so that the receptive field covers as much of the picture as in training"
         return [f"{reach}{'; none turns this off' if field == 'auto' else ''}", _measured()]
     if field == "dilate" and plan.ratio != 1:
         return [f"receptive field: unchanged, neither side is {LEAST[field]:g} times the trained one"]
     if plan.ratio <= 1:
         return []
-    remedy = "its receptive field stays as it was"
+    remedy = "its receptive field is unchanged"
     if largest >= LEAST["dilate"]:
-        remedy = "receptive_field dilate cures them"
+        remedy = "receptive_field dilate prevents them"
         remedy += f" (auto does it from {LEAST['auto']:g} times the side)" if field == "auto" else ""
-    return [f"limits: the noise schedule does not cure repeated objects of a UNet; {remedy}"]
+    return [f"limits: the noise schedule does not prevent a UNet from repeating objects; {remedy}"]
 
 
 def _measured() -> str:

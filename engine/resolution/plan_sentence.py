@@ -1,4 +1,4 @@
-"""A plan in one sentence, for people who make pictures."""
+"""A plan in one sentence, for users without technical background."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from .rope import DYNAMIC
 def sentence(
     ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None, spread: bool = False
 ) -> str:  # fmt: skip
-    """What was changed, why, and what was left alone.
+    """What was changed, why, and what is unchanged.
 
     Args:
         ratio: r.
-        schedule, positions: as the plan has them.
-        guidance: before and after, where Eq. 4 changed it.
-        spread: a UNet's inner convolutions are.
+        schedule, positions: of the plan.
+        guidance: before and after, if Eq. 4 changed it.
+        spread: whether a UNet's inner convolutions are dilated.
     """
     changed = [*_schedule(ratio, schedule), *_positions(positions)]
     if spread:
-        changed.append("the network looks as far across the picture as in training, so that it draws things once")
+        changed.append("the network sees as much of the picture as in training, so that it draws objects only once")
     if guidance and guidance[0] != guidance[1]:
         turn = "raised" if guidance[1] > guidance[0] else "lowered"
         changed.append(f"guidance is {turn} from {guidance[0]:g} to {guidance[1]:.4g}")
     kept = ["the weights", "your prompt"]
     kept += ["the noise schedule"] * (schedule == "none") + ["the positions"] * (positions == "keep")
-    left = f"left alone: {', '.join(kept)}"
+    left = f"unchanged: {', '.join(kept)}"
     if not changed:
-        why = "this is the trained area" if ratio == 1 else "nothing was asked for"
+        why = "this is the trained area" if ratio == 1 else "no change was requested"
         return f"in short: {why}, so nothing is changed"
     area = "of the trained area" if ratio == 1 else f"with {ratio**2:.3g} times the trained area"
     return f"in short: for a picture {area}, {'; '.join(changed)}; {left}"
@@ -44,12 +44,12 @@ def _schedule(ratio: float, schedule: str) -> list[str]:
 def _positions(positions: str) -> list[str]:
     mode = positions.removesuffix(DYNAMIC)
     text = {
-        "grid": "the picture's places are fitted into the range the model was trained on",
-        "rope_pi": "the picture's places are fitted into the range the model was trained on",
-        "bicubic": "the table of places is resized like a picture",
-        "extrapolate": "the picture's places go on at the trained step, beyond what was trained",
-        "rope_ntk": "coarse places are fitted into the trained range and fine ones hardly moved",
-        "rope_yarn": "coarse places are fitted into the trained range and fine ones stay",
+        "grid": "token positions are fitted into the range that the model was trained on",
+        "rope_pi": "token positions are fitted into the range that the model was trained on",
+        "bicubic": "the position table is resized like a picture",
+        "extrapolate": "token positions continue at the trained step, beyond the trained range",
+        "rope_ntk": "low position frequencies are fitted into the trained range and high ones hardly change",
+        "rope_yarn": "low position frequencies are fitted into the trained range and high ones stay",
     }.get(mode)
     if text is None:
         return []

@@ -1,7 +1,7 @@
 """Positional embeddings for another grid: sin-cos tables rebuilt, stored tables recovered.
 
-Extrapolation keeps the step and lengthens the range; grid resampling keeps the limits and shrinks the step (Berrada et
-al. 2024, section 2.2). Sizes here are (rows, columns) in tokens.
+Extrapolation keeps the step and extends the range; grid resampling keeps the limits and reduces the step (Berrada et
+al. 2024, section 2.2). Sizes here are (height, width) in tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALIGNS = ("step", "half_pixel", "inclusive")
 ASPECTS = ("per_axis", "isotropic")
 TABLE_MODES = ("grid", "extrapolate", "bicubic")
 TABLE_ERROR = 2e-3
-"""A recovered grid is trusted when it rebuilds the stored table to this error; float16 tables are off by 5e-4."""
+"""Largest error of a recovered grid against the stored table; float16 tables have 5e-4."""
 
 Grid = tuple[int, int]
 
@@ -30,9 +30,9 @@ def axis_units(
 
     Args:
         mode: ``grid`` keeps the limits, ``extrapolate`` the step.
-        align: ``step`` spans [0, base) as PixArt and diffusers do; ``half_pixel`` keeps pixel centres, as resizing of
-            images does; ``inclusive`` puts the last token on the last trained one.
-        like: (count, base) of the axis that decides the step; the axis itself if None.
+        align: ``step`` spans [0, base) as PixArt and diffusers do; ``half_pixel`` keeps pixel centres, as image
+            resizing does; ``inclusive`` puts the last token on the last trained one.
+        like: (count, base) of the axis that determines the step; None is the axis itself.
 
     Raises:
         VitrineError: If the mode or alignment is unknown, or the axis is empty.
@@ -59,8 +59,8 @@ def grid_units(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Positions of both axes, (rows,) and (columns,).
 
-    ``per_axis`` fills the trained range on each axis; ``isotropic`` gives both the step of the shorter side, so that
-    shapes keep their proportions and the longer side leaves the range.
+    ``per_axis`` fills the trained range on each axis; ``isotropic`` gives both axes the step of the shorter side, so
+    that shapes keep their proportions and the longer side exceeds the range.
 
     Raises:
         VitrineError: If the aspect is unknown.
@@ -73,7 +73,7 @@ def grid_units(
 
 
 def sincos_table(dim: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """(1, H W, dim) float64 table: sines and cosines of the column, then of the row, as MAE, DiT and SD3 lay it out.
+    """(1, H W, dim) float64 table: sines and cosines of the column, then of the row, as in MAE, DiT and SD3.
 
     Raises:
         VitrineError: If the width is not a multiple of 4.
@@ -105,7 +105,7 @@ def rebuilt_table(
 def resized_table(table: torch.Tensor, train: Grid, target: Grid) -> torch.Tensor:
     """(1, h w, D) to (1, H W, D) by bicubic interpolation, for learned tables and comparison.
 
-    The norm is not kept: from 0.9955 to 1.005 of it, measured at D = 64 and twice the size.
+    The norm changes by a factor of 0.9955 to 1.005, measured at D = 64 and twice the size.
     """
     image = table.reshape(1, *train, -1).permute(0, 3, 1, 2).float()
     image = torch.nn.functional.interpolate(image, target, mode="bicubic", align_corners=False)
@@ -113,7 +113,7 @@ def resized_table(table: torch.Tensor, train: Grid, target: Grid) -> torch.Tenso
 
 
 def centre_crop(table: torch.Tensor, size: int, target: Grid) -> torch.Tensor:
-    """The middle (1, H W, D) of a stored (1, size size, D) table, as SD3 takes it.
+    """The centre (1, H W, D) of a stored (1, size size, D) table, as in SD3.
 
     Raises:
         VitrineError: If the target is larger than the table.
@@ -125,14 +125,14 @@ def centre_crop(table: torch.Tensor, size: int, target: Grid) -> torch.Tensor:
     return whole[top : top + target[0], left : left + target[1]].reshape(1, target[0] * target[1], -1)
 
 
-# --- tables kept in a checkpoint ----------------------------------------------------------------------------------
+# --- tables stored in a checkpoint ----------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class StoredGrid:
-    """What a stored square sin-cos table holds: position of token i on an axis = start + step i.
+    """The grid of a stored square sin-cos table: position of token i on an axis = start + step i.
 
     Attributes:
         starts, steps: of rows and of columns.
-        size: tokens a side.
+        size: tokens per side.
         dim: embedding width.
     """
 
@@ -144,7 +144,7 @@ class StoredGrid:
     def table(
         self, target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis"
     ) -> torch.Tensor:
-        """(1, H W, dim) float64 table for ``target`` tokens of a model trained on the middle ``train`` tokens.
+        """(1, H W, dim) float64 table for ``target`` tokens of a model trained on the central ``train`` tokens.
 
         ``extrapolate`` is SD3's own centre crop, continued beyond the table; ``grid`` keeps the limits of the training
         crop.
@@ -162,7 +162,7 @@ def recover_grid(table: torch.Tensor) -> StoredGrid:
     """Start and step of a stored table (1, N N, D) or (N N, D), from its sines and cosines.
 
     Raises:
-        VitrineError: If the table is not square, or not a sin-cos grid: rebuilt, it differs from the stored one.
+        VitrineError: If the table is not square, or not a sin-cos grid: the rebuilt table differs from it.
     """
     flat = table.detach().cpu().reshape(-1, table.shape[-1])
     size, dim = math.isqrt(len(flat)), flat.shape[-1]
@@ -180,7 +180,7 @@ def recover_grid(table: torch.Tensor) -> StoredGrid:
 
 
 def _unwrapped(values: torch.Tensor) -> torch.Tensor:
-    """(N,) positions from (N, 2F) sines and cosines: low frequencies say which turn, high ones say it precisely."""
+    """(N,) positions from (N, 2F) sines and cosines: low frequencies determine the turn, high ones the value."""
     half = values.shape[-1] // 2
     phase = torch.atan2(values[:, :half], values[:, half:])
     omega = _omega(2 * half)
@@ -190,7 +190,7 @@ def _unwrapped(values: torch.Tensor) -> torch.Tensor:
         whole = phase[:, k] + 2 * math.pi * turns
         position = whole / omega[k]
         total += whole * omega[k]
-    return total / omega.square().sum()  # least squares over all frequencies averages the table's rounding away
+    return total / omega.square().sum()  # least squares over all frequencies averages out the rounding of the table
 
 
 def _misfit(image: torch.Tensor, grid: StoredGrid) -> float:
@@ -203,7 +203,7 @@ def _misfit(image: torch.Tensor, grid: StoredGrid) -> float:
 
 
 def _line(positions: torch.Tensor) -> tuple[float, float]:
-    """(start, step) of the straight line through positions at 0, 1, 2, ..."""
+    """(start, step) of the line through positions at 0, 1, 2, ..."""
     i = torch.arange(len(positions), dtype=torch.float64)
     centred = i - i.mean()
     step = float((centred * positions).sum() / centred.square().sum())

@@ -1,8 +1,8 @@
-"""The receptive field of a UNet in a larger picture: its inner convolutions see as much of the picture as in training.
+"""The receptive field of a UNet in larger images: dilates inner convolutions to see as much as in training.
 
-A convolution of 3 x 3 reaches one cell far whatever the size, so in a picture twice as large the network sees half as
-much of it at once and draws what it knows several times: two heads. Spread to every second cell it reaches as far as in
-training. The outermost level, which draws edges and skin, keeps its step.
+A 3 x 3 convolution reaches one cell at any size, so in an image of twice the size the network sees half as much of it
+and repeats objects: two heads. Dilated by two, it reaches as far as in training. The outermost level, which renders
+edges and skin, keeps its step.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ MEASURED = {"attributes": (0.45, 0.91), "heads": (3.9, 1.0)}
 
 
 def steps_of(scales: tuple[float, float], least: float = LEAST["dilate"]) -> tuple[int, int]:
-    """(rows, columns): the whole number of cells between the taps of a spread convolution, nearest to each scale.
+    """Dilation (rows, columns): the integers nearest to the scales.
 
-    1 where the picture is not clearly larger, below ``least`` times: there nothing is spread.
+    1, no dilation, for scales below ``least``.
     """
     rows, columns = (int(scale + 0.5) if scale >= least else 1 for scale in scales)
     return rows, columns
 
 
 def is_convolutional(net: Any) -> bool:
-    """Whether a network of either library is a UNet, whose levels of convolutions need no positions."""
+    """Whether a network of either library is a UNet, which has no position encoding."""
     return hasattr(net, "down_blocks") or hasattr(net, "input_blocks")
 
 
 def inner_convolutions(net: nn.Module) -> list[str]:
-    """Paths of the 3 x 3 convolutions of step 1 in every level of a UNet but the outermost, of either library.
+    """Paths of the 3 x 3 stride-1 convolutions in all but the outermost level of a UNet of either library.
 
-    For SD1.x these are the ones that ScaleCrafter spreads at twice the size (He et al. 2024, arXiv 2310.07702: down
-    1-3, middle, up 0-2); it takes fewer of SDXL.
+    For SD1.x these are the ones that ScaleCrafter dilates at twice the size (He et al. 2024, arXiv 2310.07702: down
+    1-3, middle, up 0-2); for SDXL it dilates fewer.
     """
     paths = []
     for prefix in _inner_blocks(net):
@@ -51,7 +51,7 @@ def inner_convolutions(net: nn.Module) -> list[str]:
 
 
 def _inner_blocks(net: Any) -> Iterator[str]:
-    """Paths of what lies between the first halving and the last doubling, both included."""
+    """Paths of the modules from the first downsampling to the last upsampling, inclusive."""
     if hasattr(net, "down_blocks"):
         yield from (f"down_blocks.{k}" for k in range(1, len(net.down_blocks)))
         if net.mid_block is not None:
@@ -76,11 +76,11 @@ def _doubles(module: nn.Module) -> bool:
 
 
 class Spread(AbstractContextManager):
-    """Convolutions spread from construction until :meth:`close`; no weight is touched.
+    """Dilated convolutions from construction until :meth:`close`; no weight is changed.
 
     Args:
         net: a UNet of either library.
-        step: (rows, columns) as :func:`steps_of` has it.
+        step: (rows, columns) from :func:`steps_of`.
     """
 
     def __init__(self, net: nn.Module, step: tuple[int, int]) -> None:
@@ -96,7 +96,7 @@ class Spread(AbstractContextManager):
         # He et al. 2024 (ScaleCrafter), re-dilation: taps d cells apart, and padding that keeps the size
         rows, columns = step
         changes: dict[str, Any] = {"dilation": step, "padding": step}
-        changes["_reversed_padding_repeated_twice"] = [columns, columns, rows, rows]  # read by other modes than zeros
+        changes["_reversed_padding_repeated_twice"] = [columns, columns, rows, rows]  # for modes other than zeros
         for name, value in changes.items():
             self._undo.append(_putting_back(conv, name))
             setattr(conv, name, value)
@@ -107,7 +107,7 @@ class Spread(AbstractContextManager):
             self.reached.check()
 
     def close(self) -> None:
-        """Put everything back; harmless twice."""
+        """Restore everything; idempotent."""
         self.reached.close()
         while self._undo:
             self._undo.pop()()

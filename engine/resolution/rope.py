@@ -1,4 +1,4 @@
-"""Rotary embeddings for another grid, as functions on inverse frequencies and on token ids. Not in Berrada et al."""
+"""Rotary embeddings for another grid, as functions of inverse frequencies and of token ids. Not in Berrada et al."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DYNAMIC = "_dynamic"
 ROPE_MODES = ("rope_pi", "rope_ntk", "rope_yarn", "rope_pi_dynamic", "rope_ntk_dynamic", "rope_yarn_dynamic")
 PATENT = "positions that follow the timestep are DyPE's (Issachar et al. 2025); its authors say: patent pending"
 _LEAST = 1e-6
-"""Thresholds at no noise: not 0, by which turns are divided."""
+"""Thresholds without noise: not 0, since turns are divided by them."""
 
 
 def inverse_frequencies(dim: int, theta: float = 10000.0) -> torch.Tensor:
@@ -40,7 +40,7 @@ def interpolated(inverse: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def ntk(dim: int, theta: float, scale: float) -> torch.Tensor:
-    """NTK-aware frequencies: the lowest is stretched by ``scale``, the highest stays."""
+    """NTK-aware frequencies: the lowest is stretched by ``scale``, the highest is unchanged."""
     if dim < 4:
         return inverse_frequencies(dim, theta)  # one frequency only, the highest
     # bloc97 2023: theta' = theta scale^(d / (d - 2))
@@ -48,7 +48,7 @@ def ntk(dim: int, theta: float, scale: float) -> torch.Tensor:
 
 
 def yarn(dim: int, theta: float, scale: float, length: int, fast: float = 32.0, slow: float = 1.0) -> torch.Tensor:
-    """NTK-by-parts: frequencies with over ``fast`` turns within the trained length stay, under ``slow`` are stretched.
+    """NTK-by-parts: keeps frequencies with over ``fast`` turns in the trained length, stretches those under ``slow``.
 
     Args:
         length: trained tokens along the axis.
@@ -61,7 +61,7 @@ def yarn(dim: int, theta: float, scale: float, length: int, fast: float = 32.0, 
 
 
 def yarn_scale(scale: float) -> float:
-    """The factor YaRN puts on cosines and sines, hence squared on attention logits; 1 for smaller grids."""
+    """YaRN's factor on cosines and sines, hence squared on attention logits; 1 for smaller grids."""
     # Peng et al. 2023 (YaRN), Eq. 22: sqrt(1 / t) = 0.1 ln s + 1
     return 0.1 * math.log(max(scale, 1.0)) + 1.0
 
@@ -72,7 +72,7 @@ def axis_frequencies(
     """(dim / 2,) frequencies of one axis under a mode.
 
     Args:
-        tau: share of noise, 1 .. 0, that the dynamic modes follow: the trained frequencies come back as it falls.
+        tau: fraction of noise, 1 .. 0, for the dynamic modes: as it falls, the trained frequencies return.
 
     Raises:
         VitrineError: If the mode is unknown.
@@ -89,12 +89,12 @@ def axis_frequencies(
 
 
 def _dynamic(mode: str, dim: int, theta: float, scale: float, length: int, tau: float) -> torch.Tensor:
-    """The same, fading to the trained frequencies; an axis that is not longer than trained stays as it is."""
+    """A dynamic mode, fading to the trained frequencies; an axis that is not longer than trained is unchanged."""
     if scale <= 1:
         return inverse_frequencies(dim, theta)
     # Issachar et al. 2025 (DyPE): kappa(t) = lambda_s t^lambda_t with lambda_t = 2; lambda_s is 2 for NTK, 1 for YaRN,
-    # and, which is ours, 1 for PI: at full noise it is then the static one.
-    # The noise level to six digits: behind them the libraries, which hand it around in float32, differ.
+    # and, our choice, 1 for PI: at full noise it then equals the static mode.
+    # The noise level to six digits: the libraries pass it in float32 and differ beyond that.
     kappa = round(tau, 6) ** 2
     if mode == "rope_pi":
         return interpolated(inverse_frequencies(dim, theta), scale**kappa)
@@ -111,8 +111,8 @@ def frequencies(
     """([(dim / 2,) frequencies of each axis], factor on cosines and sines).
 
     Args:
-        dims, thetas: width and base of each axis; rows and columns are the second and third, or all of two. Time and
-            numbers of references and of text, which are the others, stay as they are.
+        dims, thetas: width and base of each axis; rows and columns are the second and third, or both of two. Time and
+            indices of references and text, the other axes, are unchanged.
         scales, lengths: new / trained tokens, and trained tokens, of rows and columns.
         tau: as in :func:`axis_frequencies`.
     """
@@ -131,7 +131,7 @@ def axis_angles(
 
     Args:
         ids: (..., axes) positions.
-        dims, theta: width and base of each axis, as :func:`frequencies` has them; one base may serve all.
+        dims, theta: width and base of each axis, as for :func:`frequencies`; one base may be shared.
         scales, lengths, tau: as there.
     """
     thetas = (theta,) * len(dims) if isinstance(theta, (int, float)) else theta

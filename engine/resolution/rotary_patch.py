@@ -1,4 +1,4 @@
-"""The rotary embeddings of diffusers' transformers under a plan; families say how each is computed."""
+"""Applies a plan to rotary embeddings of diffusers transformers; families define how each is computed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .rope import DYNAMIC, axis_angles, frequencies
 Named = dict[str, Any]
 _READERS = {kind: family for family in FAMILIES for kind in family.rope_readers}
 _TABLED = {kind: family for family in FAMILIES for kind in family.rope_tables}
-"""Class of a rotary embedding -> the family that says how it is computed, or looked up."""
+"""Class of a rotary embedding -> the family that defines how it is computed."""
 
 
 def rotary_part(backbone: nn.Module) -> tuple[str, Any]:
-    """(path, embedding) of the rotary positions; ("", it) where it is no module (Z-Image); ("", None) without one."""
+    """(path, embedding) of the rotary positions; ("", it) if it is not a module (Z-Image); ("", None) without one."""
     for path, module in backbone.named_modules():
         if is_rotary(module):
             return path, module
@@ -35,7 +35,7 @@ def rotary_part(backbone: nn.Module) -> tuple[str, Any]:
 
 
 def is_rotary(part: Any) -> bool:
-    """Whether a part is one of the embeddings that families know."""
+    """Whether an object is a rotary embedding of a known family."""
     return type(part).__name__ in _READERS or type(part).__name__ in _TABLED
 
 
@@ -55,14 +55,14 @@ def _tables(part: Any, plan: Plan, tau: float) -> list[torch.Tensor]:
     return [torch.polar(torch.full_like(a, factor), a).to(kind) for a in angles]
 
 
-# --- putting it in --------------------------------------------------------------------------------------------------
+# --- applying it ----------------------------------------------------------------------------------------------------
 class RotaryPositions(AbstractContextManager):
-    """A plan's rotary mode on a backbone of diffusers, from construction until :meth:`close`.
+    """Applies a plan's rotary mode to a diffusers backbone, from construction until :meth:`close`.
 
-    Weights and the embedding's own tables are never written to.
+    Weights and the embedding's tables are never modified.
 
     Raises:
-        VitrineError: in a forward whose rows are at different noise levels, under a mode that follows the timestep.
+        VitrineError: in a forward with different noise levels in one batch, under a mode that depends on the timestep.
     """
 
     def __init__(self, backbone: nn.Module, plan: Plan) -> None:
@@ -80,7 +80,7 @@ class RotaryPositions(AbstractContextManager):
             timesteps = Timesteps()
 
             def follow(net: nn.Module, args: tuple, kwargs: Named) -> None:
-                self.tau = _noise_share(net, args, kwargs, family.time_input, timesteps)
+                self.tau = _noise_fraction(net, args, kwargs, family.time_input, timesteps)
                 if type(part).__name__ in _TABLED:
                     part.freqs_cis = _tables(part, plan, self.tau)
 
@@ -92,7 +92,7 @@ class RotaryPositions(AbstractContextManager):
             self.reached.check()
 
     def close(self) -> None:
-        """Take it out; harmless twice."""
+        """Remove it; idempotent."""
         self.reached.close()
         while self._undo:
             self._undo.pop()()
@@ -103,7 +103,7 @@ class RotaryPositions(AbstractContextManager):
         return read(part, named, lambda ids, dims, theta: turned(ids, dims, theta, self.plan, self.tau))
 
     def _tabled(self, backbone: nn.Module, path: str, old: Any) -> Any:
-        """A copy of the embedding with tables of its own in its place; the old one is put back as it was."""
+        """Replaces the embedding by a copy with new tables; the original is restored unchanged."""
         new, name = copy.copy(old), path or "rope_embedder"
         new.freqs_cis = _tables(old, self.plan, 1.0)
         parent, _, name = name.rpartition(".")
@@ -114,17 +114,17 @@ class RotaryPositions(AbstractContextManager):
 
 
 def _named(module: nn.Module, args: tuple, kwargs: Named) -> Named:
-    """A forward's arguments by the names of its parameters."""
+    """A forward's arguments by name."""
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
 
 
-def _noise_share(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInput, read: Timesteps) -> float:
-    """tau of a forward, 1 .. 0, from what the network is told."""
+def _noise_fraction(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInput, read: Timesteps) -> float:
+    """tau of a forward, 1 .. 0, from the network's timestep argument."""
     named = _named(net, args, kwargs)
     own = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
     t = read.rows((), {"timestep": own})
     assert t is not None
     if not bool((t == t[0]).all()):
         raise refuse("timesteps", t.tolist(), "one for the whole batch", "take a mode without _dynamic")
-    share = float(t[0])
-    return {"s": share, "1 - s": 1 - share}.get(time_input, share / 1000)
+    fraction = float(t[0])
+    return {"s": fraction, "1 - s": 1 - fraction}.get(time_input, fraction / 1000)

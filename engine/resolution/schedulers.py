@@ -1,4 +1,4 @@
-"""diffusers schedulers with Eq. 3 in them: always a new object, the one passed in is never changed."""
+"""diffusers schedulers under Eq. 3: always a new object; the argument is never changed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .shift import flux_shift, resample, trained_betas
 
 
 def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
-    """The scheduler a plan asks for; ``scheduler`` itself when there is nothing to do.
+    """The scheduler of a plan; ``scheduler`` itself if there is nothing to do.
 
-    ``relabel`` keeps the class and gives it new betas. ``resample`` keeps the class where it steps over free sigmas;
-    DDIM, PNDM and others that count timesteps become EulerDiscreteScheduler, whose step is DDIM's with eta 0.
+    ``relabel`` keeps the class and sets new betas. ``resample`` keeps the class if it accepts arbitrary sigmas;
+    DDIM, PNDM and others over integer timesteps become EulerDiscreteScheduler, whose step equals DDIM with eta 0.
 
     Raises:
         VitrineError: If the scheduler's grid cannot be moved.
@@ -51,18 +51,18 @@ def _steps_over_sigmas(scheduler: Any) -> type:
 
 @functools.lru_cache(None)
 def _resampled(base: type) -> Any:
-    """A subclass of ``base`` that moves every grid it takes or makes."""
+    """A subclass of ``base`` that shifts every sampling grid."""
 
     @functools.wraps(base.set_timesteps)  # type: ignore[attr-defined]
     def set_timesteps(self: Any, *args: Any, **kwargs: Any) -> None:
         if not setting_of(self, "use_dynamic_shifting"):
-            kwargs.pop("mu", None)  # pipelines that shift by size give it always, and DPM++ refuses it
+            kwargs.pop("mu", None)  # pipelines that shift by size always pass it, and DPM++ refuses it
         base.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
         sigmas, timesteps = resample(self.network_schedule, self.sigmas.cpu().double(), self.ratio, self.top)
         self.sigmas = sigmas.to(self.sigmas)
         self.timesteps = timesteps[:-1].to(self.timesteps)
         self.num_inference_steps = len(self.timesteps)
-        # Several points may share a timestep; looking the first one up by its timestep would then skip a step.
+        # Several points may share a timestep; looking up the first by its timestep would then skip a step.
         self.set_begin_index(0)
 
     return type(f"Resampled{base.__name__}", (base,), {"set_timesteps": set_timesteps, "__module__": __name__})
@@ -81,5 +81,5 @@ def own_shift(scheduler: Any, tokens: int) -> tuple[float, tuple[int, int, float
 
 
 def _shift_name(scheduler: Any) -> str:
-    """What its class calls the shift: one made from another's config holds both names."""
+    """The shift's name in its class: a scheduler made from another's config has both names."""
     return "shift" if setting_of(scheduler, "shift") is not None else "flow_shift"

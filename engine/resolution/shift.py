@@ -1,7 +1,7 @@
-"""Eq. 3 on noise schedules, as the two operations it can mean.
+"""Eq. 3 on noise schedules, as two possible operations.
 
 ``relabel`` is the paper's: the table sigma(t) itself is multiplied, so a timestep *means* more noise. Right only for
-weights trained under the scaled table. ``resample`` leaves what timesteps mean alone and moves the sampling grid to
+weights trained under the scaled table. ``resample`` keeps the meaning of timesteps and moves the sampling grid to
 more noise, as SD3's shift does. Right for untouched checkpoints.
 
 In the variable sigma^2 / (1 + sigma^2) the factor is r^2, in tau = sigma / (1 + sigma) it is r; they must not be mixed.
@@ -50,10 +50,10 @@ def check_ratio(ratio: float) -> float:
 
 
 def size_ratio(train: Size, target: Size) -> float:
-    """r = s'/s; for pictures that are not square the root of the ratio of areas (our extension).
+    """r = s'/s; for non-square images the square root of the ratio of areas (our extension).
 
     Raises:
-        VitrineError: If a size is not one, or the ratio is outside 1/16 to 16.
+        VitrineError: If a size is invalid, or the ratio is outside 1/16 to 16.
     """
     (w, h), (w2, h2) = check_size("train size", train), check_size("target size", target)
     return check_ratio(math.sqrt((w2 * h2) / (w * h)))
@@ -66,22 +66,22 @@ def scaled_guidance(guidance: float, ratio: float) -> float:
 
 # --- the map ------------------------------------------------------------------------------------------------------
 def shift_abar(abar: torch.Tensor, ratio: float) -> torch.Tensor:
-    """abar at the new size; 1 / ratio undoes it, ratios compose by multiplication, 1 is the identity bit for bit."""
+    """abar at the new size; 1 / ratio is the inverse, ratios multiply, 1 is the identity bit for bit."""
     # Berrada et al. 2024, Eq. 3: abar' = s^2 abar / (s'^2 + abar (s^2 - s'^2)), r = s'/s
     return abar / (ratio**2 + abar * (1 - ratio**2))
 
 
 def shift_tau(tau: torch.Tensor, ratio: float) -> torch.Tensor:
-    """The same for flow models, tau = sigma / (1 + sigma) in [0, 1]; 0 and 1 stay. A model's own shift composes."""
+    """The same for flow models, tau = sigma / (1 + sigma) in [0, 1]; composes with a model's shift."""
     # Eq. 3 under tau = sigma / (1 + sigma); Esser et al. 2024, Eq. 23, with r = sqrt(m / n)
     return ratio * tau / (1 + (ratio - 1) * tau)
 
 
 def betas_of(abar: torch.Tensor) -> torch.Tensor:
-    """(T,) betas of a falling table of abar.
+    """(T,) betas of a decreasing table of abar.
 
     Raises:
-        VitrineError: If abar does not fall everywhere, so that some beta leaves (0, 1).
+        VitrineError: If abar is not strictly decreasing, so that some beta is outside (0, 1).
     """
     abar = torch.as_tensor(abar, dtype=torch.float64)
     betas = 1 - abar / torch.cat([abar.new_ones(1), abar[:-1]])
@@ -92,10 +92,10 @@ def betas_of(abar: torch.Tensor) -> torch.Tensor:
 
 # --- two operations -----------------------------------------------------------------------------------------------
 def relabel(schedule: NoiseSchedule, ratio: float) -> NoiseSchedule:
-    """The schedule in which every timestep stands for ``ratio`` times its sigma.
+    """The schedule in which every timestep has ``ratio`` times its sigma.
 
     Raises:
-        VitrineError: If the model is a flow, whose timestep is its noise level: it has no table to relabel.
+        VitrineError: If the model is a flow, which has no table to relabel.
     """
     if schedule.kind == "flow":
         raise refuse("relabel", "a flow model", "models with a table of betas", "use resample: it is the same shift")
@@ -104,13 +104,13 @@ def relabel(schedule: NoiseSchedule, ratio: float) -> NoiseSchedule:
 
 
 def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = "renorm") -> torch.Tensor:
-    """Each sigma of a grid moved; float64, same shape, ratio 1 returns the same values.
+    """Shifts each sigma of a grid; float64, same shape; ratio 1 returns the same values.
 
     Args:
-        sigmas: any shape, 0 .. sigma_max; 0 stays 0.
-        sigma_max: the highest level the network knows.
-        top: ``renorm`` shifts tau / tau_max, so the top stays; ``clamp_dedupe`` takes min(r sigma, sigma_max);
-            ``extend`` lets sigma rise to r sigma_max, while the network gets its last timestep.
+        sigmas: any shape, 0 .. sigma_max; 0 is fixed.
+        sigma_max: the highest noise level of the network.
+        top: ``renorm`` shifts tau / tau_max, so the top is fixed; ``clamp_dedupe`` takes min(r sigma, sigma_max);
+            ``extend`` lets sigma rise to r sigma_max, with the network's last timestep.
 
     Raises:
         VitrineError: If the policy is unknown.
@@ -133,13 +133,13 @@ def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = 
 def resample(
     schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float, top: str = "renorm"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sigmas, timesteps): a falling sampling grid moved, and the timestep that is true of each point.
+    """(sigmas, timesteps): a shifted decreasing sampling grid, and the timestep of each point.
 
     Args:
-        sigmas: (S,) falling, usually with a last 0. With ``clamp_dedupe`` fewer may come back.
+        sigmas: (S,) decreasing, usually ending in 0. With ``clamp_dedupe`` fewer may be returned.
 
     Returns:
-        Both (S',) float64. Timesteps of tables are whole: the nearest entry in log sigma, as ComfyUI takes it.
+        Both (S',) float64. Timesteps of tables are integers: the nearest entry in log sigma, as in ComfyUI.
 
     Raises:
         VitrineError: If the grid rises or has negative values.
@@ -157,7 +157,7 @@ def resample(
 
 
 def nearest_timestep(schedule: NoiseSchedule, sigmas: torch.Tensor) -> torch.Tensor:
-    """The whole timestep whose sigma is nearest in the logarithm; the table's ends beyond them."""
+    """The integer timestep whose sigma is nearest in the logarithm, clamped to the table."""
     return schedule.timestep(sigmas).round()
 
 
@@ -169,7 +169,7 @@ def trained_betas(schedule: NoiseSchedule, ratio: float) -> list[float]:
 
 
 def flux_shift(tokens: int, base: int = 256, most: int = 4096, low: float = 0.5, high: float = 1.15) -> float:
-    """FLUX's own shift e^mu for a number of image tokens; mu is linear in it and runs away above ``most``."""
+    """FLUX's shift e^mu for a number of image tokens; mu is linear in it, also beyond ``most``."""
     # Black Forest Labs' flux, sampling.py get_lin_function: mu = m tokens + b through (base, low) and (most, high)
     slope = (high - low) / (most - base)
     return math.exp(slope * tokens + low - slope * base)

@@ -1,4 +1,4 @@
-"""A plan applied to a diffusers pipeline: for the length of a block, or to a copy that shares the weights."""
+"""Applies a plan to a diffusers pipeline: within a block, or to a copy that shares the weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .transfer_config import ResolutionTransferConfig
 
 _MOVED = "_resolution_moved"
 _ANY = 128
-"""Latents a side that diffusers writes into pipelines of every transformer, whatever it was trained at."""
+"""Latent side that diffusers sets in pipelines of every transformer, whatever its training size."""
 
 
 def backbone_of(pipe: Any) -> tuple[str, Any]:
@@ -43,7 +43,7 @@ def backbone_of(pipe: Any) -> tuple[str, Any]:
 
 
 def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts:
-    """What :func:`plan_transfer` has to know of a diffusers pipeline; ``train_size`` in pixels, if known."""
+    """Facts about a diffusers pipeline for :func:`plan_transfer`; ``train_size`` in pixels, if known."""
     backbone: Any = uncompiled(backbone_of(pipe)[1])
     factor = _factor(pipe)
     refuse_unfit(backbone, "size")
@@ -79,7 +79,7 @@ def _factor(pipe: Any) -> int:
 
 
 def _own_size(pipe: Any, backbone: Any, factor: int) -> tuple[int, int] | None:
-    """What the network's config says, else the pipeline's own number, else the family's."""
+    """The training size from the network's config, else the pipeline's, else the family's."""
     side, own = backbone.config.get("sample_size"), getattr(pipe, "default_sample_size", None)
     if side is None and own in (None, _ANY) and (family := trained_size(backbone)):
         return family
@@ -115,10 +115,10 @@ def _scale(backbone: Any, part: Any, latents: int) -> float:
 
 # --- applying -----------------------------------------------------------------------------------------------------
 class Applied(AbstractContextManager):
-    """An open transfer; made by :func:`apply`. Leaving the block puts the very same objects back.
+    """An open transfer, made by :func:`apply`. Leaving the block restores the same objects.
 
     Attributes:
-        plan: what was decided, with its summary.
+        plan: the decisions, with a summary.
     """
 
     def __init__(self, pipe: Any, plan: Plan, facts: ModelFacts) -> None:
@@ -134,7 +134,7 @@ class Applied(AbstractContextManager):
             network = backbone_of(pipe)[1]
             backbone = uncompiled(network)
             if plan.step != (1, 1) or plan.positions != "keep":
-                self._eager_runs += eager_runs(network)  # compiled code knows no new positions
+                self._eager_runs += eager_runs(network)  # compiled code would ignore new positions
             if plan.step != (1, 1):
                 self._keep(Spread(backbone, plan.step))
             if plan.positions != "keep":
@@ -160,13 +160,13 @@ class Applied(AbstractContextManager):
         self._undo.append(change.close)
 
     def close(self) -> None:
-        """Put everything back; harmless twice."""
+        """Restore everything; idempotent."""
         while self._undo:
             self._undo.pop()()
         self._allow_compiled()
 
     def leave(self) -> None:
-        """Leave the transfer in for good: compiled code of this process may run again, and nothing is watched."""
+        """Keep the transfer permanently: allow compiled code again, and stop checking."""
         for change in self._changes:
             change.reached.close()
         self._allow_compiled()
@@ -181,12 +181,12 @@ class Applied(AbstractContextManager):
         setattr(owner, name, value)
 
     def _mark(self, pipe: Any) -> None:
-        """So that :func:`refuse_moved` knows it; not through ``setattr``, which diffusers watches."""
+        """Marks the pipeline for :func:`refuse_moved`, without ``setattr``, which diffusers overrides."""
         vars(pipe)[_MOVED] = True
         self._undo.append(lambda: vars(pipe).__delitem__(_MOVED))
 
     def _table(self, part: Any, positions: Positions) -> None:
-        """A table for exactly this size; PatchEmbed takes it whole if height, width and crop are its own."""
+        """Sets a table for exactly this size; PatchEmbed uses all of it if height, width and crop match."""
         old = part.pos_embed
         table = self.plan.table(positions, old.shape[-1])
         table = table.to(old.device, torch.float32 if positions.kind == "sincos" else old.dtype)
@@ -201,14 +201,14 @@ class Applied(AbstractContextManager):
         if tokens != self.plan.target:
             width, height = self.plan.config.target_size
             raise refuse("latent size", f"{tokens} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
-        part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only what it knew of before
+        part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only tensors that it registered
 
 
 def refuse_moved(pipe: Any) -> None:
-    """Refuse a pipeline inside :func:`apply` or from :func:`transferred_copy`: its size is not the trained one.
+    """Raises for a pipeline inside :func:`apply` or from :func:`transferred_copy`.
 
     Raises:
-        VitrineError: If it has been moved.
+        VitrineError: If the pipeline is already transferred to another size.
     """
     if vars(pipe).get(_MOVED):
         remedy = "take the pipeline from before the first transfer"
@@ -216,13 +216,13 @@ def refuse_moved(pipe: Any) -> None:
 
 
 def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> Applied:
-    """``with apply(pipe, config) as applied:`` sample at ``config.target_size``; see ``applied.plan.summary``.
+    """Applies a transfer inside ``with apply(pipe, config) as applied:``, to sample at ``config.target_size``.
 
-    Inside, the pipeline has another scheduler and other positional tables; its weights are never written to. At r = 1
-    nothing is touched.
+    Inside, the pipeline has another scheduler and other position tables; weights are never modified. At r = 1 nothing
+    is changed. ``applied.plan.summary`` describes the decisions.
 
     Raises:
-        VitrineError: As :func:`plan_transfer`, or the pipeline has been moved already; before anything is changed.
+        VitrineError: As :func:`plan_transfer`, or if the pipeline is already transferred; before anything is changed.
     """
     refuse_moved(pipe)
     facts = facts_of(pipe, config.train_size)
@@ -232,7 +232,7 @@ def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, An
 def transferred_copy(
     pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
 ) -> tuple[Any, Plan]:
-    """(a pipeline with the transfer in it for good, its plan). It shares all weights with ``pipe``, which stays as is.
+    """(a pipeline with a permanent transfer, its plan). It shares all weights with ``pipe``, which is unchanged.
 
     Raises:
         VitrineError: As :func:`apply`, and for a network whose ``forward`` was replaced, as offloading does.
@@ -244,18 +244,18 @@ def transferred_copy(
         paths += inner_convolutions(backbone)
     setattr(new, name, _branch(backbone, [path for path in paths if path]))
     applied = apply(new, config, metadata)
-    applied.leave()  # a copy of a module leaves compiled code behind
+    applied.leave()  # a copied module has no compiled code
     return new, applied.plan
 
 
 def _branch(module: nn.Module, paths: list[str]) -> nn.Module:
-    """A copy of ``module`` and of what lies on the way to ``paths``; all tensors and all other parts are shared."""
-    if "forward" in vars(module):  # bound to the first module, so the copy would run it, with the old positions
+    """A copy of ``module`` and of the modules on ``paths``; all tensors and other modules are shared."""
+    if "forward" in vars(module):  # bound to the original module, so the copy would run with the old positions
         remedy = "make the copy first, then offload or compile, or work inside `with apply(...)`"
         raise refuse("network", f"a {type(module).__name__} with its forward replaced", "one as it was loaded", remedy)
     new = copy.copy(module)
     for key, value in vars(module).items():
-        if type(value) in (dict, OrderedDict):  # a module's tables of children and hooks; not its frozen config
+        if type(value) in (dict, OrderedDict):  # a module's dictionaries of children and hooks; not its frozen config
             new.__dict__[key] = value.copy()
     tails: dict[str, list[str]] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Settings of a transfer to another picture size, and what a checkpoint says about its training."""
+"""Settings of a transfer to another image size, and a checkpoint's training schedule."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from .shift import TOPS, Size, check_size, size_ratio
 SCHEDULES = ("resample", "relabel", "none")
 POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", *ROPE_MODES)
 FORMAT = 1
-"""Major number of the metadata a control checkpoint carries (``ccs_format``)."""
+"""Major version of a control checkpoint's metadata (``ccs_format``)."""
 
 
 @dataclass(frozen=True)
 class ResolutionTransferConfig(Config):
-    """What to change when a model leaves its training size.
+    """What to change when a model samples at another than its training size.
 
     Attributes:
-        target_size: (width, height) in pixels of the pictures to make.
-        train_size: the same of the training pictures; None is the model's own, as far as it says.
+        target_size: (width, height) in pixels of the generated images.
+        train_size: (width, height) of the training images; None reads it from the model.
         schedule: ``resample`` moves the sampling grid (for untouched checkpoints), ``relabel`` the meaning of timesteps
             (for checkpoints trained so), ``none`` neither.
-        top: what resampling does at the highest noise level, see ``shift.shift_grid``; flow models need none.
-        pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep where there is nothing to do.
-            The ``_dynamic`` modes follow the timestep; they are never taken unasked.
-        align, aspect: how a new grid lies in the trained one, see ``posembed``.
+        top: policy at the highest noise level, see ``shift.shift_grid``; not used by flow models.
+        pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep if there is nothing to do.
+            The ``_dynamic`` modes depend on the timestep; ``auto`` never chooses them.
+        align, aspect: alignment of the new grid in the trained one, see ``posembed``.
         guidance_law: scale ``guidance`` by Eq. 4.
         guidance: the guidance scale used at the training size; None leaves guidance to the caller.
         override: accept relabel on a checkpoint whose header does not say that it was trained so.
-        receptive_field: ``dilate`` spreads a UNet's inner convolutions to its trained view of the picture, see
-            ``receptive``; ``auto`` does so from 1.75 times the trained side on, and nothing on transformers; ``none``
-            leaves them.
+        receptive_field: ``dilate`` dilates a UNet's inner convolutions to its trained view of the image, see
+            ``receptive``; ``auto`` does so from 1.75 times the trained side, and nothing on transformers; ``none``
+            never does.
     """
 
     target_size: Size
@@ -75,7 +75,7 @@ class ResolutionTransferConfig(Config):
 
 @dataclass(frozen=True)
 class TrainedSchedule:
-    """What a checkpoint says of its training: a noise table relabelled from one picture size to another.
+    """The training schedule of a checkpoint: a noise table relabelled from one image size to another.
 
     Attributes:
         ratio: s_now / s_pre of its last stage.
@@ -90,7 +90,7 @@ class TrainedSchedule:
         """From a safetensors header: ``ccs_format`` and ``schedule`` (JSON with mode, s_pre, s_now); None without them.
 
         Raises:
-            VitrineError: If this version does not know the format, or cannot read the schedule.
+            VitrineError: If the format is of a later version, or the schedule is invalid.
         """
         if not metadata or "ccs_format" not in metadata:
             return None

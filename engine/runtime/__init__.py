@@ -1,1 +1,1 @@
-"""Where and how a network runs: device and precision, compiled modules, processes, progress, memory budgets."""
+"""How a network runs: device and precision, compiled modules, processes, progress, memory budgets."""

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 REPLACED = ("_hf_hook", "_old_forward", "forward")
-"""What accelerate puts into a module."""
+"""Attributes that accelerate sets on a module."""
 
 
 def has_hook(module: nn.Module) -> bool:
@@ -25,7 +25,7 @@ def hooks_of(module: nn.Module) -> Iterator[Any]:
 
 
 def device_of(hook: Any) -> torch.device | None:
-    """Where a hook lets its module compute."""
+    """The device on which a hook runs its module."""
     device = getattr(hook, "execution_device", None)
     return None if device is None else torch.device(device)
 
@@ -36,18 +36,18 @@ def takes_away(hook: Any) -> bool:
 
 
 def offloads(hook: Any) -> bool:
-    """Whether a hook keeps the weights elsewhere between forwards, one way or the other."""
+    """Whether a hook stores the weights on another device between forwards."""
     return hasattr(hook, "prev_module_hook") or takes_away(hook)
 
 
 def stored(hook: Any, name: str) -> torch.Tensor | None:
-    """A parameter as a hook keeps it, while a placeholder is in its place."""
+    """A parameter that a hook stores while the module has a placeholder."""
     weights = getattr(hook, "weights_map", None)
     return None if weights is None else weights[name]
 
 
 def probe() -> list[str]:
-    """Names that the installed accelerate does not have; none where it is not installed."""
+    """Names that are missing from the installed accelerate; empty if it is not installed."""
     try:
         from accelerate import hooks
     except ImportError:

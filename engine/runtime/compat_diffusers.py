@@ -1,4 +1,4 @@
-"""diffusers' own hooks on modules, read from the modules that carry them; the library is not imported."""
+"""diffusers' hooks, read from the modules that have them; the library is not imported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from .compat_torch import modules_in
 
 REPLACED = ("_diffusers_hook",)
-"""What diffusers puts into a module."""
+"""Attributes that diffusers sets on a module."""
 
 
 def has_hook(module: nn.Module) -> bool:
@@ -19,7 +19,7 @@ def has_hook(module: nn.Module) -> bool:
 
 
 def hook_of(module: nn.Module, name: str) -> Any:
-    """diffusers' own hook of a name on a module, or None."""
+    """The diffusers hook of that name on a module, or None."""
     registry = vars(module).get("_diffusers_hook")
     return None if registry is None else registry.get_hook(name)
 
@@ -46,7 +46,7 @@ def is_cast(module: nn.Module) -> bool:
 
 
 def group_device(hook: Any) -> torch.device:
-    """Where an offloaded group computes."""
+    """The device on which an offloaded group computes."""
     return torch.device(hook.config.onload_device)
 
 
@@ -56,25 +56,25 @@ def groups_of(module: nn.Module) -> list[Any]:
 
 
 def fetch(group: Any) -> None:
-    """Bring a group's weights and let them stay, whatever its forwards do, until :func:`give_back`."""
+    """Onload a group's weights and keep them on the device until :func:`give_back`."""
     group.onload_()
     group.onload_ = group.offload_ = lambda: None
 
 
 def give_back(group: Any) -> None:
-    """Take a group's weights away that :func:`fetch` brought."""
+    """Offload the weights that :func:`fetch` brought."""
     vars(group).pop("onload_", None)
     vars(group).pop("offload_", None)
     group.offload_()
 
 
 def end_forward(group: Any) -> None:
-    """What the end of a group's forward does: its weights go, unless :func:`fetch` holds them."""
+    """Offload a group as at the end of its forward, unless :func:`fetch` keeps it."""
     group.offload_()
 
 
 def probe() -> list[str]:
-    """Names that the installed diffusers does not have; none where it is not installed."""
+    """Names that are missing from the installed diffusers; empty if it is not installed."""
     try:
         from diffusers.hooks import HookRegistry
         from diffusers.hooks.group_offloading import ModuleGroup

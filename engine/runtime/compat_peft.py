@@ -1,4 +1,4 @@
-"""PEFT's layers: what is read from them that is no public API. The library is not imported."""
+"""Private names of PEFT's layers. The library is not imported."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 
 def activate(layer: Any, name: str | None) -> None:
-    """Make one adapter of a layer the active one, or none; PEFT's own switch sets ``requires_grad`` as well."""
+    """Activate one adapter of a layer, or none, without setting ``requires_grad`` as PEFT's own switch does."""
     layer._disable_adapters = name is None
     if name is not None:
         layer._active_adapter = [name]
 
 
 def probe() -> list[str]:
-    """Names that the installed PEFT does not have; none where it is not installed."""
+    """Names that are missing from the installed PEFT; empty if it is not installed."""
     try:
         from peft.tuners.tuners_utils import BaseTunerLayer
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Names inside PyTorch that are no public API: each is used here alone. Tested from 2.6 to the newest version."""
+"""Private names of PyTorch, used only here. Tested from 2.6 to the newest version."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch import nn
 from ..errors import refuse
 
 HOOKS = {"_forward_pre_hooks": "hook before", "_forward_hooks": "hook after", "_backward_hooks": "hook on gradients"}
-"""Tables of a module -> what their entries are."""
+"""Hook dictionaries of a module -> what to call their entries."""
 
 
 def probe() -> list[str]:
-    """Names that this PyTorch does not have."""
+    """Names that are missing from this PyTorch."""
     module, tensor = nn.Module(), torch.zeros(1)
     own = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", *HOOKS)
     lost = [f"torch.nn.Module.{name}" for name in own if not hasattr(module, name)]
@@ -26,13 +26,13 @@ def probe() -> list[str]:
 
 # --- modules ------------------------------------------------------------------------------------------------------
 def hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """(kind, hook) of a module's own hooks."""
+    """(kind, hook) of a module's hooks, without its children's."""
     for table, kind in HOOKS.items():
         yield from ((kind, hook) for hook in getattr(module, table, {}).values())
 
 
 def move_hooks_last(module: nn.Module, attribute: str) -> None:
-    """Let forward hooks that have an attribute run after all others."""
+    """Reorder forward hooks so that those with an attribute run last."""
     for table in (module._forward_hooks, module._forward_pre_hooks):
         for number, hook in list(table.items()):
             if getattr(hook, attribute, False):
@@ -40,12 +40,12 @@ def move_hooks_last(module: nn.Module, attribute: str) -> None:
 
 
 def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """A module's own buffers that its state dict has."""
+    """A module's buffers that are in its state dict, without its children's."""
     return {k: v for k, v in module.named_buffers(recurse=False) if k not in module._non_persistent_buffers_set}
 
 
 def parameters_and_buffers(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
-    """(table, name, tensor) of a module's own; what is written to the table takes the tensor's place."""
+    """(dictionary, name, tensor) of a module without its children; writing to the dictionary replaces the tensor."""
     for table in (module._parameters, module._buffers):
         yield from ((table, name, value) for name, value in list(table.items()) if value is not None)
 
@@ -79,23 +79,23 @@ def module_at(network: nn.Module, path: str) -> nn.Module:
 
 
 def set_child(module: nn.Module, name: str, child: nn.Module) -> None:
-    """Put a child in another's place, without a look at what the attribute is."""
+    """Replace a child module without the checks of ``setattr``."""
     module._modules[name] = child
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
 def source_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that this one is a view of; itself if it is none."""
+    """The tensor that this one is a view of; itself if it is not a view."""
     return tensor if tensor._base is None else tensor._base
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """A number that changes with every write to the tensor; -1 of one made in inference mode, where none is kept."""
+    """A number that changes with every write to the tensor; -1 for tensors of inference mode."""
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
 def softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> None:
-    """In place: the gradient of a softmax over the last axis's output -> that of its input, float32."""
+    """In place, float32: the gradient at the output of a softmax over the last axis -> the gradient at its input."""
     torch._softmax_backward_data(gradient, output, -1, torch.float32, grad_input=gradient)
 
 
@@ -117,15 +117,15 @@ def is_compiled(module: nn.Module) -> bool:
 
 
 def has_compiled() -> bool:
-    """Whether this process may have compiled anything."""
+    """Whether this process may have compiled code."""
     return "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance")
 
 
 def force_eager() -> Any:
-    """Compiled code runs as plain Python until the returned context manager is left.
+    """Runs compiled code as plain Python until the returned context manager exits.
 
     Raises:
-        VitrineError: This PyTorch cannot (before 2.6).
+        VitrineError: If PyTorch is older than 2.6.
     """
     if not hasattr(torch.compiler, "set_stance"):
         shown = f"a compiled network under PyTorch {torch.__version__}"

@@ -1,7 +1,7 @@
 """Networks compiled by ``torch.compile``: hooks must fire in them too.
 
-Compiled code is made once and knows nothing of hooks added later: they would be ignored without a word. So while hooks
-are open on a compiled network, compiled functions run as plain Python; the compiled code is kept, and used again after.
+Compiled code ignores hooks that are added later. While hooks are open on a compiled network, compiled functions
+therefore run as plain Python; the compiled code is kept and used again afterwards.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ class EagerRuns:
     """A handle like those of torch's hooks: until ``remove()``, compiled code of this process runs as plain Python.
 
     Raises:
-        VitrineError: If this PyTorch cannot switch compiled code off for a while (before 2.6).
+        VitrineError: If PyTorch cannot disable compiled code temporarily (before 2.6).
     """
 
-    # torch's switch is one for the whole process, so its users are counted for the whole process.
+    # torch's switch is global to the process, so its users are counted per process.
     _lock = threading.Lock()
     _open = 0
     _stance: object = None
@@ -34,7 +34,7 @@ class EagerRuns:
             EagerRuns._open += 1
 
     def remove(self) -> None:
-        """Allow compiled code again, once nobody else needs plain Python; harmless twice."""
+        """Allow compiled code again once no other handle is open; idempotent."""
         with self._lock:
             if self._removed:
                 return
@@ -46,9 +46,9 @@ class EagerRuns:
 
 
 def eager_runs(module: nn.Module) -> list[EagerRuns]:
-    """A handle to add to the hooks that are opened on a network: none in a process that has not compiled anything.
+    """The handle to open with hooks on a network; empty if the process has not compiled anything.
 
-    Whether *this* network was compiled cannot be seen on it: ``torch.compile(network)`` leaves the network as it was,
-    and what is compiled while hooks are open would keep them for ever.
+    Whether *this* network was compiled cannot be seen on it: ``torch.compile(network)`` does not change the network,
+    and code compiled while hooks are open would keep them.
     """
     return [EagerRuns()] if has_compiled() or is_compiled(module) else []

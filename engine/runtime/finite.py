@@ -1,4 +1,4 @@
-"""Numbers that are not: NaN or infinity stops the work where it arises, before anything is made of it."""
+"""NaN and infinity are refused where they arise, before anything is computed from them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ REMEDY = "run the network in float32 or bfloat16, and check its weights and LoRA
 
 
 def require_finite(values: torch.Tensor, what: str, remedy: str = REMEDY) -> None:
-    """Refuses NaN and infinity; waits for the device.
+    """Refuses NaN and infinity; synchronises with the device.
 
     Raises:
-        VitrineError: There is one.
+        VitrineError: If there is one.
     """
     if not all_finite(values):
         bad = ~torch.isfinite(values.detach())
@@ -23,9 +23,9 @@ def require_finite(values: torch.Tensor, what: str, remedy: str = REMEDY) -> Non
 
 
 class FiniteLosses:
-    """Stops a training whose loss is no number: at once on a CPU, elsewhere within ``every`` steps.
+    """Stops training when the loss is not finite: at once on a CPU, elsewhere within ``every`` steps.
 
-    The host does not wait for another device in between.
+    There is no device synchronisation in between.
     """
 
     def __init__(self, what: str, every: int = 16) -> None:
@@ -33,10 +33,10 @@ class FiniteLosses:
         self._pending: list[torch.Tensor] = []
 
     def see(self, losses: torch.Tensor) -> None:
-        """The losses of one step.
+        """Records the losses of one step.
 
         Raises:
-            VitrineError: One of those since the last look is no number.
+            VitrineError: If a loss since the last check is not finite.
         """
         self._pending.append(losses.detach().flatten())
         if losses.device.type == "cpu" or len(self._pending) >= self.every:

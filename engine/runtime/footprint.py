@@ -1,4 +1,4 @@
-"""Budgets of memory: how they are written, and how many rows of a forward fit into one, measured on a single row."""
+"""Memory budgets: parsing them, and how many batch rows fit into one, measured on a single row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST = 2**20
 
 
 def memory_bytes(memory: int | str) -> int:
-    """A budget in bytes from a number or a text as "2GB", "500 MiB".
+    """A budget in bytes from a number, or a text such as "2GB" or "500 MiB".
 
     Raises:
         VitrineError: If it is neither, or below one MiB.
@@ -37,10 +37,10 @@ def memory_bytes(memory: int | str) -> int:
 
 
 class Peak(TorchDispatchMode):
-    """Inside the block: the largest number of bytes alive at once, of all tensors made there, on any device.
+    """Measures the largest number of bytes allocated at once by tensors made in the block, on any device.
 
     Attributes:
-        peak: that number.
+        peak: the largest number so far.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Peak(TorchDispatchMode):
 
     def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
         key, size = storage._cdata, storage.nbytes()
-        if key not in self._alive and key not in inputs:  # a view of a weight is not made here
+        if key not in self._alive and key not in inputs:  # a view of a weight is not an allocation
             self._alive.add(key)
             self.now += size
             self.peak = max(self.peak, self.now)
@@ -70,10 +70,10 @@ class Peak(TorchDispatchMode):
 
 
 def rows_within(budget: int, one_row: Callable[[], Any], most: int) -> int:
-    """How many rows, at least one and at most ``most``, fit the budget together.
+    """How many batch rows fit into the budget together, from 1 to ``most``.
 
     Args:
-        one_row: does the work for one row; called twice, as the first call may move weights.
+        one_row: runs one batch row; called twice, since the first call may move weights.
     """
     with torch.no_grad():
         one_row()

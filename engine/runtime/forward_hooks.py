@@ -1,11 +1,11 @@
-"""Torch's forward hooks, opened here by every method: a recorded network must neither break on them nor skip them.
+"""Registers torch's forward hooks for all methods, safely for networks that are recorded as CUDA graphs.
 
-ComfyUI's model compiler (from 0.34) notes what each block of a network allocates, and may run a block again as one CUDA
-graph. A tensor that a hook keeps outlives its block, so hooks run while that recording pauses. A replayed block runs no
-Python, so :class:`Reached` refuses a result that hooks should have read or changed and did not.
+ComfyUI's model compiler (from 0.34) records the allocations of each block of a network, and may replay a block as one
+CUDA graph. A tensor that a hook keeps outlives its block, so hooks run while the recording is paused. A replayed block
+runs no Python, so :class:`Reached` refuses a result whose hooks were not called.
 
-Two threads may run one network: a hook acts on the forwards of the thread that opened it, and on what autograd's own
-threads compute again of them. ComfyUI, which runs one graph at a time, may share a forward out to threads.
+Two threads may run one network: a hook acts on the forwards of the thread that opened it, and on their recomputation in
+autograd's threads. ComfyUI, which runs one graph at a time, may divide a forward between threads.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def act_in_any_thread() -> Callable[[], None]:
 
 
 def run_hooks_inside(pause: Pause) -> Callable[[], None]:
-    """From now on each call of a hook that is opened runs inside ``pause()``; returns what ends that.
+    """Runs each call of a hook inside ``pause()`` from now on; returns a function that ends this.
 
-    The recording belongs to the process, and so does this. Who knows of the recorder says how it is paused.
+    The setting is global to the process, like the recording. ``nodes/comfy`` passes how to pause it.
     """
     _PAUSES.append(pause)
     return lambda: _PAUSES.remove(pause)
@@ -82,7 +82,7 @@ def _unrecorded(hook: Hook) -> Hook:
         return hook
     pause = _PAUSES[-1]
 
-    @functools.wraps(hook)  # with its attributes, by which captures tell readers from edits
+    @functools.wraps(hook)  # keeps the attributes by which captures distinguish reading hooks from edits
     def run(*args: Any, **kwargs: Any) -> Any:
         with pause():
             return hook(*args, **kwargs)
@@ -91,7 +91,7 @@ def _unrecorded(hook: Hook) -> Hook:
 
 
 def block_of(path: str) -> str:
-    """The block that a layer is in: its path up to the first number. A block is run, or replayed, as a whole.
+    """The block that a layer is in: its path up to the first number. A block is run or replayed as a whole.
 
     Example:
         >>> block_of("transformer_blocks.3.attn.to_q"), block_of("time_embed")
@@ -102,11 +102,11 @@ def block_of(path: str) -> str:
 
 
 class Unreached(VitrineError):
-    """Forwards ended without a call of the hooks that should have read or changed them."""
+    """Forwards ended without calling the hooks that should have read or changed them."""
 
 
 class Reached:
-    """Whether each layer that a block has hooks on was run by the forwards that ended while the block was open.
+    """Checks that every hooked layer was run by the forwards that ended while a block was open.
 
     Args:
         what: the block, for the error: "edit", "tap", "LoRA".
@@ -117,15 +117,15 @@ class Reached:
         self._silent, self._handles = set[str](), list[RemovableHandle]()
 
     def watch(self, backbone: nn.Module) -> None:
-        """Count forwards that end; one that is stopped early says nothing about later layers."""
+        """Count completed forwards. An early-exited forward is not counted: later sites were never reached."""
         self._handles.append(hook_after(backbone, lambda *_: self._ended()))
 
     def through(self, layer: nn.Module, name: str) -> None:
-        """A layer that has to be reached, and has no hook."""
+        """Expect a layer that has no other hook to be reached."""
         self._handles.append(hook_before(layer, self.noting(name, lambda *_: None)))
 
     def close(self) -> None:
-        """Stop looking; harmless twice."""
+        """Stop checking; idempotent."""
         while self._handles:
             self._handles.pop().remove()
 
@@ -133,15 +133,15 @@ class Reached:
         self.forwards += 1
 
     def expect(self, name: str) -> None:
-        """A layer that has to be reached."""
+        """Expect a layer to be reached."""
         self._silent.add(name)
 
     def note(self, name: str) -> None:
-        """It has been."""
+        """Record that a layer was reached."""
         self._silent.discard(name)
 
     def noting(self, name: str, hook: Hook) -> Hook:
-        """The hook of a layer that has to be reached, which notes its calls."""
+        """Expects a layer to be reached, and returns its hook, which records its calls."""
         self.expect(name)
 
         @functools.wraps(hook)
@@ -152,10 +152,10 @@ class Reached:
         return run
 
     def check(self) -> None:
-        """Stop looking, and refuse a layer that no forward reached.
+        """Stop checking, and raise if no forward reached a layer.
 
         Raises:
-            Unreached: Forwards ended, and hooks were not called in any.
+            Unreached: If forwards ended and none called an expected hook.
         """
         self.close()
         if self.forwards and self._silent:

@@ -1,7 +1,7 @@
-"""Where a module computes, and in which precision: also while its weights are offloaded between forwards.
+"""Device and precision of a module's forwards, also while its weights are offloaded.
 
 accelerate's hooks (``enable_model_cpu_offload``, ``enable_sequential_cpu_offload``) and diffusers' group offloading are
-read from the modules that carry them; neither library is imported.
+read from the modules that have them; neither library is imported.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from .stored_weights import is_packed, shape_of
 
 
 def device_of(module: nn.Module) -> torch.device:
-    """The device of a module's forwards. Its weights may lie elsewhere until a forward fetches them."""
+    """The device of a module's forwards. Its weights may be on another device between forwards."""
     tensor = next((t for tensors in (module.parameters(), module.buffers()) for t in tensors), None)
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
-        return tensor.device  # what is offloaded rests on the CPU
+        return tensor.device  # offloaded weights are on the CPU
     for child in modules_in(module):
         device = next(filter(None, map(accelerate.device_of, accelerate.hooks_of(child))), None)
         if device is not None:
@@ -37,10 +37,10 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def dtype_of(module: nn.Module) -> torch.dtype:
-    """The precision that a network takes its inputs in.
+    """The dtype of a network's inputs.
 
-    diffusers' models know it, also where weights are stored in fewer bits or some layers are kept in float32; of other
-    modules it is that of the first floating-point weight, float32 where that one is stored in 8 bits.
+    diffusers' models store it, also if weights have fewer bits or some layers stay in float32. For other modules it is
+    the dtype of the first floating-point weight, or float32 if that is stored in 8 bits.
     """
     known = getattr(module, "dtype", None)
     if isinstance(known, torch.dtype) and known.is_floating_point:
@@ -55,11 +55,11 @@ def _wide_enough(dtype: torch.dtype) -> torch.dtype:
 
 @contextmanager
 def onloaded(module: nn.Module) -> Iterator[None]:
-    """While the block is open, submodules may be called one by one, and a backward pass finds the weights it needs.
+    """Keeps weights onloaded while the block is open, for calls of single submodules and backward passes.
 
-    Offloading may fetch the module whole, or take a group's weights away as soon as the group's forward has ended,
-    when autograd still refers to them. Weights fetched by model offloading stay until the pipeline frees its models,
-    as after a forward; those of offloaded groups stay for the block and go back at its end.
+    Offloading may fetch the module whole, or offload a group as soon as the group's forward has ended, when autograd
+    still refers to its weights. Weights fetched by model offloading stay until the pipeline frees its models, as after
+    a forward; offloaded groups return at the end of the block.
     """
     for hook in accelerate.hooks_of(module):
         hook.pre_forward(module)
@@ -75,10 +75,10 @@ def onloaded(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def upcast_vae(vae: Any) -> Iterator[Any]:
-    """The VAE to call: in float32 where it holds float16 and its config says ``force_upcast`` (SDXL's overflows).
+    """The VAE to call: in float32 if it is float16 and its config has ``force_upcast`` (SDXL's overflows).
 
-    The caller's own is cast for the block and gets its precision back, to the bit. Under group offloading it is left
-    alone and a copy on its device runs, for the groups bring weights as they were stored, whatever was cast since.
+    The caller's VAE is cast for the block and restored exactly. Under group offloading, which brings weights in their
+    stored dtype, a copy on the device runs instead.
     """
     if vae.dtype != torch.float16 or not getattr(vae.config, "force_upcast", False):
         yield vae
@@ -92,7 +92,7 @@ def upcast_vae(vae: Any) -> Iterator[Any]:
 
 
 def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """A copy with all weights on the device of its forwards, and none of the hooks that offload the original's.
+    """A copy with all weights on the device of its forwards, without the hooks that offload the original.
 
     Args:
         dtype: of the copy's floating-point weights, by default those of the original.
@@ -107,7 +107,7 @@ def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
             made[id(parameter)] = nn.Parameter(fetched(weight_of(child, name)), parameter.requires_grad)
         for name, buffer in child.named_buffers(recurse=False):
             made[id(buffer)] = fetched(weight_of(child, name))
-        # hooks hold all weights again, and forwards that they replaced are bound to the original
+        # hooks refer to all weights, and forwards that they replaced are bound to the original
         made |= {id(value): value for name, value in vars(child).items() if name in _HOOKS and _hooked(child)}
     copy = deepcopy(module, made)
     for original, child in zip(module.modules(), copy.modules(), strict=True):
@@ -118,7 +118,7 @@ def copied(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 _HOOKS = (*accelerate.REPLACED, *diffusers.REPLACED)
-"""What accelerate and diffusers put into a module; without it, its class's own forward is back."""
+"""Attributes that accelerate and diffusers set; deleting them restores the class's forward."""
 
 
 def _hooked(module: nn.Module) -> bool:
@@ -126,10 +126,10 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def refuse_offloaded(module: nn.Module) -> None:
-    """Training keeps what a forward fetched for its gradients: offloading would save nothing, and break most trainings.
+    """Raises if weights are offloaded: autograd would keep the onloaded copies.
 
     Raises:
-        VitrineError: If the weights of the module, or of a part, are away between forwards, or stored in another
+        VitrineError: If weights of the module, or of a part, are offloaded between forwards, or stored in another
             precision than they compute in.
     """
     refuse_without_gradients(module)
@@ -138,16 +138,16 @@ def refuse_offloaded(module: nn.Module) -> None:
         if away or diffusers.group_hook(child) is not None:
             shown = f"{type(module).__name__} with its weights offloaded"
             raise refuse(
-                "network", shown, "one to train that is whole on its device",
+                "network", shown, "a network whose weights stay on its device",
                 "load the model again without offloading, and move it with .to(device)",
             )  # fmt: skip
 
 
 def refuse_without_gradients(module: nn.Module) -> None:
-    """Gradients need the weights of the forward, which layerwise casting has put back into storage by then.
+    """Raises if a backward pass could not use the forward's weights, as with layerwise casting.
 
-    Layers that quantise their inputs too pass none on at all, others compute by a kernel that has no derivative: one
-    quantised layer of each kind is asked, with one row of zeros.
+    Layers that also quantise their inputs may have no gradient, and some kernels have no derivative: one quantised
+    layer of each kind is probed with one row of zeros.
 
     Raises:
         VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
@@ -180,7 +180,7 @@ def _passes_gradients(layer: nn.Module, width: int, device: torch.device, dtype:
 
 
 def put_back(module: nn.Module) -> None:
-    """Take back what offloading fetched for a forward that was cut short: its own hooks do so at a forward's end."""
+    """Offload what was fetched for an early-exited forward, whose own hooks would do so only at its end."""
     for child in modules_in(module):
         for hook in accelerate.hooks_of(child):
             here = any(not p.is_meta for p in child.parameters(recurse=False))
@@ -191,7 +191,7 @@ def put_back(module: nn.Module) -> None:
 
 
 def weight_of(module: nn.Module, name: str = "weight") -> torch.Tensor:
-    """A parameter as it is stored, also where sequential offloading left a placeholder on the meta device."""
+    """A parameter's stored value, also if sequential offloading left a placeholder on the meta device."""
     weight: torch.Tensor = getattr(module, name)
     if not weight.is_meta:
         return weight

@@ -1,4 +1,4 @@
-"""The processes of ``accelerate launch`` or ``torchrun``, on GPUs or CPU cores, and worker processes of our own."""
+"""The processes of ``accelerate launch`` or ``torchrun``, on GPUs or CPU cores, and worker processes that we start."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 ONE_CORE = {
     "OMP_NUM_THREADS": "1",  # two threads wait for one another at each small operation, two workers hardly ever
-    # glibc returns large blocks to the system at once, and a training step asks for the same ones again: thousands of
-    # page faults. Kept, in huge pages where the system has them, they stay mapped.
+    # glibc returns large blocks to the system at once, and every training step allocates them again, at the cost of
+    # thousands of page faults. With these settings they stay mapped, in huge pages if the system has them.
     "GLIBC_TUNABLES": "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000:glibc.malloc.top_pad=67108864"
     ":glibc.malloc.hugetlb=1",
 }
@@ -27,7 +27,7 @@ ONE_CORE = {
 
 
 _PATIENCE = timedelta(days=7)
-"""How long processes wait for each other: torch's half hour is less than a share of a large job may differ by."""
+"""How long processes wait for each other; parts of a large job may differ by more than torch's half hour."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class Workers:
     """The processes that share a job.
 
     Attributes:
-        index, count: this process's number, of how many.
-        total: sums a tensor over all of them; each gets the same bits.
-        gather: what each of them has, in their order.
-        meet: waits for all of them.
+        index, count: index of this process, and their number.
+        total: sums a tensor over all processes, with the same bits in each.
+        gather: collects an object from each process, in order.
+        meet: barrier.
     """
 
     index: int = 0
@@ -47,12 +47,12 @@ class Workers:
     gather: Callable[[Any], list[Any]] = lambda own: [own]
     meet: Callable[[], None] = lambda: None
 
-    def share(self, count: int) -> range:
-        """The numbers below ``count`` that are this process's: every so-many-th, so that shares are even."""
+    def part(self, count: int) -> range:
+        """This process's part of ``range(count)``: every n-th number for n processes."""
         return range(self.index, count, self.count)
 
     def own_file(self, path: str | Path) -> Path:
-        """Where this process keeps the state of its share: ``path`` itself if it is alone."""
+        """The state file of this process: ``path`` itself if there is only one."""
         path = Path(path)
         if self.count == 1:
             return path
@@ -65,7 +65,7 @@ ALONE = Workers()
 def processes() -> Any:
     """accelerate's ``PartialState``: this process's index, the number of processes, and its device.
 
-    Without ``cpu=True`` accelerate forms no group of CPU processes.
+    accelerate forms a group of CPU processes only with ``cpu=True``.
     """
     from accelerate import PartialState
 
@@ -73,15 +73,15 @@ def processes() -> Any:
 
 
 def accelerator(mixed_precision: str = "no", cpu: bool = False) -> Any:
-    """accelerate's ``Accelerator`` for a training: CPU processes form a group, by gloo, as those on GPUs do by theirs.
+    """accelerate's ``Accelerator`` for training; CPU processes form a group by gloo.
 
     Args:
-        cpu: although there is a GPU.
+        cpu: train on the CPU even if there is a GPU.
     """
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
-    cpu = cpu or not torch.accelerator.is_available()  # else CPU processes form no group
+    cpu = cpu or not torch.accelerator.is_available()  # otherwise CPU processes do not form a group
     patient = InitProcessGroupKwargs(timeout=_PATIENCE)
     return Accelerator(mixed_precision=mixed_precision, cpu=cpu, kwargs_handlers=[patient])
 
@@ -115,7 +115,7 @@ def launched() -> Workers:
 
 
 def cores() -> int:
-    """CPU cores this process may use; 1 if an accelerator does the work or ``torchrun`` has already divided it."""
+    """CPU cores this process may use; 1 if there is an accelerator or ``torchrun`` has already divided it."""
     if torch.accelerator.is_available() or world_size() > 1:
         return 1
     return max(1, torch.get_num_threads())
@@ -132,10 +132,9 @@ def side_by_side(job: Callable[[int, int], T], count: int) -> list[T]:
 
 
 def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> Iterator[T]:
-    """job(item) of each item as it ends, ``count`` at a time, each process with one thread.
+    """Yields job(item) of each item as it finishes, in ``count`` processes of one thread each.
 
-    If one raises, Ctrl-C is pressed or the caller reads no further, the others are ended. ``job`` and items are
-    pickled.
+    If one raises, Ctrl-C is pressed or the caller stops iterating, the others are ended. ``job`` and items are pickled.
     """
     from concurrent.futures import as_completed
 
@@ -146,8 +145,8 @@ def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> I
 
 @contextmanager
 def _pool(count: int) -> Iterator[Any]:
-    """New processes with one thread each, which end with the block, at once where it ends by an error."""
-    from concurrent.futures import ProcessPoolExecutor  # imports much else, which would slow ComfyUI's start
+    """New processes with one thread each, which end with the block, immediately if it ends by an error."""
+    from concurrent.futures import ProcessPoolExecutor  # a slow import, which would delay ComfyUI's start
 
     others = set(multiprocessing.active_children())
     with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
@@ -160,12 +159,12 @@ def _pool(count: int) -> Iterator[Any]:
 
 
 def _submitted(pool: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-    """Futures of calls. The processes are born deaf to Ctrl-C, which a terminal sends to all: this one ends them."""
+    """Futures of calls. The processes start with SIGINT blocked: a terminal sends it to all, and this one ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         return [pool.submit(*call) for call in calls]
     from multiprocessing import resource_tracker
 
-    resource_tracker.ensure_running()  # born with the first process otherwise, and hears Ctrl-C again after it
+    resource_tracker.ensure_running()  # else it starts with the first process, and unblocks SIGINT afterwards
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         return [pool.submit(*call) for call in calls]

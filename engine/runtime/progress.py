@@ -1,7 +1,7 @@
 """One callback for every long loop: ``progress(step, total, preview)``.
 
-The caller decides what it does: draw a bar, show a picture, or stop the work by raising. The engine never catches what
-a callback raises; it only cleans up in ``finally``. tqdm and ComfyUI's progress bar plug in the same way.
+The caller decides what it does: show a bar or a preview, or stop the work by raising. The engine never catches what a
+callback raises; it only cleans up in ``finally``. tqdm and ComfyUI's progress bar are both such callbacks.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ class Interrupted(BaseException):
 
 
 class Progress(Protocol):
-    """Called after each step with the number of steps done, their total, and what they have come to, or None.
+    """Called after each step with the number of steps done, their total, and a preview or None.
 
-    That is pictures (B, 3, H, W) in [0, 1], or latents (B, C, h, w) where the work has no VAE: its caller knows which.
+    The preview is images (B, 3, H, W) in [0, 1], or latents (B, C, h, w) if the job has no VAE.
 
-    Steps of one total take about equally long, so that a bar can tell the time left; work of several parts counts each
-    by itself. What a resumed run finds done is in its first call.
+    Steps with one total take about equally long, so that a bar can estimate the time left; a job of several parts
+    counts each separately. The first call of a resumed run includes the steps that were already done.
     """
 
     def __call__(self, step: int, total: int, preview: torch.Tensor | None = None) -> None: ...
 
 
 def silent(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-    """Reports nothing."""
+    """Does nothing."""
 
 
 class TqdmProgress:
     """A tqdm bar with a label and the time left, closed once the total is reached.
 
     Args:
-        shown: False draws nothing: of several processes one has the bar.
+        shown: False shows no bar, for all but one of several processes.
     """
 
     def __init__(self, label: str = "", shown: bool = True) -> None:
@@ -48,7 +48,7 @@ class TqdmProgress:
         if self._bar is not None and self._bar.total != total:  # the next part of the work
             self.close()
         if self._bar is None:
-            # what was done before the clock began to run must not count as fast work
+            # steps done before the bar started must not count towards its speed
             self._bar = tqdm(total=total, initial=step, desc=self.label, leave=False, disable=not self.shown)
         self._bar.update(step - self._bar.n)
         if step >= total:

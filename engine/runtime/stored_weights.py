@@ -1,4 +1,4 @@
-"""Weights as numbers, however a library stores them: 8-bit floats, torchao, GGUF, bitsandbytes, ComfyUI's own."""
+"""Dequantised weights in every storage format: 8-bit floats, torchao, GGUF, bitsandbytes, ComfyUI's own."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..errors import refuse
 _PLAIN = (torch.Tensor, nn.Parameter, nn.Buffer)
 _BITSANDBYTES = {"Params4bit": 4, "Int8Params": 8}
 _GGUF_BITS = {"F32": 16, "F16": 16, "BF16": 16, "Q8_0": 8}
-"""Others have 6 bits or fewer."""
+"""8-bit dtypes; others have 6 bits or fewer."""
 
 
 def is_packed(weight: torch.Tensor) -> bool:
-    """Whether a weight is more than one tensor of numbers, so that nothing can be copied into it."""
+    """Whether a weight consists of more than one tensor, so that values cannot be copied into it."""
     return type(weight) not in _PLAIN
 
 
@@ -33,13 +33,13 @@ def bits_of(weight: torch.Tensor) -> int:
 
 
 def as_numbers(weight: torch.Tensor, layer: Any = None) -> torch.Tensor:
-    """A weight that can be computed with: itself where it has 16 bits or more, else in float32 and its true shape.
+    """A weight to compute with: itself if it has 16 bits or more, else dequantised to float32 in its true shape.
 
     Args:
-        layer: the module that it belongs to; bitsandbytes' 8-bit layers keep the scales after a first forward.
+        layer: the module of the weight; bitsandbytes' 8-bit layers have the scales after a first forward.
 
     Raises:
-        VitrineError: It is stored in a way that is not known here.
+        VitrineError: If its storage format is unknown.
     """
     if not is_packed(weight):
         return weight if not weight.is_floating_point() or weight.element_size() > 1 else weight.to(torch.float32)
@@ -64,7 +64,7 @@ def as_numbers(weight: torch.Tensor, layer: Any = None) -> torch.Tensor:
 
 
 def shape_of(layer: Any) -> tuple[int, int] | None:
-    """(outputs, inputs) of a linear layer, however its weight is stored; None for any other."""
+    """(outputs, inputs) of a linear layer, in any storage format; None for other layers."""
     sides = tuple(getattr(layer, name, None) for name in ("out_features", "in_features"))
     if all(isinstance(side, int) for side in sides):
         return sides  # type: ignore[return-value]
@@ -73,7 +73,7 @@ def shape_of(layer: Any) -> tuple[int, int] | None:
 
 
 def _parts(weight: Any) -> list[torch.Tensor]:
-    """Tensors within a quantised one; those with one number for a group count little."""
+    """The tensors inside a quantised one, including its small tables of scales."""
     names = weight.__tensor_flatten__()[0] if hasattr(weight, "__tensor_flatten__") else ()
     parts = [getattr(weight, name) for name in names]
     return [part for part in parts if isinstance(part, torch.Tensor)] or [weight.as_subclass(torch.Tensor)]

@@ -1,1 +1,1 @@
-"""Settings as frozen dataclasses, and the checks that are made before any work."""
+"""Settings as frozen dataclasses, and checks of input before any work."""

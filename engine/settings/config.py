@@ -1,4 +1,4 @@
-"""Settings: frozen dataclasses that check themselves when made, and go to plain values and back."""
+"""Settings: frozen dataclasses that validate themselves and convert to plain values and back."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _ENDLESS = {math.inf: "inf", -math.inf: "-inf"}
 
 
 class Config:
-    """What a settings class inherits: ``from_dict(to_dict())`` gives an equal object, through JSON too.
+    """Base of settings classes: ``from_dict(to_dict())`` gives an equal object, also through JSON.
 
-    A setting may be a Config itself. One called ``advanced`` holds what rarely changes; in a dict its settings may also
-    stand beside the others, as they did before it was split off. When an object is made, numbers are checked before
-    the class's own checks: what is annotated as one is one, and it is finite, unless its default is infinite.
+    A setting may be a Config itself. One called ``advanced`` has rarely changed settings; a dict may also have them at
+    the top level, as before they were split off. When an object is made, numbers are checked before the class's own
+    checks: an int must be an int, and a float finite, unless its default is infinite.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -38,17 +38,18 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for headers and JSON files, which have no infinity.
 
-        Tuples become lists, nested settings dicts, an infinite default None, and any other infinity "inf" or "-inf".
+        Tuples become lists, nested settings become dicts, an infinite default becomes None, and any other infinity
+        "inf" or "-inf".
         """
         table = self.__dataclass_fields__.items()
         return {name: _to_plain(_none_for_endless(getattr(self, name), field)) for name, field in table}
 
     @classmethod
     def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
-        """The inverse of :meth:`to_dict`; what is left out takes its default.
+        """The inverse of :meth:`to_dict`; missing settings take their defaults.
 
         Raises:
-            VitrineError: If ``values`` is not a mapping, names an unknown setting, or holds a value the class refuses.
+            VitrineError: If ``values`` is not a mapping, has an unknown setting, or a value that the class refuses.
         """
         names = sorted(cls.__dataclass_fields__)
         if not isinstance(values, Mapping):
@@ -65,7 +66,7 @@ class Config:
                 raise refuse(f"{cls.__name__} {name}", _shown(value), _kinds(kinds[name]), "see the class")
         try:
             return cls(**plain)
-        except TypeError as error:  # a number where a text belongs
+        except TypeError as error:  # a number instead of a text
             raise refuse(cls.__name__, str(error), "a value of each setting's type", "see the class") from error
 
 
@@ -120,9 +121,9 @@ def _floats(value: Any) -> Iterator[float]:
 
 
 def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` with the settings of ``advanced`` moved there, if they stand beside it."""
-    rare = getattr(_config_in(types.get("advanced")), "__dataclass_fields__", {})
-    flat = {name: value for name, value in values.items() if name in rare and name not in types}
+    """``values`` with the settings of ``advanced`` moved there, if they are at the top level."""
+    fields = getattr(_config_in(types.get("advanced")), "__dataclass_fields__", {})
+    flat = {name: value for name, value in values.items() if name in fields and name not in types}
     if not flat:
         return dict(values)
     nested = values.get("advanced", {})
@@ -161,14 +162,14 @@ def _from_plain(value: Any, annotation: Any) -> Any:
 
 
 _TOO_LARGE = 1 << 64
-"""Whole numbers from here on fit no tensor, and no seed."""
+"""Smallest whole number that does not fit into a tensor or a seed."""
 _PLAIN = (bool, int, float, str, type(None))
 
 
 def _fits(value: Any, annotation: Any) -> bool:
-    """Whether a plain value is of the annotation's type; what is annotated otherwise is its class's to check.
+    """Whether a plain value fits the annotation; other annotations are checked by the class.
 
-    Whole numbers pass for others; NaN passes nowhere, nor does a whole number that no tensor holds.
+    Integers are accepted as floats; NaN and integers beyond 64 bits are never accepted.
     """
     if isinstance(value, float) and math.isnan(value) or isinstance(value, int) and abs(value) >= _TOO_LARGE:
         return False
@@ -184,14 +185,14 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _members(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, or what stands alone; containers without what they hold."""
+    """The members of a union, or the type itself; containers without their element types."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return tuple(kind for member in typing.get_args(annotation) for kind in _members(member))
     return (typing.get_origin(annotation) or annotation,)
 
 
 def _elements(annotation: Any) -> Any:
-    """What a tuple of any length holds; None where the annotation is another."""
+    """The element type of a tuple of any length; None for other annotations."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return next(filter(None, map(_elements, typing.get_args(annotation))), None)
     args = typing.get_args(annotation)

@@ -1,4 +1,4 @@
-"""What a setting's type says beyond Python's: where it writes, how small it may be, that it is a size; checked first.
+"""Annotations of settings that are checked before any work: output paths, lower bounds and picture sizes.
 
 ::
 
@@ -33,8 +33,8 @@ class Writes:
     """Marks a setting as the path of an output.
 
     Attributes:
-        kind: a file, a folder that receives files, or either.
-        otherwise: name of the setting that holds the path where this one is None; "" where nothing is written then.
+        kind: a file, a folder for files, or either.
+        otherwise: name of the setting with the path if this one is None; "" if nothing is written then.
     """
 
     kind: Kind
@@ -43,7 +43,7 @@ class Writes:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """Marks a number, or each of a tuple of numbers, as no smaller than ``least``."""
+    """Marks a number, or each number of a tuple, as at least ``least``."""
 
     least: float
 
@@ -62,14 +62,14 @@ class Pixels:
 OutFile = Annotated[Path, Writes("file")]
 OutFolder = Annotated[Path, Writes("folder")]
 Count = Annotated[int, AtLeast(1)]
-"""Of pictures, steps ..."""
+"""A number of images, steps ..."""
 Side = Annotated[int, Pixels()]
 OwnSide = Annotated[int, Pixels(own=True)]
-"""Of a picture; 0 is the model's own."""
+"""Side of a picture; 0 is the model's default."""
 
 
 def check_settings(settings: Any) -> None:
-    """Checks numbers and marked settings of a dataclass, nested ones included; those that are None are left out.
+    """Checks numbers and marked settings of a dataclass, nested ones included; None is skipped.
 
     Raises:
         VitrineError: As :func:`refuse_unwritable`, :func:`~.config.check_numbers` or :func:`~.sizes.check_sides`, or if
@@ -111,11 +111,11 @@ def _marks(annotation: Any) -> Iterator[Writes | AtLeast | Pixels]:
 
 
 def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
-    """Refuses an output that could not be written once the work is done. Leaves nothing behind.
+    """Refuses an output path that could not be written after the work. Creates nothing.
 
     Raises:
-        VitrineError: If ``path`` is a folder where a file is wanted or the other way round, a file is in its way, a
-            name in it is too long, or its folder cannot be written to.
+        VitrineError: If ``path`` is a folder instead of a file or the other way round, a file is in its way, a name in
+            it is too long, or its folder is not writable.
     """
     path = Path(path)
     refuse_long_names(path, what)
@@ -135,5 +135,5 @@ def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
 
 
 def path_text(path: Path) -> str:
-    """A path as a reader writes it."""
+    """A path as a user writes it."""
     return str(path)

@@ -1,4 +1,4 @@
-"""Sizes of pictures in pixels, checked before any work."""
+"""Checks of image sizes in pixels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LARGEST_SIDE = 65536
 
 
 def is_side(side: Any) -> bool:
-    """Whether a value is a whole number of pixels from 1 to 65536; numpy's integers are, texts and booleans are not."""
+    """Whether a value is a whole number of pixels from 1 to 65536; also numpy's integers, not texts or booleans."""
     try:
         return not isinstance(side, bool) and 1 <= operator.index(side) <= LARGEST_SIDE
     except TypeError:
@@ -19,10 +19,10 @@ def is_side(side: Any) -> bool:
 
 
 def check_sides(what: str, *sides: Any) -> None:
-    """Refuses sides that are no whole pixels; None passes, where a default takes its place.
+    """Refuses sides that are not whole pixels; None is accepted, for a default.
 
     Raises:
-        VitrineError: If a side is no whole number from 1 to 65536.
+        VitrineError: If a side is not a whole number from 1 to 65536.
     """
     if not all(side is None or is_side(side) for side in sides):
         shown = sides[0] if len(sides) == 1 else sides

@@ -1,4 +1,4 @@
-"""Which of a list of addresses are meant by addresses, globs and ``auto``. Needs no network and no torch."""
+"""Resolves site names, globs and ``auto`` within a list of names. Needs neither a network nor torch."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from collections.abc import Collection, Sequence
 from ..errors import refuse
 
 AUTO = "auto"
-"""In place of an address: the default of a network."""
+"""Pattern for the network's default site."""
 
 
 _GLOB = re.compile(r"[*?\[]")
 
 
 def matching(addresses: Collection[str], default: str, patterns: str | Sequence[str]) -> list[str]:
-    """The addresses that match, each once, in their own order.
+    """The matching site names, each once, in their order in ``addresses``.
 
     Args:
-        addresses: all of a network, in execution order. A whole address is looked up, a glob is compared with each.
-        default: what ``auto`` stands for.
-        patterns: addresses or globs; a string may hold several, separated by commas or spaces.
+        addresses: all site names of a network, in execution order. Full names are looked up; a glob is compared with
+            each.
+        default: the site name that ``auto`` means.
+        patterns: names or globs; a string may have several, separated by commas or spaces.
 
     Raises:
-        VitrineError: If there is no pattern, or one matches nothing; the message names the nearest addresses.
+        VitrineError: If there is no pattern, or one matches nothing; the message has the most similar names.
     """
     names, known = split_patterns(patterns), dict.fromkeys(addresses)
     if not names:

@@ -1,9 +1,9 @@
-"""One printable name for every place that has an activation, the same on diffusers and ComfyUI models.
+"""Site names: one printable name per activation site, equal on diffusers and ComfyUI models.
 
 The names are those of the official code of GDF ("Not All Diffusion Model Activations Have Been Evaluated as
 Discriminative Features", NeurIPS 2024): ``up-level1-repeat1-vit-block0-cross-q``. Index 0 runs first, so up-level0 has
-the *lowest* resolution. Where GDF has no name, its grammar is extended: ``-self-out``, ``-cross-out``, ``-ffn-out``,
-``-cross-k``, ``-cross-v``, and for transformers ``vit-block{b}-q``, ``-ctx-q``, ``-attn-out`` ...
+the *lowest* resolution. Its grammar is extended to sites that GDF does not name: ``-self-out``, ``-cross-out``,
+``-ffn-out``, ``-cross-k``, ``-cross-v``, and for transformers ``vit-block{b}-q``, ``-ctx-q``, ``-attn-out`` ...
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["AUTO", "resolve", "sites_of", "split_patterns", "usual"]
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:
-    """Every address of a backbone in execution order. Needs no forward and works on the meta device.
+    """Site name -> site of a backbone, in execution order. Needs no forward and works on the meta device.
 
     Raises:
         VitrineError: If no known family fits the backbone.
@@ -34,12 +34,12 @@ def _table(backbone: nn.Module) -> dict[str, Site]:
 
 
 def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
-    """The sites that match addresses or globs (``up-level*-cross-q``), each once, in execution order.
+    """The sites that match names or globs (``up-level*-cross-q``), each once, in execution order.
 
-    A string may hold several patterns, separated by commas or spaces; ``auto`` stands for :func:`usual`.
+    A string may have several patterns, separated by commas or spaces; ``auto`` is :func:`usual`.
 
     Raises:
-        VitrineError: If a pattern matches nothing; the message names the nearest valid addresses.
+        VitrineError: If a pattern matches nothing; the message has the most similar names.
     """
     table = once(_table, backbone)
     default = usual(table) if AUTO in split_patterns(patterns) else ""
@@ -47,9 +47,9 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
 
 
 def usual(table: Mapping[str, Site]) -> str:
-    """A place that every model has, for who names none: queries of image tokens, three fifths of the way through.
+    """Default site: image-token queries about 60 % through the network.
 
-    They are those of the cross-attention where there is one; there GDF's selections and DIFT's place lie, too.
+    Cross-attention queries if the model has them, where GDF's selections and DIFT's site are, too.
     """
     places = [a for a, s in table.items() if isinstance(s, ModuleSite) and s.kind == "tokens" and a.endswith("-q")]
     queries = [a for a in places if a.endswith("-cross-q")] or places or list(table)

@@ -21,12 +21,12 @@ from .reading import columns_of
 
 SAMPLES = 64
 DIGITS = 16
-"""Of the hash at the start of a fingerprint, which is all there was before fingerprints held the samples."""
+"""Length of the hash at the start of a fingerprint; older fingerprints have nothing else."""
 
 _WITH_WEIGHTS = re.compile(r"[0-9a-f]{16}-(?P<layout>[0-9a-f]{8})(?P<weights>([0-9a-f]{4})*)(~(?P<bits>[48]))?")
 _OF_EIGHT_BITS = 0.06, 6e-4
-"""How far 8-bit weights lie from those they were made of, in rms: that share of them, and half the finest step of e4m3.
-Measured on the shipped models, plain fp8 and int8 by row: 0.03 and less."""
+"""Relative rms error of 8-bit weights; half the finest step of e4m3 is added. Measured on the shipped models, plain fp8
+and int8 by row: at most 0.03."""
 
 
 def width_of(backbone: nn.Module, site: ModuleSite) -> int:
@@ -37,17 +37,17 @@ def width_of(backbone: nn.Module, site: ModuleSite) -> int:
 
 
 def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
-    """A text of 16 hexadecimal digits, a dash and more of them, to be compared by :func:`same_weights`.
+    """A text of 16 hexadecimal digits, a dash and further digits, compared by :func:`same_weights`.
 
-    A few numbers of each value projection are read. The first digits are a hash of them, rounded to fp16. Then come the
-    numbers of places and sizes, hashed, and 64 weights as bfloat16: bf16(w) and bf16(fp16(w)) may differ by one step,
-    so no hash of rounded weights can be equal in every precision, but the weights themselves can be compared. Weights
-    stored in fewer than 16 bits are read as the numbers they mean, and ``~8`` or ``~4`` at the end says so.
+    A few numbers of each value projection are read. The first digits are a hash of them, rounded to fp16. Then follow
+    the numbers of sites and sizes, hashed, and 64 weights as bfloat16: bf16(w) and bf16(fp16(w)) may differ by one
+    step, so no hash of rounded weights is equal in every precision, but the weights themselves can be compared.
+    Weights of fewer than 16 bits are dequantised, and ``~8`` or ``~4`` at the end records it.
 
     Args:
-        originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
+        originals: module path -> unpatched weight, for modules whose weight is patched (a LoRA in ComfyUI).
     """
-    places, samples, bits = list[str](), list[torch.Tensor](), 16
+    names, samples, bits = list[str](), list[torch.Tensor](), 16
     for site in once(_values, backbone):
         module: Any = module_at(backbone, site.path)
         weight = (originals or {}).get(site.path)
@@ -56,22 +56,22 @@ def fingerprint_of(backbone: nn.Module, originals: Mapping[str, torch.Tensor] | 
         bits = min(bits, bits_of(weight))
         weight = as_numbers(weight, layer).detach()
         weight = columns_of(weight.movedim(0, -1), site.columns).movedim(-1, 0) if site.columns else weight
-        places.append(f"{site.address} {tuple(weight.shape)}")
+        names.append(f"{site.address} {tuple(weight.shape)}")
         samples.append(weight[:: max(1, weight.shape[0] // 4), :: max(1, weight.shape[1] // 4)].flatten().float())
-    device = samples[0].device if samples else torch.device("cpu")  # offloaded groups may lie on two
+    device = samples[0].device if samples else torch.device("cpu")  # offloaded groups may be on two devices
     values = torch.cat([torch.empty(0, device=device), *(v.to(device) for v in samples)]).cpu()
-    return _text(tuple(places), tuple(map(len, samples)), values.numpy().tobytes(), bits)
+    return _text(tuple(names), tuple(map(len, samples)), values.numpy().tobytes(), bits)
 
 
 @functools.lru_cache(maxsize=64)
-def _text(places: tuple[str, ...], counts: tuple[int, ...], numbers: bytes, bits: int) -> str:
-    """A fingerprint of sampled float32 numbers; reading them again costs little, so they themselves say if it holds."""
+def _text(names: tuple[str, ...], counts: tuple[int, ...], numbers: bytes, bits: int) -> str:
+    """The fingerprint of sampled float32 numbers, cached by their bytes: sampling again is cheap, hashing is not."""
     digest, layout = hashlib.sha256(), hashlib.sha256()
     values = torch.frombuffer(bytearray(numbers), dtype=torch.float32) if numbers else torch.empty(0)
     rounded = values.to(torch.float16).float().split(list(counts))
-    for place, some in zip(places, rounded, strict=True):
-        digest.update(f"{place} {[f'{v:.4g}' for v in some.tolist()]}".encode())
-        layout.update(place.encode())
+    for name, some in zip(names, rounded, strict=True):
+        digest.update(f"{name} {[f'{v:.4g}' for v in some.tolist()]}".encode())
+        layout.update(name.encode())
     return f"{digest.hexdigest()[:DIGITS]}-{layout.hexdigest()[:8]}{_digits(values)}" + _STORED.get(bits, "")
 
 
@@ -79,9 +79,9 @@ _STORED = {8: "~8", 4: "~4"}
 
 
 def active_fingerprint_of(backbone: nn.Module) -> str:
-    """:func:`fingerprint_of` the checkpoint, a plus, and a hash of the adapters that change its text values now.
+    """:func:`fingerprint_of` the checkpoint, a plus, and a hash of the active adapters of its text values.
 
-    What is measured on activations belongs to both. Adapters elsewhere, off, or at scale 0 change no text value.
+    Activation statistics depend on both. Adapters of other layers, inactive, or at scale 0 do not count.
     """
     digest = ChangeDigest()
     for site in once(_values, backbone):
@@ -102,13 +102,13 @@ def text_values(backbone: nn.Module) -> list[str]:
 
 
 class ChangeDigest:
-    """A hash of what is added to a checkpoint; empty while nothing is."""
+    """A hash of what is added to a checkpoint; empty if nothing is."""
 
     def __init__(self) -> None:
         self._digest, self._empty = hashlib.sha256(), True
 
     def add(self, what: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Take in a change: where and how strong, and its numbers (a few of each tensor, to three digits)."""
+        """Add a change: its layer and strength, and a few values of each tensor, to three digits."""
         self._empty = False
         self._digest.update(what.encode())
         for tensor in tensors:
@@ -117,31 +117,31 @@ class ChangeDigest:
             self._digest.update(f"{tuple(tensor.shape)} {[f'{v:.2e}' for v in sample.tolist()]}".encode())
 
     def joined(self, fingerprint: str) -> str:
-        """The fingerprint, with the hash behind a plus where anything was added."""
+        """The fingerprint, followed by a plus and the hash if anything was added."""
         return fingerprint if self._empty else f"{fingerprint}+{self._digest.hexdigest()[:DIGITS]}"
 
 
 def _values(backbone: nn.Module) -> list[ModuleSite]:
-    """The projections of text values; those that serve image tokens too only where there are no others."""
+    """The projections of text values; those shared with image tokens only if there are no others."""
     sites = [s for s in layout_of(backbone) if isinstance(s, ModuleSite)]
     values = [s for s in sites if s.address.endswith(("-cross-v", "-ctx-v"))]
     return [s for s in values if not s.joint] or values
 
 
 def _digits(values: torch.Tensor) -> str:
-    """Four digits for each of 64 weights at most, spread evenly over all that were sampled."""
+    """Four digits per weight, for at most 64 of the samples, evenly spaced."""
     chosen = values[:: -(-len(values) // SAMPLES) or 1].to(torch.bfloat16).view(torch.int16)
     return "".join(f"{v & 0xFFFF:04x}" for v in chosen.tolist())
 
 
 def same_weights(first: str, second: str) -> bool:
-    """Whether two fingerprints may be of one checkpoint, whatever precision each was taken in.
+    """Whether two fingerprints may be of one checkpoint, in any precision.
 
-    Equal to within one step of bfloat16 in every sample. Where one was stored in 8 bits, the samples may differ by what
-    such storing does, 6 % in rms: a fine-tune that is closer counts as the same checkpoint. Weights of 4 bits are 10 %
-    and more off, and belong to nothing but themselves. Fingerprints of older files are a hash alone; against them
-    hashes are compared, which fp16 and float32 copies share, but not bfloat16 ones. What stands behind a plus, adapters
-    that were active, must be equal.
+    Every sample must agree to one step of bfloat16. If one was stored in 8 bits, samples may differ by that
+    quantisation error, 6 % in rms, so a closer fine-tune counts as the same checkpoint. Weights of 4 bits are off by
+    10 % or more and match only themselves. Fingerprints of older files are a hash alone and are compared by it, which
+    is equal for fp16 and float32 copies, but not for bfloat16 ones. The part after a plus, active adapters, must be
+    equal.
     """
     (first, _, added), (second, _, others) = first.partition("+"), second.partition("+")
     if added != others:
@@ -154,10 +154,10 @@ def same_weights(first: str, second: str) -> bool:
     x, y = _weights(a["weights"]), _weights(b["weights"])
     if {a["bits"], b["bits"]} in ({None, "8"}, {"8"}):
         share, least = _OF_EIGHT_BITS
-        sides = 1 if a["bits"] != b["bits"] else 2  # both are off
+        sides = 1 if a["bits"] != b["bits"] else 2  # both are quantised
         away, size = (v.square().mean().sqrt() for v in (x[1] - y[1], y[1]))
         return bool(away <= sides * (share * size + least))
-    finest = 2.0**-24  # fp16 knows nothing smaller, so tiny weights differ by more than a step of bfloat16
+    finest = 2.0**-24  # fp16 has nothing smaller, so tiny weights differ by more than a step of bfloat16
     return bool(((x[0] - y[0]).abs() <= 1).logical_or((x[1] - y[1]).abs() <= finest).all())
 
 
@@ -170,7 +170,7 @@ def _weights(digits: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def short(fingerprint: str) -> str:
-    """What is shown to people: the hash alone, how the weights are stored, and the hash of active adapters."""
+    """The form shown to users: the hash, how the weights are stored, and the hash of active adapters."""
     stem, plus, added = fingerprint.partition("+")
     known = _WITH_WEIGHTS.fullmatch(stem)
     return (stem[:DIGITS] + _SHOWN.get(known["bits"], "") if known else stem) + plus + added

@@ -31,7 +31,7 @@ Reduce = Callable[["Activation"], "Activation | None"]
 
 
 class _Seen(BaseException):
-    """Ends a forward once a capture has seen all it wants. A BaseException, so that no model code swallows it."""
+    """Ends a forward once a capture has all its sites. A BaseException, so that no model code swallows it."""
 
     def __init__(self, capture: Capture) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Hooks(AbstractContextManager):
         self._entered, self._reached = False, Reached(what)
 
     def __enter__(self) -> Self:
-        if self._entered:  # a second `with` would end the first one's hooks, and then do nothing
+        if self._entered:  # a second `with` would remove the hooks of the first
             raise refuse("block", "entered before", "one `with` for each", "make a second one")
         self._entered = True
         return self
@@ -71,7 +71,7 @@ class Capture(_Hooks):
     """An open capture, made by :func:`capture`.
 
     Attributes:
-        activations: address -> Activation of the last forward that reached it.
+        activations: site name -> Activation of the last forward that reached it.
         enabled: set it to False to ignore forwards; each hook then costs one attribute look-up.
     """
 
@@ -139,7 +139,7 @@ class Capture(_Hooks):
                 self._handles.append(hook_after(module, _reading(self._on_output((path, before), sites))))
 
     def _open_joint(self, site: MapSite) -> None:
-        """Keeps the outputs of all projections but the one that completes the map, and the rotary embedding."""
+        """Hooks that keep the outputs of all but the last projection of a map, and its rotary embedding."""
         wanted = {path for s in site.streams for path in (s.query, s.key)} - {site.key}
         for path in sorted(wanted):
             keep = _reading(self._keep_output(path))
@@ -182,13 +182,13 @@ class Capture(_Hooks):
 
         return hook
 
-    def _on_output(self, place: tuple[str, bool], sites: list[Site]) -> Callable:
+    def _on_output(self, read_at: tuple[str, bool], sites: list[Site]) -> Callable:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            self._see(place, sites, output)
+            self._see(read_at, sites, output)
 
         return hook
 
-    def _see(self, place: tuple[str, bool], sites: list[Site], output: Any) -> None:
+    def _see(self, read_at: tuple[str, bool], sites: list[Site], output: Any) -> None:
         if not self.enabled:
             return
         for site in sites:
@@ -197,8 +197,8 @@ class Capture(_Hooks):
             reduced = self._reduce(activation) if self._reduce else activation
             if reduced is not None:
                 self.activations[site.address] = reduced
-        self._left.discard(place)
-        # Everything wanted has been seen, in whatever order this library runs it: the rest of the forward is useless.
+        self._left.discard(read_at)
+        # All sites have been read, in whatever order this library runs them: skip the rest of the forward.
         if self._early_exit and not self._left:
             raise _Seen(self)
 
@@ -231,14 +231,14 @@ def capture(
     """Records activations while the block is open.
 
     Args:
-        sites: what :func:`resolve` returns, or addresses and globs.
-        early_exit: stop the forward once all wanted sites have been seen. This leaves the block, so the forward must be
+        sites: what :func:`resolve` returns, or names and globs.
+        early_exit: stop the forward once all sites have been read. This leaves the block, so the forward must be
             its last statement.
         reduce: called inside the hook with each Activation; its result is kept, None keeps nothing. Resize, cast,
             average or stream here.
         maps: what to keep of attention maps; a whole map is never in memory unless it is kept.
-        latent_size: (h, w), where the caller knows it; Flux's packed latents do not say it, and reading it from their
-            positions waits for the device.
+        latent_size: (h, w), if the caller knows it; Flux's packed latents do not have it, and reading it from their
+            positions synchronises with the device.
 
     Example:
         >>> with capture(unet, "up-level1-*-cross-q", early_exit=True) as taps:
@@ -257,7 +257,7 @@ def _sites(backbone: nn.Module, sites: Any) -> list[Site]:
 
 
 def _reading(hook: Callable) -> Callable:
-    """The hook, marked as one that only reads."""
+    """Marks a hook as read-only."""
     hook.reads = True  # type: ignore[attr-defined]
     return hook
 
@@ -271,8 +271,8 @@ def _readers_last(module: nn.Module) -> None:
 class Edit(_Hooks):
     """An open edit, made by :func:`edit`.
 
-    Leaving the block refuses an edit that a whole forward never reached, as when projections have been fused meanwhile:
-    its result would pass for an edited one.
+    Leaving the block raises if a whole forward never reached the edit, for example because projections were fused in
+    the meantime.
     """
 
     def __init__(
@@ -320,12 +320,12 @@ def edit(
     """Replaces activations while the block is open.
 
     Args:
-        changes: address, glob or Site -> function of the tensor in the module's own layout ((B, C, h, w) or (B, N, C)),
-            which returns one of the same shape. Several edits of one place apply in the order given.
-        rows: (B,) bool: only these rows of the batch change, so that different edits can run as one batch.
+        changes: site name, glob or Site -> function of the tensor in the module's own layout ((B, C, h, w) or (B, N,
+            C)), which returns one of the same shape. Several edits of one site apply in the given order.
+        rows: (B,) bool: the batch rows to change, so that different edits can run as one batch.
 
     Raises:
-        VitrineError: If an address is unknown, or names an attention map (edit its q, k or v instead).
+        VitrineError: If a name is unknown, or is an attention map (edit its q, k or v instead).
     """
     pairs = [(site, fn) for what, fn in changes.items() for site in _sites(backbone, _listed(what))]
     for site, _ in pairs:

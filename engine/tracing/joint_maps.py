@@ -1,8 +1,8 @@
-"""Attention maps of transformers whose queries and keys are normed or rotated: where each image token looks.
+"""Attention maps of transformers whose queries and keys are normalised or rotated.
 
-Queries and keys come from the forward itself: the projections' outputs of all streams, normed and rotated exactly as
-the model does it. Of joint attention (SD3, Flux), text tokens come first among the keys, whichever order the library
-uses; tokens that only pad a sequence keep their share of the softmax, but have no row or column.
+Queries and keys are the outputs of all streams' projections in the forward, normalised and rotated exactly as the model
+does it. In joint attention (SD3, Flux), text tokens come first among the keys in either library. Padding tokens count
+in the softmax, but have no row or column in the map.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def streams_map(
     around: ForwardContext,
     how: MapReduction,
 ) -> torch.Tensor:
-    """(B, heads or 1, queries, keys), or the share of it that ``how`` keeps.
+    """(B, heads or 1, queries, keys), or the part of it that ``how`` selects.
 
     Args:
         outputs: module path -> the projection's output in this forward.
@@ -57,7 +57,7 @@ def streams_map(
 
 
 def _bias(around: ForwardContext, text: slice, keys: torch.Tensor) -> torch.Tensor | None:
-    """The text's bias on the whole sequence."""
+    """The bias of the text mask over the whole sequence."""
     if around.tokens.bias is None:
         return None
     bias = keys.new_zeros(keys.shape[0], 1, keys.shape[1], dtype=torch.float32)
@@ -66,7 +66,7 @@ def _bias(around: ForwardContext, text: slice, keys: torch.Tensor) -> torch.Tens
 
 
 def _in_sequence(how: MapReduction, text: slice, image: slice, count: int) -> MapReduction:
-    """``how`` with the keys' places in the sequence: they are asked for as text, then image."""
+    """``how`` with the keys' positions in the sequence; callers count text, then image."""
     if text.start == 0 and image == slice(text.stop, count):
         return how
     order = [*range(text.start, text.stop), *range(image.start, image.stop)]

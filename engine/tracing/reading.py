@@ -1,4 +1,4 @@
-"""Reads and writes one site in a running forward: what a site means inside a module's output."""
+"""Reads and writes one site of a running forward, inside a module's output."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Activation:
 
     Attributes:
         address: canonical name.
-        tensor: (B, C, h, w) for image places, (B, C, T, h, w) in a video, (B, N, C) for text tokens,
+        tensor: (B, C, h, w) for image sites, (B, C, T, h, w) in a video, (B, N, C) for text tokens,
             (B, heads, Q, K) for attention maps.
-        grid: (h, w) for image places, else None.
+        grid: (h, w) for image sites, else None.
     """
 
     address: str
@@ -35,7 +35,7 @@ class Activation:
 
 
 class ForwardContext:
-    """What a hook needs to know about the running forward: where its tokens are, latent size, sizes in each ViT.
+    """State of the running forward for hooks: positions of its tokens, latent size, token grids.
 
     Attributes:
         tokens: of the running forward.
@@ -79,9 +79,9 @@ class ForwardContext:
         return handles
 
     def _sides(self, positions: torch.Tensor) -> tuple[int, int]:
-        """(rows, columns) of a grid of tokens; read once for one tensor, which a sampler passes at every step."""
+        """(height, width) of a token grid; read once per tensor, which a sampler passes at every step."""
         base = source_of(positions)
-        if base in GRIDS:  # made by us for this very grid
+        if base in GRIDS:  # made by us for this grid
             known: tuple[int, int] = GRIDS[base]
             return known
         version = version_of(base)
@@ -96,14 +96,14 @@ class ForwardContext:
         return self._grids[site.grid] if site.grid else self._token_grid(site.patch)
 
     def _token_grid(self, patch: int) -> tuple[int, int]:
-        """Of the whole latent, whose sides are rounded up to whole patches, because the models pad."""
+        """Token grid of the whole latent, with sides rounded up to whole patches, because the models pad."""
         if self.tokens.size is None:
             raise refuse("latents", None, "a size", "pass latent_size, or call the network as its own pipeline does")
         h, w = self.tokens.size
         return -(-h // patch), -(-w // patch)
 
     def rows(self, patch: int, kind: str) -> slice:
-        """The rows of image or text tokens in a sequence that holds both."""
+        """The slice of image or text tokens in a joint sequence."""
         if kind == "text":
             return slice(self.tokens.text_start, self.tokens.text_start + self.tokens.text)
         h, w = self._token_grid(patch)
@@ -115,7 +115,7 @@ class ForwardContext:
         if adaln.plus:
             output = output + self._added[adaln.plus].to(output)
         if not adaln.rows:
-            output = output.reshape(len(output), -1, output.shape[-1]).mean(1)  # of the frames, which share their time
+            output = output.reshape(len(output), -1, output.shape[-1]).mean(1)  # over frames, which share one timestep
         parts = output.reshape(len(output), adaln.parts, -1)
         if adaln.table:
             parts = parts + self._parameter(adaln.table).to(parts).reshape(adaln.parts, -1)
@@ -131,11 +131,11 @@ class ForwardContext:
 
 # --- reading and writing one site ---------------------------------------------------------------------------------
 def _pick(site: ModuleSite, output: Any) -> tuple[torch.Tensor, bool]:
-    """The tensor of a site inside a module's output, and whether it holds both kinds of tokens."""
+    """The tensor of a site inside a module's output, and whether it has both kinds of tokens."""
     if isinstance(output, torch.Tensor):
         return output, site.joint
     if isinstance(output, (tuple, list)):
-        return output[site.element or 0], False  # separate streams need no cutting
+        return output[site.element or 0], False  # separate streams are not sliced
     return output[0], False  # diffusers' ModelOutput
 
 
@@ -155,7 +155,7 @@ def unfolded(tensor: torch.Tensor, site: Site, around: ForwardContext) -> torch.
 
 
 def _view(site: ModuleSite, tensor: torch.Tensor, joint: bool, around: ForwardContext) -> torch.Tensor:
-    """A view (B, N, C) or (B, C, h, w) of exactly the site's numbers; writing to it writes to the module's tensor."""
+    """A view (B, N, C) or (B, C, h, w) of the site's values; writing to it writes to the module's tensor."""
     tensor = columns_of(unfolded(tensor, site, around), site.columns)
     if site.kind == "tokens" and tensor.ndim == 5:  # (B, T, h, w, C): some networks never flatten their grid
         tensor = tensor.view(tensor.shape[0], -1, tensor.shape[-1])
@@ -192,7 +192,7 @@ def read_site(site: ModuleSite, output: Any, around: ForwardContext) -> Activati
 def write_site(
     site: ModuleSite, output: Any, around: ForwardContext, change: Callable, rows: torch.Tensor | None
 ) -> Any:
-    """A new output in which the site holds ``change(old)`` in the chosen rows; the old output stays untouched."""
+    """A copy of the output in which the site's chosen batch rows are ``change(old)``."""
     old, joint = _pick(site, output)
     new = old.clone(memory_format=torch.contiguous_format if old.ndim == 5 else torch.preserve_format)
     view = _view(site, new, joint, around)

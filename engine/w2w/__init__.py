@@ -1,7 +1,10 @@
-"""weights2weights (Dravid et al. 2024): a space of models built from LoRAs; sample, edit, invert."""
+"""weights2weights (Dravid et al. 2024): a space of models built from LoRAs, to sample, edit and invert."""
+
+from typing import TYPE_CHECKING
 
 from ..io.lora_layer import Lora, LoraLayer
 from ..io.lora_writing import usual_dialect, write_lora
+from ..runtime.former_names import former_names
 from .building.build_space import BuildConfig, Built, build_space, labels_in, load_space
 from .building.folder_summary import FolderLook, look_at_folder
 from .building.lora_encoding import Encoded, encode, layer_sizes, member, official_model
@@ -25,9 +28,9 @@ from .edit.editing import (
     edit,
     edit_step,
     edited_lora,
+    fraction_inside,
     in_deviations,
     materialise,
-    share_inside,
     shift,
     start_of,
 )
@@ -43,7 +46,7 @@ from .loras.base_weights import BaseWeights
 from .loras.gauge import Gauge, gauge_test
 from .loras.lora_files import LoraFile, read_header, read_lora
 from .loras.lora_folders import FolderScan, scan_folder
-from .loras.low_rank import refactor, share_kept
+from .loras.low_rank import fraction_kept, refactor
 from .loras.near_copies import Copy, near_copies
 from .space.delta_space import DeltaSpace, Space, member_names
 from .space.directions import (
@@ -74,13 +77,16 @@ __all__ = [
     "Posterior", "Quality", "SampleConfig", "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel",
     "WeightSpace", "at_place", "blend", "blended", "build_space", "change_kept", "closeness", "conditioned",
     "contents", "described", "difference", "direction", "direction_named", "edit", "edit_step", "edited_lora",
-    "encode", "fit_strengths", "gauge_test", "in_deviations", "initial_lora", "invert", "invert_below", "invert_in",
-    "joint_directions", "labels_in", "latent_mask", "layer_sizes", "listed", "load_space", "look_at_folder", "map_of",
-    "map_page",
-    "map_picture", "mapped", "materialise", "member", "member_names", "near_copies", "nearest", "neighbours_of",
-    "official_model", "one_deviation", "partial_inversion", "place_of", "principal_components", "quality", "reach",
-    "read_header", "read_lora", "refactor", "sample", "scan_folder", "score", "share_inside", "share_kept", "shift",
-    "slider_lora", "sliders_of", "start_of", "strength_map", "train_loras", "train_pair_slider", "usual_dialect",
-    "usual_sampling",
-    "with_directions", "with_map", "with_pair_slider", "with_sampling", "with_strength_maps", "without", "write_lora",
+    "encode", "fit_strengths", "fraction_inside", "fraction_kept", "gauge_test", "in_deviations", "initial_lora",
+    "invert", "invert_below", "invert_in", "joint_directions", "labels_in", "latent_mask", "layer_sizes", "listed",
+    "load_space", "look_at_folder", "map_of", "map_page", "map_picture", "mapped", "materialise", "member",
+    "member_names", "near_copies", "nearest", "neighbours_of", "official_model", "one_deviation", "partial_inversion",
+    "place_of", "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample",
+    "scan_folder", "score", "shift", "slider_lora", "sliders_of", "start_of", "strength_map", "train_loras",
+    "train_pair_slider", "usual_dialect", "usual_sampling", "with_directions", "with_map", "with_pair_slider",
+    "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip
+
+
+if not TYPE_CHECKING:
+    __getattr__ = former_names(__name__, {"share_inside": "fraction_inside", "share_kept": "fraction_kept"})

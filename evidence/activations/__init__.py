@@ -1,1 +1,1 @@
-"""Evidence about activation taps and features: its claims, their world and baselines, and its section of the report."""
+"""Evidence about activation taps and features: claims, test environment, baselines, and the report section."""

@@ -32,9 +32,9 @@ QUICK_PICTURES, QUICK_SEEDS = 24, 2
     quick_minutes=0.1,
 )
 def places(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Does a place inside a transformer carry more about the parts of a face than what earlier work could tap?
+    """Whether sites inside a transformer encode face parts better than the layers that prior work could tap.
 
-    Addresses are chosen on the first half of the pictures, without a look at the second, which measures them.
+    Sites are chosen on the first half of the images and measured on the second.
     """
     from ...engine.portraits import load_portraits
 
@@ -83,7 +83,7 @@ def places(model: str | None = None, progress: Progress = silent, quick: bool = 
 
 
 def _trivial(test: Pictures) -> dict[str, torch.Tensor]:
-    """Scores of what knows nothing of faces."""
+    """Scores of trivial baselines."""
     coordinates, pixels = test.features(("coordinates",)), test.features(("pixels",))
     return {
         "copied coordinates": part_agreement_by_picture(None, test.parts),
@@ -101,7 +101,7 @@ def _trivial(test: Pictures) -> dict[str, torch.Tensor]:
     quick_minutes=0.05,
 )
 def noise(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The share of an activation's variance that changes with the noise seed, along the network."""
+    """The fraction of an activation's variance that is due to the noise seed, along the network."""
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)

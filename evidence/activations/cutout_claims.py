@@ -99,14 +99,14 @@ def _pairs(rgba: torch.Tensor, side: int) -> Pairs:
     kept, points, truth = [], [], []
     for n, each in enumerate(rgba):
         inside = -F.max_pool2d(-each[None, 3:], 9, 1, 4)[0, 0] > 0.9  # away from the outline
-        found = corners(each[:3].mean(0) + 0.5 * (1 - each[3]), side)
-        at = (found * each.shape[-1]).long().clamp(max=each.shape[-1] - 1)
-        found = found[inside[at[:, 1], at[:, 0]]]
-        moved = warp_points(found[None], warps[n : n + 1])[0]
+        peaks = corners(each[:3].mean(0) + 0.5 * (1 - each[3]), side)
+        at = (peaks * each.shape[-1]).long().clamp(max=each.shape[-1] - 1)
+        peaks = peaks[inside[at[:, 1], at[:, 0]]]
+        moved = warp_points(peaks[None], warps[n : n + 1])[0]
         visible = ~moved.isnan().any(1)
         if int(visible.sum()) >= FEWEST_POINTS:
             kept.append(n)
-            points.append(found[visible])
+            points.append(peaks[visible])
             truth.append(moved[visible])
     small = [_resized(pictures[kept], side) for pictures in (sources, targets)]
     return Pairs(small[0], small[1], points, truth, [str(n) for n in kept])

@@ -1,4 +1,4 @@
-"""Tensors as pictures for this room's pages."""
+"""Tensors as images for this package's pages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _COLOURS = (
 
 
 def to_pil(image: torch.Tensor) -> Image:
-    """A picture (3, H, W) in [0, 1], rounded to bytes."""
+    """An image (3, H, W) in [0, 1], rounded to bytes."""
     from PIL import Image
 
     return Image.fromarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy())
 
 
 def colour_parts(parts: torch.Tensor) -> torch.Tensor:
-    """(3, H, W) in [0, 1]: one colour for each of the eleven parts of (H, W)."""
+    """(3, H, W) in [0, 1]: one colour per part index of (H, W)."""
     return torch.tensor(_COLOURS)[parts].permute(2, 0, 1)

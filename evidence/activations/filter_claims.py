@@ -1,4 +1,4 @@
-"""Claims about the filter and the three properties it scores: ``vitrine reproduce gdf.filter gdf.properties``."""
+"""Claims about the filter and its three properties: ``vitrine reproduce gdf.filter gdf.properties``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROBED, QUICK_PROBED = 60, 36
 QUICK_SCORED = 8
 QUICK_PIXELS = 256
 TOP, QUICK_TOP = 5, 3
-"""Fewer pictures tell fewer of the best places apart."""
+"""With fewer images, fewer of the best sites can be distinguished."""
 
 
 @claim(
@@ -42,14 +42,14 @@ TOP, QUICK_TOP = 5, 3
     quick_minutes=0.4,
 )
 def filtering(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Scores from 16 pictures without labels; then all places are measured on 60 others."""
+    """Filter scores from 16 images without labels, compared with all sites measured on 60 others."""
     from ...engine.portraits import load_portraits
 
     return judge_filter(load_portraits(model), progress, quick)
 
 
 def judge_filter(portraits: Model, progress: Progress, quick: bool, timestep: float = TIMESTEP) -> ClaimResult:
-    """The filter's choice beside the exhaustive measurement of all places, at one timestep."""
+    """The filter's choice compared with the exhaustive measurement of all sites, at one timestep."""
     places, count = all_places(portraits), QUICK_PROBED if quick else PROBED
     candidates, dropped = FilterRule().apply(score_places(portraits, FILTERING, progress, timestep=timestep))
     pictures = tap_pictures(portraits, PROBING, count, places, progress, misaligned=True, timestep=timestep)
@@ -89,12 +89,12 @@ def judge_filter(portraits: Model, progress: Progress, quick: bool, timestep: fl
 
 
 def random_rule_keeps(places: int, kept: int, best: int) -> float:
-    """The chance that so many best places are all among ``kept`` drawn from ``places`` (hypergeometric)."""
+    """Probability that ``best`` sites are all among ``kept`` random ones of ``sites`` (hypergeometric)."""
     return math.comb(places - best, kept - best) / math.comb(places, kept) if kept >= best else 0.0
 
 
 def _measure_all(pictures: Pictures, places: list[str], settings: ProbeSettings) -> dict[str, dict[str, float]]:
-    """Task -> place -> score: keypoints among all pictures, parts by a probe fitted on the first twenty."""
+    """Task -> site -> score: keypoints among all images, parts by a probe fitted on the first twenty."""
     keypoints, parts = {}, {}
     for address in places:
         features = pictures.features((address,))
@@ -129,7 +129,7 @@ _VITS = ("up-level0-repeat0", "up-level0-repeat1", "up-level1-repeat0")
     quick_minutes=0.05,
 )
 def properties(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The three scores where the paper looks, and where this small model differs."""
+    """The three scores at the paper's layers, and where this small model differs."""
     from ...engine.portraits import load_portraits
 
     scores = score_places(load_portraits(model), FILTERING, progress, QUICK_SCORED if quick else PICTURES_SCORED)
@@ -161,7 +161,7 @@ def properties(model: str | None = None, progress: Progress = silent, quick: boo
 
 
 def _granularity(scores: dict[str, Properties], level: str) -> dict[str, float]:
-    """Cycles of the outputs inside one resolution, in execution order."""
+    """Granularity of the outputs within one resolution, in execution order."""
     inside = [a for a in scores if a.startswith(level) and a.endswith(_INSIDE)]
     return {a.removeprefix(f"{level}-"): round(scores[a].granularity, 2) for a in inside}
 

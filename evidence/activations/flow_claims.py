@@ -1,4 +1,4 @@
-"""Chosen places and the filter on the flow model: ``vitrine reproduce 'gdf.*.flow'``."""
+"""Chosen sites and the filter on the flow model: ``vitrine reproduce 'gdf.*.flow'``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ HELD_OUT, TEST = 120, 200
 HELD_OUT_PARTS = 60
 QUICK_HELD_OUT, QUICK_TEST = 40, 60
 LEGACY = ("vit-block3-in",)
-"""DiTF's place in Flux, the 29th of 57 blocks, carried over to six."""
+"""DiTF's layer in Flux, the 29th of 57 blocks, mapped to six blocks."""
 DITF = (("prior work's layer, modulated (DiTF)", LEGACY, {"modulate": True}),)
 TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
-"""GDF's and DiTF's; which one is better is chosen on other portraits than those that measure."""
+"""GDF's and DiTF's timesteps; the better one is chosen on other portraits than those of the test."""
 
 
 @claim(
@@ -30,7 +30,7 @@ TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
     quick_minutes=0.5,
 )
 def correspondence(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """As gdf.correspondence, with the filter's rule unchanged; legacy is DiTF's place, raw and with its remedy."""
+    """As gdf.correspondence, with the same filter rule; the prior-work layer is DiTF's, raw and modulated."""
     portraits = load_flow_portraits(model or FLOW_WEIGHTS)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
     choices = [
@@ -54,10 +54,10 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
     quick_minutes=1,
 )
 def segmentation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """As gdf.segmentation, with the filter's rule unchanged; legacy is DiTF's place, raw and with its remedy."""
+    """As gdf.segmentation, with the same filter rule; the prior-work layer is DiTF's, raw and modulated."""
     portraits = load_flow_portraits(model or FLOW_WEIGHTS)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT_PARTS, TEST)
-    settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; what it chose is tested in full
+    settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; its choice is tested in full
     choices = [
         choose_places(
             portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress, timestep=t, legacy=LEGACY
@@ -81,5 +81,5 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     quick_minutes=0.5,
 )
 def filtering(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """As gdf.filter: scores from 16 pictures without labels; then all places are measured on 60 others."""
+    """As gdf.filter: scores from 16 images without labels, compared with all sites measured on 60 others."""
     return judge_filter(load_flow_portraits(model or FLOW_WEIGHTS), progress, quick, TIMESTEP)

@@ -1,4 +1,4 @@
-"""Massive channels and DiTF's remedy on the flow model: ``vitrine reproduce gdf.massive``."""
+"""Massive channels, and DiTF's correction, on the flow model: ``vitrine reproduce gdf.massive``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from .planting import planted_flux
 from .world import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
 
 TIMESTEP, SEEDS = 260.0, 2
-"""DiTF's timestep on Flux, and two noises."""
+"""DiTF's timestep on Flux, and two noise seeds."""
 PLACES = tuple(f"vit-block{i}-in" for i in range(6))
 CHANNELS, FACTOR = (17, 80, 143), 1000.0
-"""Planted one at a time; written down before anything was measured."""
+"""Injected one at a time; fixed before any measurement."""
 HELD_OUT, TEST = 120, 200
 QUICK_HELD_OUT, QUICK_TEST = 40, 100
 NEAR = 0.02
@@ -42,7 +42,7 @@ Table = dict[str, torch.Tensor]
     quick_minutes=0.4,
 )
 def massive(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The place is chosen on other pictures, and so are the channels to discard; the planted ones are not said."""
+    """Site and discarded channels are chosen on other images; the injected channels are not given."""
     portraits = load_flow_portraits(model or FLOW_WEIGHTS)
     held_out, count = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
     channels = CHANNELS[:1] if quick else CHANNELS
@@ -93,7 +93,7 @@ def massive(model: str | None = None, progress: Progress = silent, quick: bool =
 
 
 def _arms(planted: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...]:
-    """PCK@0.1 of each way at the worst planted channel, of the network without it, and of what has no network."""
+    """PCK@0.1 of each method at the worst injected channel, without the channel, and without a network."""
     figures = {name: min(_means(table)[name][0] for table in planted) for name in (DITF, MODULATED, RAW)}
     figures |= {"without the massive channel": _means(whole)[DITF][0]}
     figures |= {name: mean[0] for name, mean in _means(trivial).items()}
@@ -102,14 +102,14 @@ def _arms(planted: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...]
 
 
 def _choose(scene: Scene, progress: Progress) -> tuple[str, dict[str, list[float]]]:
-    """The block input whose modulated features match best, and all scores."""
+    """(the block input whose modulated features match best, all scores)."""
     raw, modulated = (_tap(scene, PLACES, progress, modulate=on) for on in (False, True))
     alone = {a: [round(correspondence_score(p, p.features((a,)))[0], 3) for p in (raw, modulated)] for a in PLACES}
     return max(PLACES, key=lambda a: alone[a][1]), alone
 
 
 def _ways(choosing: Scene, testing: Scene, place: str) -> tuple[Table, tuple[int, ...]]:
-    """Scores of each way to read a place, and the channels that are massive on the pictures that choose."""
+    """(scores of each way to read a site, massive channels on the images used for the choice)."""
     discard = massive_channels(_tap(choosing, (place,)).taps[place].tensor)
     ways: dict[str, dict[str, Any]] = {
         RAW: {},
@@ -128,7 +128,7 @@ def _tap(scene: Scene, places: tuple[str, ...], progress: Progress = silent, **s
 
 
 def _through(scene: Scene, model: Any) -> Scene:
-    """The same pictures for another network."""
+    """The same images for another network."""
     return replace(scene, denoiser=Denoiser.from_diffusers(model))
 
 
@@ -137,7 +137,7 @@ def _scores(pictures: Pictures, features: torch.Tensor | None) -> torch.Tensor:
 
 
 def _trivial(scene: Scene) -> dict[str, Table]:
-    """What knows nothing of faces."""
+    """Trivial baselines."""
     pictures = _tap(scene, PLACES[:1])
     return {
         "no network": {
@@ -153,6 +153,6 @@ def _means(table: Table) -> dict[str, list[float]]:
 
 
 def _gain(ours: torch.Tensor, theirs: torch.Tensor) -> list[float]:
-    """Mean at 0.1, and its 95 % interval over pairs of pictures."""
+    """Mean at 0.1, and its 95 % interval over pairs of images."""
     pairs = by_pair(ours[0] - theirs[0])
     return [round(float(v), 4) for v in (pairs.nanmean(), *mean_interval(pairs))]

@@ -50,20 +50,21 @@ ROLES = {
     "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
 Extra = tuple[str, tuple[str, ...], dict[str, Any]]
-"""Name, places and settings of one more tap."""
+"""Name, sites and settings of a further tap."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Places chosen on held-out portraits, beside those that were used before GDF.
+    """Sites chosen on held-out portraits, and prior-work layers for comparison.
 
     Attributes:
-        candidates: what the filter keeps.
+        candidates: sites that the filter keeps.
         search: the greedy search among them.
-        narrow: the same search with no more channels than legacy has, because more channels alone help a probe.
-        between: the same search among the inter-module places, which earlier work could tap, without a filter.
-        widths: channels of each place.
-        legacy: the places that were used before.
+        narrow: the same search with at most the channels of the prior-work layers, since more channels alone help a
+            probe.
+        between: the same search among inter-module sites, which prior work could tap, without a filter.
+        widths: channels of each site.
+        legacy: prior-work layers.
         timestep: of all taps.
     """
 
@@ -77,7 +78,7 @@ class Choice:
 
     @property
     def places(self) -> dict[str, tuple[str, ...]]:
-        """Name of each choice -> its places."""
+        """Name of each choice -> its sites."""
         return {
             "prior work's layers": self.legacy, "chosen": self.search.chosen,
             "chosen, at prior work's width": self.narrow.chosen,
@@ -86,11 +87,11 @@ class Choice:
 
     @property
     def addresses(self) -> list[str]:
-        """All places that must be tapped to test the choice."""
+        """All sites that must be tapped to test the choice."""
         return list(dict.fromkeys(a for places in self.places.values() for a in places))
 
     def details(self) -> dict[str, Any]:
-        """For the claim's result: places, their channels, the best singles."""
+        """Details of the claim's result: sites, their channels, the best single sites."""
         best = list(self.search.singles.items())[:5]
         return {
             "places": {name: list(addresses) for name, addresses in self.places.items()},
@@ -110,7 +111,7 @@ def choose_places(
     timestep: float = TIMESTEP,
     legacy: tuple[str, ...] = LEGACY,
 ) -> Choice:
-    """Filter, then search by ``score`` on ``count`` misaligned portraits that no claim tests on."""
+    """Filters, then searches by ``score`` on ``count`` misaligned portraits that no claim tests on."""
     candidates, _ = FilterRule().apply(score_places(portraits, CHOOSING, progress, timestep=timestep))
     between = inter_module_places(portraits)
     wanted = list(dict.fromkeys((*candidates, *between, *legacy)))
@@ -125,7 +126,7 @@ def choose_places(
 
 
 def _remembered(score_of: ScoreOf) -> ScoreOf:
-    """The searches ask for the same singles."""
+    """Caches scores, since the searches score the same single sites."""
     scores: dict[tuple[str, ...], float] = {}
 
     def score(places: tuple[str, ...]) -> float:
@@ -138,7 +139,7 @@ def _remembered(score_of: ScoreOf) -> ScoreOf:
 
 
 def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, torch.Tensor | None]:
-    """Name -> features of the test pictures: trivial baselines first; None copies coordinates."""
+    """Name -> features of the test images: trivial baselines first; None copies coordinates."""
     baselines: dict[str, torch.Tensor | None] = {
         "copied coordinates": None,
         "Fourier coordinates": test.features(("coordinates",)),
@@ -159,7 +160,7 @@ def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, tor
     quick_minutes=0.3,
 )
 def correspondence(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Trivial baselines, legacy places, and places chosen by filter and search on held-out portraits, on 200 pairs."""
+    """Trivial baselines, prior-work layers, and sites chosen by filter and search, on 200 held-out pairs."""
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
@@ -169,14 +170,14 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
 
 
 def score_points(pictures: Pictures, places: tuple[str, ...]) -> float:
-    """PCK@0.1 of some places together."""
+    """PCK@0.1 of sites in combination."""
     return correspondence_score(pictures, pictures.features(places))[0]
 
 
 def measure_points(
     portraits: Model, choice: Choice, tested: int, progress: Progress, others: Sequence[Extra] = ()
 ) -> ClaimResult:
-    """What is chosen beside trivial baselines on ``tested`` misaligned portraits that chose nothing.
+    """The choice and trivial baselines on ``tested`` held-out misaligned portraits.
 
     Args:
         others: further features of these portraits.
@@ -215,7 +216,7 @@ RIVALS = ("copied coordinates", "inter-module, same search")
 
 
 def _gains(by_picture: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """Name -> 95 % interval of what the chosen places are better by, the same pairs resampled for both."""
+    """Name -> 95 % interval of the gain of the chosen sites, by paired resampling."""
     others = {name: values for name, values in by_picture.items() if name != "chosen"}
     return {name: list(mean_interval(by_pair(by_picture["chosen"] - values))) for name, values in others.items()}
 
@@ -228,12 +229,12 @@ def _gain_table(gains: Mapping[str, Sequence[float]]) -> Table:
 def _predict(
     train: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, settings: ProbeSettings | None = None
 ) -> torch.Tensor:
-    """(B, H, W) parts of the test pictures, by a linear probe fitted on features and (b, H, W) parts of others."""
+    """(B, H, W) parts of the test images, by a linear probe fitted on features and (b, H, W) parts of others."""
     return fit_probe(train, parts, len(PARTS), settings).predict(test, (parts.shape[-2], parts.shape[-1]))
 
 
 def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeSettings | None = None) -> float:
-    """mIoU of some places together, the first twenty portraits labelled."""
+    """mIoU of sites in combination, with the first twenty portraits labelled."""
     features = held_out.features(addresses)
     predicted = _predict(features[:SHOTS], held_out.parts[:SHOTS], features[SHOTS:], settings)
     return mean_iou(predicted, held_out.parts[SHOTS:], len(PARTS))[0]
@@ -255,7 +256,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
 
     portraits = load_portraits(model)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
-    settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; what it chose is tested in full
+    settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; its choice is tested in full
     choice = choose_places(portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
     return measure_parts(portraits, choice, tested, progress)
 
@@ -263,7 +264,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
 def measure_parts(
     portraits: Model, choice: Choice, tested: int, progress: Progress, others: Sequence[Extra] = ()
 ) -> ClaimResult:
-    """What is chosen beside trivial baselines, on parts of ``tested`` misaligned portraits that chose nothing.
+    """The choice and trivial baselines, on parts of ``tested`` held-out misaligned portraits.
 
     Args:
         others: further features of these portraits.
@@ -293,7 +294,7 @@ def measure_parts(
 def _part_tables(
     portraits: Model, choice: Choice, tested: int, progress: Progress, others: Sequence[Extra]
 ) -> dict[str, torch.Tensor]:
-    """Name -> (B, K, K) confusion of each test picture; probes are fitted on twenty other portraits."""
+    """Name -> (B, K, K) confusion of each test image; probes are fitted on twenty other portraits."""
     at: dict[str, Any] = {"progress": progress, "misaligned": True, "timestep": choice.timestep}
 
     def both(network: Model, places: Sequence[str], **settings: Any) -> tuple[Pictures, Pictures]:

@@ -1,4 +1,4 @@
-"""The demo's pictures of matching: keypoints carried to other portraits, parts learned from twenty of them."""
+"""The demo's section on matching: keypoints in other portraits, parts learned from twenty of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...engine.portraits import Portraits
 
 POINTS = "up-level0-repeat0-res-out"
-"""Best single layer for keypoints on held-out portraits among those in the early up stage that are no increments."""
+"""Best single layer for keypoints on held-out portraits, among early up-stage layers without increments."""
 
 _SHOWN = 4
 _MEASURED = 40
@@ -28,7 +28,7 @@ _SCALE = 3
 
 
 def section(report: Report, progress: Progress = silent, model: Portraits | None = None) -> None:
-    """Two tables, each with rows of pictures, on misaligned portraits that training never saw."""
+    """Two tables with images, on misaligned portraits that are not in the training data."""
     from ...engine.portraits import load_portraits
 
     model = model or load_portraits()
@@ -59,7 +59,7 @@ def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
 
 
 def match_pictures(pictures: Pictures, features: torch.Tensor) -> list[torch.Tensor]:
-    """The first portrait's keypoints in each of the next ones: (3, H, 2 W) in [0, 1] each."""
+    """The first portrait's keypoints found in each of the next ones: (3, H, 2 W) in [0, 1] each."""
     points = pictures.keypoints[0]
     points = points[~torch.isnan(points).any(1)]
     large = torch.nn.functional.interpolate(pictures.images, scale_factor=_SCALE).permute(0, 2, 3, 1)

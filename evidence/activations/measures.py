@@ -1,4 +1,4 @@
-"""What the claims and pages of this room measure on activations whose truth is known."""
+"""Metrics on activations with ground truth, for this package's claims and pages."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from ...engine.activations.correspondence import find_correspondence, pck
 from .world import SIDE, Pictures
 
 ALPHA = 0.1
-"""A match within this share of the picture's side is right."""
+"""A match within this fraction of the image's side is correct."""
 
 _NEIGHBOURS = 6
 
 
 def part_agreement(maps: torch.Tensor, parts: torch.Tensor) -> float:
-    """Share of foreground positions whose nearest feature (cosine) in other pictures has the same part label.
+    """Fraction of foreground positions whose nearest feature (cosine) in other pictures has the same part label.
 
     Args:
-        maps: (B, C, h, w) activations of B >= 2 pictures, resized to 16 x 16 so that all places face the same task.
+        maps: (B, C, h, w) activations of B >= 2 images, resized to 16 x 16 so that all sites have the same task.
         parts: (B, H, W) part indices, 0 is the background.
 
     Returns:
-        Mean over pictures, in [0, 1].
+        Mean over images, in [0, 1].
     """
     return part_agreement_by_picture(maps, parts).mean().item()
 
 
 def part_agreement_by_picture(maps: torch.Tensor | None, parts: torch.Tensor) -> torch.Tensor:
-    """(B,) as :func:`part_agreement`: each picture searched in the six that follow it in a ring.
+    """(B,) as :func:`part_agreement`: each image is searched in the six following ones, cyclically.
 
     Args:
         maps: None copies the positions.
@@ -51,7 +51,7 @@ def part_agreement_by_picture(maps: torch.Tensor | None, parts: torch.Tensor) ->
 
 
 def _labels(parts: torch.Tensor) -> torch.Tensor:
-    """(B, 256): the part that covers most of each cell."""
+    """(B, 256): the most frequent part of each cell."""
     one_hot = F.one_hot(parts.long()).movedim(-1, 1).float()
     return F.adaptive_avg_pool2d(one_hot, (SIDE, SIDE)).argmax(1).flatten(1)
 
@@ -59,7 +59,7 @@ def _labels(parts: torch.Tensor) -> torch.Tensor:
 def correspondence_score(
     pictures: Pictures, features: torch.Tensor | None, alpha: float = ALPHA
 ) -> tuple[float, torch.Tensor]:
-    """PCK of the picture's side over all points, and (B,) by picture; each is matched with the one B / 2 away.
+    """PCK relative to the image's side, over all points and (B,) per image; image i is matched with image i + B / 2.
 
     Args:
         features: (B, C, h, w); None copies the source's coordinates.
@@ -78,5 +78,5 @@ def correspondence_score(
 
 
 def by_pair(scores: torch.Tensor) -> torch.Tensor:
-    """(B / 2,) from (B,): picture i to j and j to i are one pair, so that a bootstrap does not count it twice."""
+    """(B / 2,) from (B,): images i to j and j to i are one pair, so that a bootstrap does not count it twice."""
     return scores.view(2, -1).nanmean(0)

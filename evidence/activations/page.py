@@ -1,4 +1,4 @@
-"""The demo's section on the Activation Tap: what layers know about a picture, and which of them the filter keeps."""
+"""The demo's section on the Activation Tap: what layers encode about an image, and which of them the filter keeps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ...engine.activations.activation_pca import PCABasis, pca_rgb
 from ...engine.activations.container import Activations
 from ...engine.activations.ranked_pictures import Pictures as Ranked
-from ...engine.activations.ranking import PICTURES_SCORED, RankingConfig, rank_places
+from ...engine.activations.ranking import PICTURES_SCORED, RankingConfig, rank_sites
 from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .drawing import to_pil
@@ -72,9 +72,9 @@ def _colours(taps: Activations, place: str) -> list[Image]:
 
 
 def _filter(report: Report, model: Portraits, progress: Progress) -> list[str]:
-    """Noise along the network, and which layers stay."""
+    """Noise along the network, and the layers that are kept."""
     scene = draw_scene(model, range(FILTERING, FILTERING + PICTURES_SCORED))
-    ranking = rank_places(scene.denoiser, Ranked.of(scene.latents, scene.cond), RankingConfig(), progress=progress)
+    ranking = rank_sites(scene.denoiser, Ranked.of(scene.latents, scene.cond), RankingConfig(), progress=progress)
     report.add_subheading("Which layers deserve a measurement")
     report.add_paragraph(
         f"Without labels, the filter scores every layer on {PICTURES_SCORED} portraits: diffusion noise (what two "

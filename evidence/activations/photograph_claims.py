@@ -1,4 +1,4 @@
-"""An outside check of matching, on photographs that nobody here drew: ``vitrine reproduce gdf.photographs``."""
+"""An external check of matching, on photographs: ``vitrine reproduce gdf.photographs``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ROLES = {OURS: "ours", "DAISY": "rival", PRIOR: "rival"}
     quick_minutes=0.2,
 )
 def photographs(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The intervals are over warps of these five photographs; of other photographs they say nothing."""
+    """The intervals are over warps of these five photographs, not over photographs."""
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
@@ -90,7 +90,7 @@ def features_of(portraits: Model, pictures: torch.Tensor, progress: Progress) ->
 
 
 def _tapped(portraits: Model, pictures: torch.Tensor, places: tuple[str, ...], progress: Progress) -> torch.Tensor:
-    """(B, C, 16, 16) joined features under the empty prompt, mean over four noises."""
+    """(B, C, 16, 16) concatenated features under the empty prompt, mean over four noise seeds."""
     with torch.no_grad():
         cond = Condition(text=portraits.encode([""]))
     latents = torch.cat([encode_pixels(portraits.vae, part * 2 - 1) for part in pictures.split(32)])

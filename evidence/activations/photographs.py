@@ -7,24 +7,23 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from ...engine.errors import refuse
-from ...engine.io import packages
+from ..photograph_folder import whole_photographs
 from .warping import random_warps, warp_images, warp_points
 
 NAMES = ("astronaut", "chelsea", "coffee", "rocket", "motorcycle")
 CORNERS = 24
-"""Points that are followed in each photograph."""
+"""Points per photograph."""
 _MARGIN = 0.1
-"""Share of the side at each edge where no points are taken."""
+"""Fraction of the side at each edge without points."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Photographs beside what their warped copies show, one row a pair.
+    """Pairs of photographs and their warped copies.
 
     Attributes:
         sources, targets: (P, 3, S, S) in [0, 1].
-        points: of each pair, (N, 2) x, y in [0, 1] of the source; truth: where they are in the target.
+        points: of each pair, (N, 2) x, y in [0, 1] of the source; truth: their positions in the target.
         names: photograph of each pair.
     """
 
@@ -43,23 +42,9 @@ def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     squares = whole_photographs()
     pictures = F.interpolate(squares, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
-    found = [corners(square.mean(0), side) for square in squares]
-    fewest = min(map(len, found))
-    return pictures, torch.stack([c[:fewest] for c in found])
-
-
-def whole_photographs() -> torch.Tensor:
-    """(5, 3, 512, 512): their central squares, in [0, 1].
-
-    Raises:
-        VitrineError: If scikit-image is not installed.
-    """
-    try:
-        from skimage import data
-    except ImportError as e:
-        raise refuse("scikit-image", "not installed", "its photographs", packages.install("demo")) from e
-    whole = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket(), data.stereo_motorcycle()[0]]
-    return torch.cat([_square(torch.from_numpy(photo.copy()).movedim(-1, 0).float() / 255) for photo in whole])
+    peaks = [corners(square.mean(0), side) for square in squares]
+    fewest = min(map(len, peaks))
+    return pictures, torch.stack([c[:fewest] for c in peaks])
 
 
 def corners(grey: torch.Tensor, side: int, border: float = _MARGIN) -> torch.Tensor:
@@ -73,17 +58,8 @@ def corners(grey: torch.Tensor, side: int, border: float = _MARGIN) -> torch.Ten
     return (torch.from_numpy(peaks.copy()).flip(1).float() + 0.5) / size
 
 
-def _square(photo: torch.Tensor, side: int = 512) -> torch.Tensor:
-    """(1, 3, side, side): the central square."""
-    height, width = photo.shape[-2:]
-    size = min(height, width)
-    top, left = (height - size) // 2, (width - size) // 2
-    middle = photo[None, :, top : top + size, left : left + size]
-    return F.interpolate(middle, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
-
-
 def warped_pairs(side: int, warps: int, first: int) -> Pairs:
-    """Every photograph beside ``warps`` copies of itself: turned, scaled, shifted, half of them mirrored.
+    """Every photograph with ``warps`` copies: rotated, scaled, shifted, half of them mirrored.
 
     Args:
         first: seed of the first warp; the others follow.
@@ -101,7 +77,7 @@ def warped_pairs(side: int, warps: int, first: int) -> Pairs:
 
 
 def raw_patches(pictures: torch.Tensor, cells: int = 16, width: int = 12) -> torch.Tensor:
-    """(B, 3 w^2, cells, cells): the patch of pixels around each cell, without its mean, of unit length."""
+    """(B, 3 w^2, cells, cells): the pixel patch around each cell, centred and normalised."""
     step = pictures.shape[-1] // cells
     around = F.pad(pictures, [(width - step) // 2] * 4, mode="reflect")
     patches = F.unfold(around, width, stride=step).unflatten(2, (cells, cells))

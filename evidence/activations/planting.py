@@ -1,4 +1,4 @@
-"""A massive channel planted in a Flux by rescaling: what the network computes stays as it is."""
+"""Injects a massive channel into a Flux by rescaling, without changing the network's function."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Unscaled(nn.LayerNorm):
         self.register_buffer("scale", scale)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The norm of the stream in its old units."""
+        """The norm of the stream in its original units."""
         return super().forward(x / self.scale)
 
 
 def planted_flux(net: FluxTransformer2DModel, channel: int, factor: float) -> FluxTransformer2DModel:
-    """The same function, with one channel of the stream ``factor`` times as large.
+    """The same function, with one channel of the residual stream scaled by ``factor``.
 
-    What is written to the stream is multiplied; the norms, which alone read it, divide. Text and picture share a stream
+    Writes to the stream are multiplied; the norms, its only readers, divide. Text and image share a stream
     in the single blocks, so both are rescaled.
     """
     net = copy.deepcopy(net)

@@ -1,7 +1,7 @@
-"""Misaligned pictures: known crops, shifts, rotations, scales and flips, which keypoints and masks follow.
+"""Misaligned images: known crops, shifts, rotations, scales and flips, also of keypoints and masks.
 
-Faces of one renderer sit where they sit: who copies the source's coordinates is nearly always right. Pictures that are
-warped each in its own way show what features know.
+All faces of the renderer are aligned, so copying the source's coordinates is nearly always right. Images with different
+warps test the features.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 SCALE, TURN, SHIFT = (0.75, 1.3), 30.0, 0.15
-"""Sizes of the object, degrees to either side, shares of the picture's side."""
+"""Ranges: scale of the object, degrees of rotation, fractions of the image side."""
 
 
 def random_warps(seeds: Sequence[int]) -> torch.Tensor:
-    """(B, 2, 3) maps from a warped picture's coordinates in [-1, 1] to the original's; each from its own seed."""
+    """(B, 2, 3) maps from a warped image's coordinates in [-1, 1] to the original's; each from its own seed."""
     rows = []
     for seed in seeds:
         scale, turn, right, down, flip = torch.rand(5, generator=torch.Generator().manual_seed(seed)).tolist()
@@ -32,14 +32,14 @@ def random_warps(seeds: Sequence[int]) -> torch.Tensor:
 
 
 def warp_images(images: torch.Tensor, warps: torch.Tensor, nearest: bool = False) -> torch.Tensor:
-    """(B, C, H, W) as seen through the maps; what lies outside continues the border."""
+    """(B, C, H, W) warped by the maps, with border padding."""
     grid = F.affine_grid(warps, list(images.shape), align_corners=False)
     mode = "nearest" if nearest else "bilinear"
     return F.grid_sample(images, grid, mode=mode, padding_mode="border", align_corners=False)
 
 
 def warp_points(points: torch.Tensor, warps: torch.Tensor) -> torch.Tensor:
-    """(B, K, 2) points x, y in [0, 1] of the originals, in the warped pictures; NaN where they fall outside."""
+    """(B, K, 2) points x, y in [0, 1] of the originals, in the warped images; NaN if they are outside."""
     centred = points * 2 - 1
     moved = torch.linalg.solve(warps[:, None, :, :2], (centred - warps[:, None, :, 2])[..., None])[..., 0]
     moved = (moved + 1) / 2
@@ -53,7 +53,7 @@ def mirrored(warps: torch.Tensor) -> torch.Tensor:
 
 
 def swap_sides(points: torch.Tensor, flipped: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-    """(B, K, 2) points in which the left and right ones of flipped pictures change names, as in a mirror image."""
+    """(B, K, 2) points with left and right swapped in flipped images."""
     other = {"left": "right", "right": "left"}
     partner = [names.index("_".join([other.get(n.split("_")[0], n.split("_")[0]), *n.split("_")[1:]])) for n in names]
     return torch.where(flipped[:, None, None], points[:, partner], points)

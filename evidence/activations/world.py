@@ -1,4 +1,4 @@
-"""The portraits world of this room: held-out renders with their truth, tapped, and places scored by the filter."""
+"""Test environment of this package: held-out renders with ground truth, their taps, and filter scores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...engine.activations.container import Activations
 from ...engine.activations.correspondence import feature_maps
 from ...engine.activations.picture_latents import encode_pixels
 from ...engine.activations.qualitative_filter import Properties, measure_properties
-from ...engine.activations.ranking import PICTURES_SCORED, spatial_places
+from ...engine.activations.ranking import PICTURES_SCORED, spatial_sites
 from ...engine.activations.tap import tap_latents
 from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
@@ -29,26 +29,26 @@ Model = Portraits | FlowPortraits
 PAPER = "GDF (arXiv 2410.03558)"
 TIMESTEP = 50.0
 SIDE = 16
-"""Features of all places are compared on a grid of this side."""
+"""Features of all sites are compared on a grid of this side."""
 
 _ENCODED_AT_ONCE = 64
 
 FIRST_IDENTITY = 7_000_000
-"""From here on, training saw no identity; the ranges below keep choosing, labelling and testing apart."""
+"""First identity that is not in the training data; the ranges below separate choice, labels and test."""
 CHOOSING, TESTING, LABELLED = 7_100_000, 7_200_000, 7_300_000
 FILTERING, PROBING = 7_700_000, 7_710_000
 SHOTS = 20
-"""Labelled portraits that a probe is fitted on."""
+"""Number of labelled portraits for fitting a probe."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Renders with their truth, and what a tap takes of them.
+    """Renders with ground truth, and the inputs of a tap.
 
     Attributes:
         images: (B, 3, H, W) in [0, 1].
-        parts: (B, H, W) int64 numbers of the parts of a face.
-        keypoints: (B, K, 2) x, y in [0, 1], NaN where hidden.
+        parts: (B, H, W) int64 part indices.
+        keypoints: (B, K, 2) x, y in [0, 1], NaN if hidden.
         captions, latents, cond: for the tap.
         denoiser: of the model that is tapped.
     """
@@ -63,9 +63,9 @@ class Scene:
 
 
 def draw_scene(portraits: Model, identities: Sequence[int], misaligned: bool = False) -> Scene:
-    """Render identities and encode pictures and captions; misaligned, each picture is warped by its own known map.
+    """Renders identities and encodes images and captions; if misaligned, each image is warped by its own known map.
 
-    Pictures are of the model's side, those of the flow model with the details that it was trained on.
+    Images have the model's size, and the details of its training data.
     """
     scenes = sample_scenes(identities)
     drawn = render(scenes, portraits.side, details=isinstance(portraits, FlowPortraits))
@@ -85,7 +85,7 @@ def draw_scene(portraits: Model, identities: Sequence[int], misaligned: bool = F
 
 @dataclass(frozen=True)
 class Pictures:
-    """Renders with their truth, and taps of every place in question."""
+    """Renders with ground truth, and taps of all candidate sites."""
 
     images: torch.Tensor
     parts: torch.Tensor
@@ -93,7 +93,7 @@ class Pictures:
     taps: Activations
 
     def features(self, addresses: Sequence[str]) -> torch.Tensor:
-        """(B, C, 16, 16); "pixels" stands for 4 x 4 patches, "coordinates" for Fourier features of the positions."""
+        """(B, C, 16, 16); "pixels" gives 4 x 4 patches, "coordinates" Fourier features of the positions."""
         if tuple(addresses) == ("coordinates",):
             return fourier_features().expand(len(self.images), -1, -1, -1)
         if tuple(addresses) == ("pixels",):
@@ -102,14 +102,14 @@ class Pictures:
         return feature_maps(self.taps.select(list(addresses)), (SIDE, SIDE))
 
     def take(self, index: slice | list[int]) -> Pictures:
-        """Some of the pictures."""
+        """A subset of the images."""
         items = {a: Activation(a, v.tensor[index], v.grid) for a, v in self.taps.items()}
         taps = Activations(items, self.taps.info)
         return Pictures(self.images[index], self.parts[index], self.keypoints[index], taps)
 
     @property
     def widths(self) -> dict[str, int]:
-        """Channels of each place."""
+        """Channels of each site."""
         return {a: v.tensor.shape[1] for a, v in self.taps.items()}
 
 
@@ -132,7 +132,7 @@ def tap_pictures(
     misaligned: bool = False,
     **settings: Any,
 ) -> Pictures:
-    """Render and tap ``count`` identities from ``first`` on, at t = 50 unless ``settings`` of the tap say otherwise."""
+    """Renders and taps ``count`` identities from ``first``, at t = 50 unless ``settings`` of the tap differ."""
     scene = draw_scene(portraits, range(first, first + count), misaligned)
     return tap_scene(scene, addresses, progress, seeds, **settings)
 
@@ -140,7 +140,7 @@ def tap_pictures(
 def tap_scene(
     scene: Scene, addresses: Sequence[str], progress: Progress = silent, seeds: int = 4, **settings: Any
 ) -> Pictures:
-    """Tap renders that are drawn already, at t = 50 unless ``settings`` of the tap say otherwise."""
+    """Taps existing renders, at t = 50 unless ``settings`` of the tap differ."""
     options: dict[str, Any] = {"timestep": TIMESTEP, "seeds": tuple(range(seeds))} | settings
     config = TapConfig(tuple(addresses), **options)
     taps = tap_latents(scene.denoiser, scene.latents, scene.cond, config, progress)
@@ -148,22 +148,22 @@ def tap_scene(
 
 
 def untrained(portraits: Model) -> Model:
-    """The same VAE and text encoder with a network of fresh random weights: what the architecture alone gives."""
+    """The same VAE and text encoder with a randomly initialised network: the effect of the architecture alone."""
     if not isinstance(portraits, FlowPortraits):
         return replace(portraits, unet=build_models(seed=0).unet)
-    with torch.random.fork_rng(devices=[]):  # as diffusers builds it: the trained one began as the identity
+    with torch.random.fork_rng(devices=[]):  # as diffusers builds it: the trained one was initialised as the identity
         torch.manual_seed(0)
         return replace(portraits, transformer=type(portraits.transformer)(**portraits.transformer.config).eval())
 
 
 def all_places(portraits: Model) -> list[str]:
-    """Every spatial place of the network but its input and output, in execution order."""
+    """Every spatial site of the network except its input and output, in execution order."""
     first = [] if isinstance(portraits, FlowPortraits) else ["unet-after-conv-in"]
-    return [*first, *spatial_places(portraits.backbone)]
+    return [*first, *spatial_sites(portraits.backbone)]
 
 
 def inter_module_places(portraits: Model) -> list[str]:
-    """What earlier work could tap: what residual blocks, transformers, samplers or a flow model's blocks give on."""
+    """The sites that prior work could tap: outputs of residual blocks, transformers, samplers or flow blocks."""
     if isinstance(portraits, FlowPortraits):
         return [a for a in all_places(portraits) if re.fullmatch(r"vit-block\d+-(in|out)", a)]
     ends = ("-res-out", "-vit-out", "sampler-out")
@@ -177,7 +177,7 @@ def score_places(
     count: int = PICTURES_SCORED,
     timestep: float = TIMESTEP,
 ) -> dict[str, Properties]:
-    """The filter's three scores of every place, from ``count`` renders."""
+    """The filter's three scores of every site, from ``count`` renders."""
     scene = draw_scene(portraits, range(first, first + count))
     places = all_places(portraits)
     return measure_properties(scene.denoiser, scene.latents, scene.cond, places, timestep, progress=progress)

@@ -1,1 +1,1 @@
-"""Evidence about control conditioning: its claims, their world and baselines, and its section of the report."""
+"""Evidence about control conditioning: claims, test environment, baselines, and the report section."""

@@ -22,12 +22,12 @@ from .world import PAPER
 
 SIZES = (16, 32, 64, 128, 256)
 RARE_SIZES = (192, 256, 384, 512)
-"""4 %, 4 %, none and none of the training pictures."""
+"""Fractions of the training images: 4 %, 4 %, none and none."""
 NAMES, FLIPS = ("constant", "power-cosine"), "power-cosine-flips"
 
 
 class _Counts(NamedTuple):
-    """Pictures: seeds drawn at every size, samples of a Frechet distance, captions with sides; sets of the first."""
+    """Numbers of seeds per size, samples per Frechet distance, captions with sides, and sets."""
 
     pairs: int
     samples: int
@@ -39,7 +39,7 @@ FULL, QUICK = _Counts(8, 64, 160, 3), _Counts(8, 160, 64)
 
 
 def content_distance(reader: Reader) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """1 - cosine of the readout's features: what is in the picture, as LPIPS does it with another network."""
+    """1 - cosine of the attribute classifier's features: a content distance like LPIPS."""
 
     def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return 1 - torch.nn.functional.cosine_similarity(reader(a).features, reader(b).features)
@@ -48,12 +48,12 @@ def content_distance(reader: Reader) -> Callable[[torch.Tensor, torch.Tensor], t
 
 
 def coarse_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Where all sizes are as sharp as the smallest: what is left is content, not the blur that was asked for."""
+    """Pixel distance at the smallest sharpness: a content distance without the requested blur."""
     return rms_distance(*(torch.nn.functional.interpolate(v, (16, 16), mode="area") for v in (a, b)))
 
 
 def at_every_size(name: str, prompts: list[str], seeds: list[int]) -> dict[tuple[int, int], torch.Tensor]:
-    """(size, size) -> pictures of a shipped transformer under that size condition."""
+    """(size, size) -> images of a shipped transformer under that size condition."""
     model = ControlledTransformer.open(name)
     return {(s, s): model.draw(prompts, seeds, {"height": float(s), "width": float(s)}) for s in SIZES}
 
@@ -61,7 +61,7 @@ def at_every_size(name: str, prompts: list[str], seeds: list[int]) -> dict[tuple
 def distances_of(
     drawn: dict[tuple[int, int], torch.Tensor], reader: Reader
 ) -> tuple[CrossSizeResult, CrossSizeResult, CrossSizeResult]:
-    """Across sizes: of readout features, of pixels, of pixels at 16 x 16."""
+    """Distances across sizes: of classifier features, of pixels, of pixels at 16 x 16."""
     measures = (content_distance(reader), rms_distance, coarse_distance)
     features, pixels, coarse = (cross_size_consistency(drawn.__getitem__, list(drawn), d) for d in measures)
     return features, pixels, coarse
@@ -83,7 +83,7 @@ def _fid_gap(a: torch.Tensor, b: torch.Tensor, real: torch.Tensor, factor: float
 
 
 def _share_slack(share: float, count: int) -> float:
-    """Half the 95 % binomial interval of a share."""
+    """Half the 95 % binomial interval of a fraction."""
     return 1.96 * (share * (1 - share) / count) ** 0.5
 
 
@@ -94,11 +94,11 @@ def _share_slack(share: float, count: int) -> float:
     minutes=2.5, quick_minutes=0.5,
 )  # fmt: skip
 def cross_size(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Same seeds and prompts at sizes 16 to 256 under both weights; distances of readout features and of pixels.
+    """Same seeds and prompts at sizes 16 to 256 under both weights; distances of classifier features and of pixels.
 
-    The prompts leave open what the collection links with size (``evidence.portraits.transformer.LINK``), as prompts do.
-    Without control the size has no way in, so that arm (controls dropped) has an FID alone. The models are one training
-    each: sets differ in prompts and noise. ``quick`` draws one small set, and asks whether the target lies within its
+    The prompts do not mention what correlates with size in the data (``evidence.portraits.transformer.LINK``).
+    Without control the size has no effect, so that arm (controls dropped) has only an FID. There is one training
+    per model: sets differ in prompts and noise. ``quick`` samples one small set, and tests whether the target is in its
     interval.
     """
     counts, readings = QUICK if quick else FULL, reader()
@@ -123,7 +123,7 @@ def cross_size(model: str | None = None, progress: Progress = silent, quick: boo
 def judged_sizes(
     across: dict[str, list[tuple[CrossSizeResult, ...]]], fids: dict[str, list[float]], quick: bool = False
 ) -> ClaimResult:
-    """The claim from the distances of each weight's sets, and the FIDs of each arm's."""
+    """The result from the distances of each weight's sets, and each arm's FIDs."""
     pooled = {name: torch.cat([features.each for features, _, _ in sets]) for name, sets in across.items()}
     paired = zip(across["power-cosine"], across["constant"], strict=True)
     ratios = [round(cosine[0].mean / constant[0].mean, 3) for cosine, constant in paired]
@@ -152,10 +152,10 @@ def judged_sizes(
     target="FID at sizes of 192 to 512 below constant weight's in all of three sets", minutes=1, quick_minutes=0.4,
 )  # fmt: skip
 def sizes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Pictures are always 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).
+    """Images always have 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).
 
-    The value is the mean difference, and the interval its smallest and largest set. ``quick`` draws one small set and
-    asks whether the difference may be below 0.
+    The value is the mean difference, and the interval its smallest and largest set. ``quick`` samples one small set and
+    tests whether the difference may be below 0.
     """
     counts, readings = QUICK if quick else FULL, reader()
     real = readings(renders(2000 if not quick else 2 * counts.samples)).features
@@ -189,10 +189,10 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     minutes=1, quick_minutes=0.3,
 )  # fmt: skip
 def flip(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Half of the training rows were mirrored under unchanged captions (``FlipLessons``); caps and moles have sides.
+    """Half of the training images were mirrored under unchanged captions (``FlipLessons``); caps and moles have sides.
 
-    The model without the control is stood in for by the same model with its controls dropped, as one training row in
-    ten was. ``quick`` asks whether the agreement may be above.
+    The baseline without control is the same model with dropped controls, as in one of ten training
+    rows. ``quick`` tests whether the agreement may be above.
     """
     from ...engine.portraits.scenes import ATTRIBUTE_NAMES, ATTRIBUTES
     from ..portraits.transformer import SIDED
@@ -234,7 +234,7 @@ def _is_right(logits: torch.Tensor, codes: list[int]) -> torch.Tensor:
 
 # --- sampling, without training -----------------------------------------------------------------------------------
 BETAS, SETS = (1.0, 1.25, 1.375, 1.5, 2.0), 3
-"""Of Eq. 2; the paper's best FID is at 1.375. Sets of prompts and noise, each with seeds of its own."""
+"""Strengths of Eq. 2; the paper's best FID is at 1.375. Sets of prompts and noise, each with different seeds."""
 
 
 @claim(
@@ -246,7 +246,7 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     """The model with the paper's curve at 64 px; FID of features against renders, three sets of prompts and noise.
 
     Nothing is tuned: the strengths are a grid around the paper's, the guidance scale is that of the other claims.
-    ``quick`` draws two strengths on small sets and only asks that the two FIDs differ by less than a fifth.
+    ``quick`` samples two strengths on small sets and only tests that the two FIDs differ by less than a fifth.
     """
     betas, samples = ((1.0, 1.375), 12) if quick else (BETAS, 160)
     readings, transformer = reader(), ControlledTransformer.open("power-cosine")
@@ -280,9 +280,9 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     minutes=2, quick_minutes=0.1,
 )  # fmt: skip
 def size_detail(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Energy of the finest octave of 64 px pictures told other sizes, same prompts and noise; ratio to that at 64.
+    """Energy of the finest octave of 64 px images conditioned on other sizes, relative to size 64.
 
-    The arm without control is the same model with its controls dropped; renders stand beside.
+    Prompts and noise are the same. The arm without control drops the controls; renders are a reference.
     """
     count = 24 if quick else FULL.captions
     first = FIRST + 300_000

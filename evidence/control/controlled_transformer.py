@@ -1,7 +1,7 @@
-"""The portraits transformer with a control embedder inside: opening, drawing, training further, exporting.
+"""The portraits transformer with a control embedder inside: loading, sampling, training, exporting.
 
-The one place of the portraits world that knows a method: evidence that needs a model with size, crop and flip
-conditions takes it from here.
+The only module of the portraits that depends on a method: evidence that needs a model with size, crop and flip
+conditions uses it.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ SIDE, STEPS, GUIDANCE = 64, 20, 2.0
 BASE_MODEL = "vitrine portraits transformer"
 
 
-# --- drawing ------------------------------------------------------------------------------------------------------
+# --- sampling ----------------------------------------------------------------------------------------------------
 @dataclass
 class ControlledTransformer:
     """The portraits transformer with its control embedder, and the portraits model's text encoder and VAE.
 
-    It has a pipeline's ``transformer``, ``scheduler`` and ``vae``, so ``resolution.apply`` takes it as one.
+    It has a pipeline's ``transformer``, ``scheduler`` and ``vae``, so ``resolution.apply`` accepts it.
 
     Attributes:
-        scheduler: the portraits model's, or the one in the transformer's own folder.
-        side: of the pictures it was trained on, in pixels.
+        scheduler: the portraits model's, or the one in the transformer's folder.
+        side: of the training images, in pixels.
     """
 
     portraits: Portraits
@@ -65,7 +65,7 @@ class ControlledTransformer:
 
     @classmethod
     def open(cls, name: str, portraits: Portraits | None = None) -> ControlledTransformer:
-        """A shipped one by name, or one from a folder."""
+        """Loads a shipped one by name, or one from a folder."""
         from diffusers import DDIMScheduler
 
         portraits, folder = portraits or load_portraits(), transformer_folder(name)
@@ -81,7 +81,7 @@ class ControlledTransformer:
 
     @property
     def device(self) -> torch.device:
-        """Where the transformer is; text encoder and autoencoder may be elsewhere."""
+        """The transformer's device; text encoder and autoencoder may be on another."""
         return next(self.transformer.parameters()).device
 
     def to(self, device: torch.device) -> ControlledTransformer:
@@ -95,13 +95,13 @@ class ControlledTransformer:
         self, prompts: list[str], seeds: list[int], controls: dict[str, float] | None = None, *, steps: int = STEPS,
         guidance: float = GUIDANCE, batch: int = 32, silent_controls: bool = False, side: int | None = None,
     ) -> torch.Tensor:  # fmt: skip
-        """(N, 3, side, side) in [0, 1].
+        """Samples images (N, 3, side, side) in [0, 1].
 
         Args:
-            controls: over ``NEUTRAL``, whose size is the size drawn.
-            guidance: 1 makes one evaluation a step.
+            controls: overrides of ``NEUTRAL``, whose size is the sampled size.
+            guidance: 1 takes one evaluation per step.
             silent_controls: drop the controls in both branches.
-            side: in pixels; None is the size trained on.
+            side: in pixels; None is the training size.
         """
         side = side or self.side
         controls = NEUTRAL | {"height": float(side), "width": float(side)} | (controls or {})
@@ -116,7 +116,7 @@ class ControlledTransformer:
     def _latents(
         self, prompts: list[str], noise: torch.Tensor, values: torch.Tensor, steps: int, guidance: float, dropped: bool
     ) -> torch.Tensor:
-        rows = len(prompts) * (1 if guidance == 1 else 2)  # the second half is that of the empty prompt
+        rows = len(prompts) * (1 if guidance == 1 else 2)  # the second half has the empty prompt
         drop = torch.arange(rows) >= (0 if dropped else len(prompts))
         cond, null = (Condition(self.portraits.encode(texts).to(self.device)) for texts in (prompts, [""]))
         denoiser = Denoiser.from_diffusers(self.transformer, self.scheduler)
@@ -125,20 +125,20 @@ class ControlledTransformer:
 
 
 def load_controlled(name: str | Path = "power-cosine") -> tuple[Any, ControlEmbedder, GammaConfig]:
-    """Transformer, embedder and the curve it was trained with, by name or folder."""
+    """Transformer, embedder and training curve, by name or folder."""
     checkpoint = load_control(transformer_folder(name) / "control.safetensors")
     return load_transformer(name), checkpoint.embedder, checkpoint.metadata.gamma
 
 
 # --- training -----------------------------------------------------------------------------------------------------
 class TransformerTrainer(ControlTrainer):
-    """The recipe on latents encoded beforehand, with losses weighted by 1 / sqrt(SNR) as the portraits UNet's were.
+    """The recipe on latents encoded beforehand, with losses weighted by 1 / sqrt(SNR) as for the portraits UNet.
 
     Args:
-        model: trained in place; its scheduler as it stands gives the noise schedule.
-        decay_from: step from which the rate falls to zero at the end; by default the last quarter. ``config.steps``
-            keeps it constant.
-        warmup: steps over which the rate rises.
+        model: trained in place; its current scheduler gives the noise schedule.
+        decay_from: step from which the learning rate falls to zero at the end; by default the last quarter.
+            ``config.steps`` keeps it constant.
+        warmup: steps of linear warm-up.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class TransformerTrainer(ControlTrainer):
         super().__init__(trainee, [], config, folder, metadata, model.device, made_of)
 
     def draw(self, step: int) -> Batch:
-        """Rows by number; all from the step's own seed, drawn on the CPU whatever the device."""
+        """Samples the batch from the step's seed, always on the CPU."""
         random, count = torch.Generator().manual_seed(self._seed(step)), self.config.batch
         rows = torch.randint(len(self.data.latents), (count,), generator=random)
         text = self.data.text[rows].to(self.device, torch.float32)
@@ -185,14 +185,14 @@ class TransformerTrainer(ControlTrainer):
         return ((prediction - batch.noise).square().flatten(1).mean(1) * weight).mean()
 
     def set_learning_rate(self) -> None:
-        """The rate of this step: it rises first and falls at the end."""
+        """Sets the learning rate of this step: warm-up, constant, decay."""
         steps, falling = self.config.steps, self.config.steps - self.decay_from
         rate = learning_rate(self.config.lr, "linear", self.done, steps, warmup=self.warmup, falling=falling)
         set_rate(self.adam, rate)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, transformer and embedder have the averaged weights."""
+        """Uses the averaged weights of transformer and embedder while the block is open."""
         trained = {k: p.detach().clone() for k, p in self.parameters.items()}
         try:
             for key, parameter in self.parameters.items():
@@ -207,10 +207,10 @@ def export_transformer(
     trainer: TransformerTrainer, folder: Path, name: str, schedule: Mapping[str, Any] | None = None,
     pos_embed: Mapping[str, Any] | None = None,
 ) -> Path:  # fmt: skip
-    """Write the averaged transformer and its control file to ``folder/name/``; returns the control file.
+    """Writes the averaged transformer and its control file to ``folder/name/``; returns the control file.
 
     Args:
-        schedule, pos_embed: what :class:`ControlMetadata` says of them, for a model of another picture size.
+        schedule, pos_embed: entries of :class:`ControlMetadata`, for a model of another image size.
     """
     with trainer.averaged():
         save_transformer(trainer.transformer, folder / name)

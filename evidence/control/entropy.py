@@ -1,8 +1,8 @@
-"""Pictures of the portraits transformer under entropy rectifying guidance (Berrada et al. 2025) and its rivals.
+"""Samples of the portraits transformer under entropy rectifying guidance (Berrada et al. 2025) and baselines.
 
-Every arm makes as many network rows for a picture: 30 steps without guidance, 15 with plain guidance or ERG, 10 with
-the three evaluations of Eq. 2. The weakened layer was chosen among all and each alone, on 96 other prompts and
-seeds at 24 rows; tau is what ACE-Step runs with, for the whole run.
+Every arm has the same number of UNet evaluations per image: 30 steps without guidance, 15 with plain guidance or ERG,
+10 with the three evaluations of Eq. 2. The weakened layer was chosen among all layers and each alone, on 96 other
+prompts and seeds at 24 evaluations; tau is ACE-Step's, for the whole run.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ EVERYWHERE, CHOSEN = "*-self-q", "vit-block1-self-q"
 
 
 class Arm(NamedTuple):
-    """What is led away from: nothing at ``scale`` 1; the empty prompt, the weakened network, or both at once.
+    """What guidance moves away from: nothing at ``scale`` 1; the empty prompt, the weakened network, or both.
 
     Attributes:
         tau: of the weakened network; 1 weakens nothing.
-        empty: it is told the empty prompt and no control, else what the whole network is told.
-        beta: of Eq. 2; 1 is none, else tau and empty are not asked.
-        places: addresses of the weakened queries.
+        empty: its condition is the empty prompt without control, else that of the full network.
+        beta: of Eq. 2; 1 is none, otherwise tau and empty are ignored.
+        places: names of the weakened query sites.
     """
 
     scale: float
@@ -43,7 +43,7 @@ class Arm(NamedTuple):
 
     @property
     def evaluations(self) -> int:
-        """Network rows of a picture in each step."""
+        """Network evaluations per image and step."""
         return 3 if self.beta != 1 else 1 if self.scale == 1 else 2
 
 
@@ -62,7 +62,7 @@ ARMS = {
 def draw(
     model: ControlledTransformer, arm: Arm, prompts: list[str], seeds: list[int], rows: int = ROWS
 ) -> torch.Tensor:
-    """(N, 3, 64, 64) in [0, 1], at the size the model was trained on, from ``rows`` network rows a picture."""
+    """Samples images (N, 3, 64, 64) in [0, 1] at the training size, with ``rows`` network evaluations per image."""
     steps = rows // arm.evaluations
     if arm.beta != 1:
         return draw_guided(model, prompts, seeds, GuidanceConfig(arm.scale, arm.beta), steps)
@@ -80,7 +80,7 @@ def draw(
 def _latents(
     model: ControlledTransformer, arm: Arm, prompts: list[str], noise: torch.Tensor, values: torch.Tensor, steps: int
 ) -> torch.Tensor:
-    """Rows as :meth:`ControlledTransformer.draw` has them: the second half is what is led away from."""
+    """Batch layout as in :meth:`ControlledTransformer.draw`: the second half is what guidance moves away from."""
     count, config = len(prompts), EntropyConfig(arm.scale, arm.tau, arm.places)
     full = Condition(model.portraits.encode(prompts))
     away = Condition(model.portraits.encode([""])) if arm.empty else full

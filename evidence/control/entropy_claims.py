@@ -23,7 +23,7 @@ QUICK_ARMS = (NONE, PLAIN, ENTROPY)
 
 
 def hits(reading: Reading, scenes: Scenes) -> torch.Tensor:
-    """(N,) share of the prompt's attributes that each picture shows."""
+    """(N,) fraction of the prompt's attributes in each image."""
     wanted = torch.as_tensor(scenes.attributes)
     shown = shown_mask(wanted)
     right = torch.stack([reading.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
@@ -40,7 +40,7 @@ def hits(reading: Reading, scenes: Scenes) -> torch.Tensor:
 def entropy(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The transformer with the paper's curve at 64 px, three sets of prompts and noise, the same for every arm.
 
-    ``quick`` draws three arms of few pictures in few steps, and asks that the interval may lie above 0.
+    ``quick`` samples three arms of few images in few steps, and tests that the interval may be above 0.
     """
     names, samples = (QUICK_ARMS, QUICK_SAMPLES) if quick else (tuple(ARMS), SAMPLES)
     readings, transformer = reader(), ControlledTransformer.open("power-cosine")
@@ -65,10 +65,10 @@ def judged(
     fids: dict[str, list[float]], shown: dict[str, list[torch.Tensor]], spread: dict[str, tuple[float, float]],
     quick: bool = False,
 ) -> ClaimResult:  # fmt: skip
-    """The claim from what each arm's sets look like; the value is ERG's FID less that without guidance, mean of sets.
+    """The result from each arm's sets; the value is ERG's FID minus that without guidance, mean over sets.
 
     Args:
-        spread: precision and recall of an arm's pictures of all sets.
+        spread: precision and recall of an arm's images of all sets.
     """
     gaps = [ours - none for ours, none in zip(fids[ENTROPY], fids[NONE], strict=True)]
     gains = [mean_interval(a - b) for a, b in zip(shown[ENTROPY], shown[NONE], strict=True)]

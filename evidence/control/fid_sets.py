@@ -13,7 +13,7 @@ def mean_arms(fids: Mapping[str, Sequence[float]], roles: Mapping[str, str]) -> 
 
 
 def by_set(fids: Mapping[str, Sequence[float]]) -> Table:
-    """A row for each arm, a column for each set."""
+    """A row per arm, a column per set."""
     sets = max(map(len, fids.values()))
     rows = tuple((name, *values) for name, values in fids.items())
     return Table("FID by set", ("arm", *(f"set {k + 1}" for k in range(sets))), rows)

@@ -1,7 +1,7 @@
-"""Teaching a model what the flip condition means, by mirror images of its own predictions.
+"""Trains the flip condition by mirror images of the model's own predictions.
 
-With noise as the target, the side that a caption names and the flip condition form an exclusive or: its gradient is
-lost in the noise, and a small model forgets sides before it learns it. Against a copy of itself there is no noise.
+With noise as the target, the side in a caption and the flip condition form an exclusive or, whose gradient is lost in
+the noise: a small model forgets sides before it learns it. With its own copy as the teacher there is no noise.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .controlled_transformer import ControlledTransformer, TransformerTrainer, t
 class FlipLessons(TransformerTrainer):
     """Pairs of x_t at flip 0 and its mirror image at flip 1, under one caption.
 
-    The target of the first is what the model predicted before the lessons, that of the second the mirror image of it:
-    what a mirrored picture under an unchanged caption is, as far as mirrored latents are the latents of the mirrored
-    picture. The training pictures must not be mirrored. Training on noise afterwards, with mirrored pictures among the
-    others, undoes the lesson.
+    The target of the first is the prediction of the original model, that of the second its mirror image:
+    a mirrored image under an unchanged caption, as far as mirrored latents are latents of the mirrored
+    image. The training images must not be mirrored. Later training on noise with mirrored images
+    undoes it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class FlipLessons(TransformerTrainer):
         super().__init__(model, data, config, folder, decay_from, warmup)
 
     def loss(self, batch: Batch) -> torch.Tensor:
-        """Weighted mean square distance from the teacher, on half of the batch's rows, each twice."""
+        """Weighted mean square distance from the teacher, on half of the batch rows, each twice."""
         self.set_learning_rate()
         batch = Batch(*(rows[: max(1, len(rows) // 2)] for rows in batch))
         u, gamma, t = self.config.gamma.u(batch.t), self.config.gamma, batch.t.to(self.device, torch.float32)

@@ -1,4 +1,4 @@
-"""Pictures of the portraits transformer under Eq. 2 (Berrada et al. 2024)."""
+"""Samples of the portraits transformer under Eq. 2 (Berrada et al. 2024)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...engine.control import GuidanceConfig, Injection
 from ...engine.control.size_guidance import control_guidance
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.diffusion.noise import seeded_noise
-from ...engine.diffusion.sampling import walk
+from ...engine.diffusion.sampling import sampling_loop
 from ...engine.network.condition import Condition
 from ..portraits.sampling import decode
 from .controlled_transformer import NEUTRAL, SIDE, STEPS, ControlledTransformer
@@ -20,7 +20,7 @@ BATCH = 32
 def draw_guided(
     model: ControlledTransformer, prompts: list[str], seeds: list[int], guidance: GuidanceConfig, steps: int = STEPS
 ) -> torch.Tensor:
-    """(N, 3, 64, 64) in [0, 1], at the size the model was trained on."""
+    """Samples images (N, 3, 64, 64) in [0, 1] at the training size."""
     values = model.embedder.spec.rows(NEUTRAL | {"height": float(SIDE), "width": float(SIDE)})
     images = []
     for start in range(0, len(prompts), BATCH):
@@ -52,4 +52,4 @@ def _latents(
 
         return control_guidance(evaluate, guidance).prediction
 
-    return walk(predict, noise * scheduler.init_noise_sigma, scheduler)
+    return sampling_loop(predict, noise * scheduler.init_noise_sigma, scheduler)

@@ -1,4 +1,4 @@
-"""What the control claims draw and read with: prompts with their scenes, the readout, renders."""
+"""Shared by control claims: prompts with their scenes, the attribute classifier, renders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Reader = Callable[[torch.Tensor], Reading]
 
 
 def prompts_of(count: int, first: int = FIRST, brief: bool = False) -> tuple[Scenes, list[str], list[int]]:
-    """Scenes, captions and seeds; brief captions leave skin, hair colour, mouth, shirt and background unsaid."""
+    """Scenes, captions and seeds; brief captions omit skin, hair colour, mouth, shirt and background."""
     from ...engine.portraits import caption, sample_scenes
     from ...engine.portraits.captions import OPTIONAL
 
@@ -24,13 +24,13 @@ def prompts_of(count: int, first: int = FIRST, brief: bool = False) -> tuple[Sce
 
 
 def reader() -> Reader:
-    """Pictures (B, 3, H, W) -> what the readout network sees in them."""
+    """Images (B, 3, H, W) -> readings of the attribute classifier."""
     net = load_readout()
     return lambda images: read(net, images)
 
 
 def renders(count: int) -> torch.Tensor:
-    """(count, 3, 64, 64) of other scenes than any that is drawn here."""
+    """(count, 3, 64, 64) of scenes that are not sampled here."""
     from ...engine.portraits import render, sample_scenes
 
     return render(sample_scenes(range(FIRST + 10_000, FIRST + 10_000 + count))).images

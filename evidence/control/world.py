@@ -1,4 +1,4 @@
-"""The portraits transformer trained under two weights of the size, and taught what a flip is."""
+"""Trains the portraits transformer with two size weights, and the flip condition."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _SIDES = Collection(mirrored=0.0, sides=0.75)
 LESSONS: dict[str, tuple[type[TransformerTrainer], Collection]] = {
     "collection": (TransformerTrainer, AS_FOUND), "sides": (TransformerTrainer, _SIDES), "flips": (FlipLessons, _SIDES),
 }  # fmt: skip
-"""Pictures as one finds them; left and right, on pictures that are not mirrored; the flip condition."""
+"""Training stages: images as found; left and right, on unflipped images; the flip condition."""
 
 
 @dataclass(frozen=True)
 class TransformerTrainConfig(Config):
-    """Settings of one training.
+    """Training settings.
 
     Attributes:
-        weight: of the size, one of ``WEIGHTS``.
-        pictures: rendered and encoded first.
-        steps, batch: updates, and pictures of each.
-        start: a transformer to begin with, by name or folder, instead of random weights.
+        weight: size weight, one of ``WEIGHTS``.
+        pictures: number of training images, rendered and encoded first.
+        steps, batch: updates, and images per update.
+        start: a transformer to start from, by name or folder, instead of random weights.
         lr: of Adam; falls to zero over the last quarter.
         lesson: one of ``LESSONS``.
 
@@ -62,7 +62,7 @@ class TransformerTrainConfig(Config):
 
     @property
     def name(self) -> str:
-        """Of the export's folder."""
+        """Name of the export's folder."""
         return self.weight if self.lesson == "collection" else f"{self.weight}-{self.lesson}"
 
 
@@ -79,11 +79,11 @@ def train_transformer(
     folder: str | Path, config: TransformerTrainConfig, until: int | None = None,
     progress: Callable[[str], Progress] = lambda name: silent, device: torch.device | None = None,
 ) -> Path:  # fmt: skip
-    """Data, training, export to ``folder/NAME``; a run that was stopped resumes.
+    """Data, training, export to ``folder/NAME``; a stopped run resumes.
 
     Args:
-        until: stop when so many updates are done in all.
-        device: where to train; None is the CPU. Pictures are rendered and encoded on the CPU.
+        until: stop after this many updates in total.
+        device: where to train; None is the CPU. Images are rendered and encoded on the CPU.
     """
     trainer_of, kind = LESSONS[config.lesson]
     folder, portraits = Path(folder), load_portraits()
@@ -94,7 +94,7 @@ def train_transformer(
         model.transformer, model.embedder, _ = load_controlled(config.start)
     if device is not None:
         model.to(device)
-    # The flip is learned suddenly; a slower average would lag behind it.
+    # The flip is learned abruptly; a slower average would lag behind.
     ema = 0.99 if config.lesson == "flips" else 0.999
     advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=ema, save_every=250, drop_together=False)
     settings = ControlTrainConfig(

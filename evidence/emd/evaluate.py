@@ -16,7 +16,7 @@ from ...engine.diffusion.coverage import precision_recall
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.diffusion.noise import seeded_noise
 from ...engine.diffusion.sampling import sample
-from ...engine.emd import StudentContract, mean_distance, vendi_score
+from ...engine.emd import StudentPreset, mean_distance, vendi_score
 from ...engine.emd.networks import GENERATOR
 from ...engine.emd.targets import part_of
 from ...engine.errors import refuse
@@ -107,7 +107,7 @@ def evaluate(
         clips = [clip for _, clip in seen if clip is not None]
         return _Seen(torch.cat([features for features, _ in seen]), torch.cat(clips) if clips else None)
 
-    def single(contract: StudentContract | None) -> Callable[[list[str], list[int]], torch.Tensor]:
+    def single(contract: StudentPreset | None) -> Callable[[list[str], list[int]], torch.Tensor]:
         how = {"output_type": "pt", "height": height, "width": width}
         return lambda prompts, seeds: fast(prompts, seeds, contract, **how).images.float().cpu()
 

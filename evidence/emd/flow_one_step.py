@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import interpolate
 
-from ...engine.emd import EStepConfig, StudentContract
+from ...engine.emd import EStepConfig, StudentPreset
 from ...engine.emd.train_config import EMDTrainConfig
 from ...engine.io.files import write_json
 from ...engine.pipelines.emd import EMDOneStepPipeline
@@ -82,7 +82,7 @@ def judged(
 
     pipe = EMDOneStepPipeline.from_pipe(model.pipeline())
 
-    def student_draws(contract: StudentContract, texts: list[str], own: list[int]) -> torch.Tensor:
+    def student_draws(contract: StudentPreset, texts: list[str], own: list[int]) -> torch.Tensor:
         images: torch.Tensor = pipe(texts, own, contract, output_type="pt").images
         return images
 

@@ -13,10 +13,19 @@ from typing import NamedTuple
 
 import torch
 
-from ...engine.emd.chain import ChainEnd, Draw, Gap, GapOf, Joint, NoiseLevels, e_step, normal_from
+from ...engine.emd.chain import (
+    ChainEnd,
+    DifferenceOf,
+    Joint,
+    NoiseLevels,
+    NoiseLike,
+    ScoreDifference,
+    e_step,
+    normal_from,
+)
 from ...engine.emd.chain_config import EStepConfig
 
-Walk = Callable[[Joint, torch.Tensor, torch.Tensor, EStepConfig, Draw], ChainEnd]
+Walk = Callable[[Joint, torch.Tensor, torch.Tensor, EStepConfig, NoiseLike], ChainEnd]
 """An E-step: density, z, eps, settings and noise to the chain's end."""
 
 
@@ -97,7 +106,7 @@ def mixture_chain(
     if len(sigma) > 1:
         sigma = sigma[torch.randint(len(sigma), (schooling.batch,), generator=gen)][:, None]
     levels = NoiseLevels(torch.ones((), dtype=torch.float64), sigma)
-    rho = Joint(partial(_affine, a, b), _mixture_gap(a, b, sigma), levels)
+    rho = Joint(partial(_affine, a, b), _mixture_difference(a, b, sigma), levels)
     return schooling.walk(rho, z, eps, config, normal_from(gen)), sigma
 
 
@@ -121,14 +130,14 @@ def _log_joint(x: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
     return _LOG_SHARE - (x[:, None] - _MODES).square().sum(-1) / (2 * var) - (2 * math.pi * var).log()
 
 
-def _mixture_gap(a: torch.Tensor, b: torch.Tensor, sigma: torch.Tensor) -> GapOf:
+def _mixture_difference(a: torch.Tensor, b: torch.Tensor, sigma: torch.Tensor) -> DifferenceOf:
     """Delta at sigma, one number or (B, 1)."""
     each = sigma.reshape(-1, 1, 1)
     precision = torch.linalg.inv(a @ a.T + each.square() * torch.eye(2, dtype=torch.float64))
 
-    def gap(x: torch.Tensor) -> Gap:
+    def difference(x: torch.Tensor) -> ScoreDifference:
         share = torch.softmax(_log_joint(x, sigma), 1)
         s_q = (share @ _MODES - x) / (_SPREAD**2 + sigma.square())
-        return Gap(sigma * (s_q + ((x - b)[:, None] @ precision)[:, 0]))
+        return ScoreDifference(sigma * (s_q + ((x - b)[:, None] @ precision)[:, 0]))
 
-    return gap
+    return difference

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ...engine.emd.chain import ChainEnd, Draw, Joint, e_step, row_rms
+from ...engine.emd.chain import ChainEnd, Joint, NoiseLike, e_step, row_rms
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..registry import Arm, ClaimResult, Table, arms, claim
@@ -198,7 +198,7 @@ def _variances(student: tuple[torch.Tensor, torch.Tensor], k: int, count: int) -
     return out
 
 
-def x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: Draw) -> ChainEnd:
+def x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: NoiseLike) -> ChainEnd:
     """The chain on (x, z): K Langevin steps for rho(x, z) = q(x) p(z | x), the step of x in units of sigma^2.
 
     With z frozen it is the chain on (eps, z), bit for bit up to rounding: x = alpha g(z) + sigma eps.
@@ -211,7 +211,7 @@ def x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, 
         with torch.enable_grad():
             y = rho.net(leaf)
         residual = ((x - alpha * y) / sigma).detach()
-        delta = rho.gap(x).delta
+        delta = rho.difference(x).delta
         n = draw(eps)
         # Xie et al. 2024, Langevin on (x, z): grad_x = s_q - s_phi - (x - alpha g) / sigma^2
         x = x + sigma * (ge * (delta - residual) + (2 * ge) ** 0.5 * n)

@@ -12,7 +12,7 @@ import torch
 from ...engine.diffusion.noise import seeded_noise
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.emd.onestep import noise_scale, one_step
-from ...engine.emd.student_preset import PRESETS, StudentContract
+from ...engine.emd.student_preset import PRESETS, StudentPreset
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.runtime.progress import Progress, silent
 from .mixture import train_mixture
@@ -49,7 +49,7 @@ def _conventions(report: Report) -> None:
     rows: list[list[object]] = [["student", "t*", "noise", "network input / z", "vp"]]
     schedule = NoiseSchedule.scaled_linear()
     for name, preset in PRESETS.items():
-        vp = noise_scale(schedule, StudentContract(timestep=preset.timestep, noise="vp"))
+        vp = noise_scale(schedule, StudentPreset(timestep=preset.timestep, noise="vp"))
         rows.append([name, f"{preset.timestep:.0f}", preset.noise, f"{noise_scale(schedule, preset):.4f}", f"{vp:.4f}"])
     report.add_table(rows)
 
@@ -78,7 +78,7 @@ def _side_by_side(report: Report) -> None:
 
     show("teacher, 30 steps", lambda: sample_latents(model, prompts, seeds))
     teacher = Denoiser.from_diffusers(model.unet, model.scheduler)
-    show("teacher, 1 step", lambda: one_step(teacher, z, cond, StudentContract()))
+    show("teacher, 1 step", lambda: one_step(teacher, z, cond, StudentPreset()))
     for name, title in (("diff-instruct", "Diff-Instruct, 1 step"), ("student", "EMD, 1 step")):
         pipe, contract = one_step_pipeline(name)
         student = Denoiser.from_diffusers(pipe)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...engine.emd.chain import Gap, Joint, NoiseLevels, e_step, normal_from
+from ...engine.emd.chain import Joint, NoiseLevels, ScoreDifference, e_step, normal_from
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.jobs.training import MovingAverage
 from ..metrics import precision_recall
@@ -64,9 +64,9 @@ class RareWorld:
 
     def shares(self, samples: torch.Tensor, captions: torch.Tensor) -> list[float]:
         """Shares of the four modes among samples within 4 deviations of one; what is near none counts for none."""
-        gap = (samples[:, None] - self.modes[captions]).norm(dim=-1)
-        inside = gap < 4 * DEVIATION * math.sqrt(SIZE / 2)
-        return [float((inside[:, k] & (gap.argmin(1) == k)).double().mean()) for k in range(len(SHARES))]
+        difference = (samples[:, None] - self.modes[captions]).norm(dim=-1)
+        inside = difference < 4 * DEVIATION * math.sqrt(SIZE / 2)
+        return [float((inside[:, k] & (difference.argmin(1) == k)).double().mean()) for k in range(len(SHARES))]
 
 
 class Denoiser(nn.Module):
@@ -186,7 +186,7 @@ class Run:
         self._update(1, (weight * (fake - y).square()).mean())
         sigma = _levels(len(z), self.gen)
         self.generator.requires_grad_(False)
-        rho = Joint(lambda u: self.draw(u, captions), partial(self._gap, sigma, captions),
+        rho = Joint(lambda u: self.draw(u, captions), partial(self._difference, sigma, captions),
                     NoiseLevels(torch.ones(()), sigma))  # fmt: skip
         end = e_step(rho, z, eps, self.config, normal_from(self.gen))
         self.generator.requires_grad_(True)
@@ -197,9 +197,9 @@ class Run:
         self.updates, self.calls = self.updates + 1, self.calls + 1 + 2 * self.config.steps
         self.seconds += time.process_time() - began
 
-    def _gap(self, sigma: torch.Tensor, captions: torch.Tensor, x: torch.Tensor) -> Gap:
+    def _difference(self, sigma: torch.Tensor, captions: torch.Tensor, x: torch.Tensor) -> ScoreDifference:
         teacher = self.world.denoised(x, sigma, captions)
-        return Gap((teacher - self.net(x, sigma, captions, self.score)) / sigma)
+        return ScoreDifference((teacher - self.net(x, sigma, captions, self.score)) / sigma)
 
     def _update(self, which: int, loss: torch.Tensor) -> None:
         self.adams[which].zero_grad()

@@ -11,7 +11,7 @@ import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.emd.onestep import one_step
-from ...engine.emd.student_preset import StudentContract
+from ...engine.emd.student_preset import StudentPreset
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
@@ -124,10 +124,10 @@ def _samples(
         progress(i + BATCH, total, None)
     yield "teacher, 30 steps", decode(portraits, torch.cat(latents)), time.perf_counter() - start
     teacher = Denoiser.from_diffusers(portraits.unet, portraits.scheduler)
-    yield "teacher, 1 step", *judge.draw(_once(teacher, StudentContract()))
+    yield "teacher, 1 step", *judge.draw(_once(teacher, StudentPreset()))
     for name, generate in students.items():
         yield name, *judge.draw(generate)
 
 
-def _once(net: Denoiser, contract: StudentContract) -> Generate:
-    return partial(one_step, net, contract=contract)
+def _once(net: Denoiser, contract: StudentPreset) -> Generate:
+    return partial(one_step, net, preset=contract)

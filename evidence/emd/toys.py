@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from ...engine.emd.chain import Gap, Joint, NoiseLevels
+from ...engine.emd.chain import Joint, NoiseLevels, ScoreDifference
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LinearGaussian:
 
     def rho(self) -> Joint:
         """What the chain walks."""
-        return Joint(self.net, self.gap, NoiseLevels(self.alpha, self.sigma))
+        return Joint(self.net, self.difference, NoiseLevels(self.alpha, self.sigma))
 
     def net(self, z: torch.Tensor) -> torch.Tensor:
         """g(z) = a z + b."""
@@ -42,11 +42,11 @@ class LinearGaussian:
         """Covariance of p_theta(x) = N(alpha b, alpha^2 a a^T + sigma^2 I)."""
         return self.alpha**2 * self.a @ self.a.T + self.sigma**2 * torch.eye(2, dtype=torch.float64)
 
-    def gap(self, x: torch.Tensor) -> Gap:
+    def difference(self, x: torch.Tensor) -> ScoreDifference:
         """sigma (s_q - s_phi), both exact."""
         s_q = -(x - self.mean) @ torch.linalg.inv(self.cov)
         s_p = -(x - self.alpha * self.b) @ torch.linalg.inv(self.student_cov())
-        return Gap(self.sigma * (s_q - s_p))
+        return ScoreDifference(self.sigma * (s_q - s_p))
 
     def joint(self) -> dict[str, torch.Tensor]:
         """Moments of rho(x, z) = q(x) p(z | x): mean x, mean z, cov x, cov xz, cov z."""

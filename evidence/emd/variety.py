@@ -15,7 +15,7 @@ from ...engine.emd import (
     Base,
     FirstSteps,
     NoiseLevels,
-    StudentContract,
+    StudentPreset,
     StudentSampling,
     few_steps,
     noisy_text,
@@ -125,7 +125,7 @@ def draw(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Dr
 
 
 @torch.no_grad()
-def _once(net: Denoiser, contract: StudentContract, z: torch.Tensor, cond: Condition) -> torch.Tensor:
+def _once(net: Denoiser, contract: StudentPreset, z: torch.Tensor, cond: Condition) -> torch.Tensor:
     return one_step(net, z, cond, contract)
 
 

@@ -1,4 +1,4 @@
-"""Measures that the evidence of several rooms shares."""
+"""Metrics shared by several evidence packages."""
 
 from ...engine.diffusion.coverage import precision_recall
 from .copies import copy_figures

@@ -1,4 +1,4 @@
-"""Whether pictures are copies: figures of NeMo's evaluation (section 4.1) with any descriptor of pictures."""
+"""Copy metrics of NeMo's evaluation (section 4.1) with any image descriptor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from ...engine.errors import refuse
 
 Descriptor = Callable[[torch.Tensor], torch.Tensor]
-"""(N, 3, H, W) in [0, 1] -> (N, D); the paper's is SSCD."""
+"""(N, 3, H, W) in [0, 1] -> (N, D); the paper uses SSCD."""
 
 
 def copy_figures(
@@ -20,15 +20,15 @@ def copy_figures(
     untouched: torch.Tensor | None = None,
     original: torch.Tensor | None = None,
 ) -> dict[str, float]:
-    """The figures of one prompt, medians over its N samples; all are cosines of descriptors.
+    """The metrics of one prompt, medians over its N samples; all are cosines of descriptors.
 
     Args:
         samples: (N, 3, H, W) in [0, 1], blocked or not, with N >= 2.
         untouched: the same seeds without blocking, for ``similarity_gen``.
-        original: (1, 3, H, W), the training picture, for ``similarity_orig``.
+        original: (1, 3, H, W), the training image, for ``similarity_orig``.
 
     Returns:
-        ``diversity`` (mean of all pairs; lower is more diverse) and, as far as their inputs were passed,
+        ``diversity`` (mean of all pairs; lower is more diverse) and, if their inputs are passed,
         ``similarity_orig`` and ``similarity_gen``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""How much of a picture is fine detail."""
+"""Fine detail of an image."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch.nn import functional
 
 
 def fine_detail(images: torch.Tensor) -> torch.Tensor:
-    """(N,) of (N, C, H, W): mean square of what each picture loses when it is halved and enlarged again."""
+    """(N,) of (N, C, H, W): mean square of the difference after halving and enlarging each image."""
     halved = functional.interpolate(functional.avg_pool2d(images, 2), scale_factor=2.0, mode="bilinear")
     return (images - halved).square().flatten(1).mean(1)

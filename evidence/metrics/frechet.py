@@ -14,7 +14,7 @@ def frechet_distance(a: torch.Tensor, b: torch.Tensor) -> float:
     covariances.
 
     Raises:
-        VitrineError: If they are not two matrices of the same width, of two rows at least.
+        VitrineError: If they are not two matrices of the same width with at least two rows.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
         raise refuse("features", (tuple(a.shape), tuple(b.shape)), "(N, D) and (M, D) with N, M >= 2", "stack features")

@@ -37,9 +37,9 @@ BASE = {SEEN: ("with portraits", 1), BARE: ("bare", -1)}
 class Effort:
     """People with a LoRA of each size, shipped people's LoRAs that copy little, and full samples of each caption."""
 
-    people: int = 4
+    people: int = 2
     shipped: int = 20
-    seeds: int = 6
+    seeds: int = 4
     steps: int = 12
 
 

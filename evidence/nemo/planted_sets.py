@@ -155,7 +155,7 @@ def _separation(planted: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]
 def measure_plants(file: PlantFile, model: str | None, size: Measured, progress: Progress = silent) -> Outcome:
     """Everything for one LoRA; of a template its first caption."""
     chosen, portraits = CHOSEN[file.world], file.model(model)
-    world = replace(setting(portraits, progress, size.effort, chosen.search), probe=chosen.search)
+    world = replace(setting(portraits, progress, size.effort, chosen.search, "all"), probe=chosen.search)
     sampler = world.sampler(size.effort.calibration, progress=progress)
     plants = file.plants[: size.plants]
     texts, controls = [p.captions[0] for p in plants], [p.controls[0] for p in plants]

@@ -144,14 +144,18 @@ def captions(first: int, count: int) -> list[str]:
 
 def setting(
     model: str | Portraits | FlowPortraits | None = None, progress: Progress = silent, effort: Effort = FULL,
-    search: ProbeConfig = SEARCH,
+    search: ProbeConfig = SEARCH, scope: str = "down+mid",
 ) -> World:  # fmt: skip
-    """Statistics of some captions, and the threshold from others at the settings that the search uses."""
+    """Statistics of some captions, and the threshold from others at the settings that the search uses.
+
+    Args:
+        scope: of the statistics; with ``all`` an exhausted search begins again in all layers.
+    """
     from ...engine.portraits.flow import load_either
 
     portraits = load_either(model) if model is None or isinstance(model, str) else model
     denoiser, shape = Denoiser.from_diffusers(portraits), portraits.latent_shape
-    probe = make_probe(denoiser, config=search, rows=ROWS)
+    probe = make_probe(denoiser, scope, search, ROWS)
     world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)
     conds = world.conditions(captions(STATISTICS, effort.statistics))
     noise = None if all(text_only(s) for s in probe.sites) else probe_noise(search, shape)

@@ -1,1 +1,1 @@
-"""Evidence about resolution transfer: its claims, their world and baselines, and its section of the report."""
+"""Evidence about resolution transfer: claims, test environment, baselines, and the report section."""

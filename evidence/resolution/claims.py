@@ -23,7 +23,7 @@ from .looks import line
 from .world import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
-"""What ``vitrine resolution transfer`` measured of the shipped models."""
+"""Measurements of ``vitrine resolution transfer`` on the shipped models."""
 SHIPPED = f"power-cosine-{TARGET}"
 QUICK_SAMPLES = 60
 BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
@@ -37,8 +37,8 @@ BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
 def transfer(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Curves of FID by fine-tuning step, three arms, all seeds; ``model`` may be the folder of another run.
 
-    The shipped 128-pixel model, if there is one, is drawn from and measured again; ``quick`` draws fewer pictures,
-    whose distance is larger for that alone.
+    The shipped 128-pixel model, if there is one, is sampled and measured again; ``quick`` samples fewer images,
+    which alone increases the distance.
     """
     other_run = model is not None and (Path(model) / "curves.json").is_file()
     result = judged(read_curves(Path(str(model)) if other_run else CURVES if CURVES.is_file() else TRANSFORMERS))
@@ -51,7 +51,7 @@ def transfer(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 def judged(curves: Curves) -> ClaimResult:
-    """The claim from curves; the value is the share of steps that resampling and rescaling together need.
+    """The result from curves; the value is the fraction of steps needed with resampling and rescaling.
 
     Raises:
         VitrineError: If an arm is missing.
@@ -98,11 +98,11 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
     minutes=8, quick_minutes=0.4,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Every way to scale rotary positions on the same prompts and seeds, beside the picture of 128 px enlarged.
+    """Every way to scale rotary positions on the same prompts and seeds, compared with the enlarged image of 128 px.
 
-    Shown attributes are read at 64 px, so they say whether there is one portrait; the Frechet distance is to renders of
-    that size in the readout's features; detail is the energy of the finest octave, 1 as in renders. ``quick`` draws 4
-    pictures of one size in two modes and judges YaRN alone.
+    Attributes are read at 64 px, so they tell whether there is one portrait; the Frechet distance is to renders of
+    that size in classifier features; detail is the energy of the finest octave, 1 as in renders. ``quick`` samples 4
+    images of one size in two modes and judges YaRN alone.
     """
     from ...engine.portraits.flow import load_flow_portraits
     from ...engine.portraits.scenes import sample_scenes
@@ -147,10 +147,10 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
     minutes=7, quick_minutes=0.24,
 )  # fmt: skip
 def receptive_field(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Five arms on the same prompts and seeds; ``quick`` draws one seed of 3 prompts at 128 px in three arms.
+    """Five arms on the same prompts and seeds; ``quick`` samples one seed of 3 prompts at 128 px in three arms.
 
-    Heads are counted by a layer on the readout's convolutions, whose share of right counts on held-out renders stands
-    beside them; the rest is read as by ``resolution.positions``.
+    Heads are counted by a layer on the classifier's convolutions, whose accuracy on held-out renders is
+    reported; the rest is as in ``resolution.positions``.
     """
     from ...engine.portraits.models import load_portraits
     from ...engine.portraits.scenes import sample_scenes
@@ -173,7 +173,7 @@ def receptive_field(model: str | None = None, progress: Progress = silent, quick
 def judged_field(
     looks: dict[int, dict[str, positions.Look]], runs: int, counted: dict[str, float]
 ) -> ClaimResult:  # fmt: skip
-    """The claim from what each arm shows at each side, with the pictures of each seed behind one another."""
+    """The result from each arm at each size, with the images of all seeds concatenated."""
     gains, holds, by_seed = {}, True, {}
     for side, by_arm in looks.items():
         dilated, untouched = by_arm[receptive.DILATED], by_arm[receptive.UNTOUCHED]

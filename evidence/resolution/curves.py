@@ -1,4 +1,4 @@
-"""Curves of Frechet distance by fine-tuning step: their files, means, and the step at which one reaches a level."""
+"""Curves of Frechet distance by fine-tuning step: files, means, and the step at which a curve reaches a level."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ ARMS = {
     "extrapolated-rescaled": ("relabel", "extrapolate"),
     "grid-plain": ("none", "grid"),
 }
-"""Name -> (schedule, positions) of the training and of the sampling."""
+"""Name -> (schedule, positions) of training and sampling."""
 CURVE = "curve.json"
 
 
 def run_folder(folder: Path, arm: str, seed: int) -> Path:
-    """Where an arm's state and curve of one seed lie."""
+    """The folder with an arm's state and curve of one seed."""
     return folder / f"{arm}-{seed}"
 
 
 # --- files --------------------------------------------------------------------------------------------------------
 def read_curve(folder: Path) -> Curve:
-    """Of one run's folder; empty before the first measurement."""
+    """Reads the curve of a run's folder; empty before the first measurement."""
     path = folder / CURVE
     return _curve(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def write_curve(folder: Path, curve: Curve) -> None:
-    """Into one run's folder."""
+    """Writes the curve into a run's folder."""
     write_json(folder / CURVE, {str(step): distance for step, distance in sorted(curve.items())})
 
 
 def curves_by_seed(folder: Path, arm: str) -> dict[int, Curve]:
-    """One arm's curves in the folder of all runs."""
+    """One arm's curves by seed, from the folder of all runs."""
     curves = {int(p.parent.name.rsplit("-", 1)[1]): read_curve(p.parent) for p in folder.glob(f"{arm}-*/{CURVE}")}
     return dict(sorted(curves.items()))
 
 
 def read_curves(path: str | Path) -> Curves:
-    """Of the folder of all runs, or of the file that ``vitrine resolution transfer`` wrote.
+    """Reads all curves from the folder of all runs, or from the file that ``vitrine resolution transfer`` wrote.
 
     Raises:
         VitrineError: If the path is neither.
@@ -68,13 +68,13 @@ def _curve(table: Mapping[str, float]) -> Curve:
 
 # --- figures -------------------------------------------------------------------------------------------------------
 def mean_curve(seeds: Mapping[int, Curve]) -> Curve:
-    """Mean over seeds at the steps all of them have."""
+    """Mean over seeds at their common steps."""
     steps = sorted(set.intersection(*(set(c) for c in seeds.values())))
     return {s: sum(c[s] for c in seeds.values()) / len(seeds) for s in steps}
 
 
 def steps_to_reach(curve: Curve, level: float) -> float | None:
-    """First step at which a curve, straight between its points, is at ``level`` or below; None if it never is."""
+    """First step at which the interpolated curve is at ``level`` or below; None if it never is."""
     steps = sorted(curve)
     for last, now in zip([None, *steps], steps, strict=False):
         if curve[now] <= level:

@@ -1,8 +1,8 @@
-"""How many heads a picture of portraits shows: the readout's convolutions slid over the picture at several sizes.
+"""Counts heads in portraits by sliding the attribute classifier's convolutions over the image at several scales.
 
-The readout was never asked whether there is a head at all, so one layer on its convolutions is fitted to say so: on
-renders alone, with one to six heads pasted at random places and sizes on a plain ground. Held-out renders and renders
-tiled two by two say how well it counts (:func:`validation`).
+The classifier was not trained to detect heads, so one layer on its convolutions is fitted to renders with one to six
+heads pasted at random positions and sizes on a plain background. Its accuracy is measured on held-out renders and on
+renders tiled two by two (:func:`validation`).
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ...engine.portraits.scenes import sample_scenes
 from ..portraits.readout import Readout
 
 Count = Callable[[torch.Tensor], torch.Tensor]
-"""(N, 3, H, W) pictures in [0, 1] -> (N,) heads."""
+"""(N, 3, H, W) images in [0, 1] -> (N,) heads."""
 
 FRACTIONS = (1.0, 0.8, 0.64, 0.51, 0.41, 0.33)
-"""Sides of the windows, in sides of the picture."""
+"""Sides of the windows, relative to the image side."""
 _WINDOW, _CELL = 64, 8
 _FIRST, _HELD_OUT = 9_400_000, 9_500_000
 _GROUND = ("background", "shirt", "neck")
@@ -29,11 +29,11 @@ _GROUND = ("background", "shirt", "neck")
 
 @dataclass(frozen=True)
 class _Windows:
-    """Windows of all sizes over one picture.
+    """Windows of all scales over one image.
 
     Attributes:
-        features: (W, 2048) of the readout's convolutions.
-        places: (W, 3) centre row, centre column and side, in sides of the picture.
+        features: (W, 2048) of the classifier's convolutions.
+        places: (W, 3) centre row, centre column and side, relative to the image side.
     """
 
     features: torch.Tensor
@@ -42,7 +42,7 @@ class _Windows:
 
 @torch.no_grad()
 def _windows(net: Readout, picture: torch.Tensor, fractions: Sequence[float] = FRACTIONS) -> _Windows:
-    """Of a (3, H, W) picture; a window's step is an eighth of its side, and it may stand an eighth over the edge."""
+    """Windows of an image (3, H, W), with a stride of an eighth; they may exceed the edge by an eighth."""
     side, features, places = picture.shape[-2], [], []
     for fraction in fractions:
         scale = _WINDOW / (fraction * side)
@@ -58,9 +58,9 @@ def _windows(net: Readout, picture: torch.Tensor, fractions: Sequence[float] = F
     return _Windows(torch.cat(features), torch.cat(places))
 
 
-# --- pictures with a known number of heads ------------------------------------------------------------------------
+# --- images with a known number of heads --------------------------------------------------------------------------
 def _pasted(first: int, count: int, side: int = 128) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """[(picture (3, side, side), heads (K, 3) as in ``_Windows.places``)]: one head, or 2 .. 6 small ones."""
+    """[(image (3, side, side), heads (K, 3) as in ``_Windows.places``)]: one head, or 2 .. 6 small ones."""
     g = torch.Generator().manual_seed(first)
     tiles = render(sample_scenes(range(first, first + count)), side)
     parts = torch.tensor([k for k, name in enumerate(PARTS) if name not in _GROUND], dtype=tiles.parts.dtype)
@@ -88,7 +88,7 @@ def _pasted(first: int, count: int, side: int = 128) -> list[tuple[torch.Tensor,
 
 
 def _labels(places: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """(W,) 1 where a window holds a head as a portrait does, 0 where it does not, NaN in between."""
+    """(W,) 1 if a window frames a head like a portrait, 0 if it does not, NaN in between."""
     apart = torch.cdist(places[:, :2], heads[:, :2]) / heads[:, 2]
     larger = (places[:, None, 2] / heads[:, 2]).log().abs()
     labels = torch.zeros(len(places))
@@ -99,11 +99,11 @@ def _labels(places: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
 
 # --- the counter ----------------------------------------------------------------------------------------------------
 def head_counter(net: Readout, pictures: int = 120, threshold: float = 1.0) -> Count:
-    """Fit the layer; the same one each time.
+    """Fits the layer, deterministically.
 
     Args:
-        pictures: renders with pasted heads it is fitted on.
-        threshold: logit that a window must pass to count.
+        pictures: number of renders with pasted heads for the fit.
+        threshold: smallest logit of a detection.
     """
     features, labels = [], []
     for picture, heads in _pasted(_FIRST, pictures):
@@ -127,7 +127,7 @@ def head_counter(net: Readout, pictures: int = 120, threshold: float = 1.0) -> C
 
 
 def _fitted(x: torch.Tensor, y: torch.Tensor, decay: float = 0.03) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weight, bias) of a logistic regression with both classes weighing the same."""
+    """(weight, bias) of a logistic regression with equally weighted classes."""
     weight, bias = torch.zeros(x.shape[1], requires_grad=True), torch.zeros(1, requires_grad=True)
     optimiser = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
     share = (1 - y.mean()) / y.mean()
@@ -144,7 +144,7 @@ def _fitted(x: torch.Tensor, y: torch.Tensor, decay: float = 0.03) -> tuple[torc
 
 
 def _separate(logits: torch.Tensor, places: torch.Tensor, threshold: float) -> int:
-    """Non-maximum suppression: a window whose centre lies within half a side of a better one is the same head."""
+    """Non-maximum suppression: a window whose centre is within half a side of a better one is the same head."""
     left = [k for k in logits.argsort(descending=True).tolist() if float(logits[k]) > threshold]
     heads: list[torch.Tensor] = []
     for k in left:
@@ -155,7 +155,7 @@ def _separate(logits: torch.Tensor, places: torch.Tensor, threshold: float) -> i
 
 
 def validation(count: Count, pictures: int = 32, side: int = 128) -> dict[str, float]:
-    """Share of held-out pictures counted right: renders, one head; renders tiled two by two, four heads."""
+    """Fraction of held-out images counted correctly: renders, one head; renders tiled two by two, four heads."""
     single = render(sample_scenes(range(_HELD_OUT, _HELD_OUT + pictures)), side).images
     small = render(sample_scenes(range(_HELD_OUT + pictures, _HELD_OUT + 5 * pictures)), side // 2).images
     rows = small.unflatten(0, (pictures, 2, 2))

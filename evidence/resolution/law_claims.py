@@ -1,8 +1,8 @@
-"""Eq. 4 of Berrada et al. (2024), guidance that grows with the picture, against a sweep: ``resolution.guidance``.
+"""Eq. 4 of Berrada et al. (2024), guidance that grows with the image size, against a sweep: ``resolution.guidance``.
 
-Two models are good at their size: the transformer trained at 64 px, and the same one fine-tuned at 128 px. The best
-scale is chosen at 64 px, on other prompts and noise; the law then says one for 128 px, beside the trivial rule, which
-keeps it.
+Two models are used at their training size: the transformer trained at 64 px, and the same one fine-tuned at 128 px.
+The best scale is chosen at 64 px, on other prompts and noise; the law gives one for 128 px, compared with the trivial
+rule, which keeps it.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .positions import shown_share
 from .world import PAPER, TARGET, TRAINED
 
 FIRST = 9_000_000
-"""First scene of the prompts; each set has its own, at each size others."""
+"""First scene of the prompts; sets and sizes have different ones."""
 MODELS = {TRAINED: "power-cosine", TARGET: f"power-cosine-{TARGET}"}
 SCALES = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
-"""1 is no guidance. The law takes all but the last two of them to another of them at twice the side."""
+"""1 is no guidance. The law maps all but the last two to another of these at twice the side."""
 
 
 class _Counts(NamedTuple):
-    """Sets of prompts and noise, pictures of a set at each size, and renders that they are compared with."""
+    """Numbers of sets of prompts and noise, of images per set and size, and of reference renders."""
 
     sets: int
     small: int
@@ -43,14 +43,14 @@ class _Counts(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What a set of pictures shows: FID of readout features, share of the prompts' attributes."""
+    """Metrics of a set of images: FID of classifier features, fraction of the prompts' attributes."""
 
     fid: float
     shown: float
 
 
 Table = dict[int, dict[float, list[Look]]]
-"""Side -> scale -> what each set shows."""
+"""Side -> scale -> metrics of each set."""
 FULL, QUICK = _Counts(3, 64, 32, 512), _Counts(2, 8, 4, 64)
 
 
@@ -60,10 +60,10 @@ FULL, QUICK = _Counts(3, 64, 32, 512), _Counts(2, 8, 4, 64)
     "all of three sets", minutes=7, quick_minutes=0.25,
 )  # fmt: skip
 def guidance_law(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """FID of readout features against renders of the size, by scale; pictures are read at 64 px.
+    """FID of classifier features against renders of the size, by scale; images are read at 64 px.
 
-    Nothing is tuned on what is measured: the scale is chosen at 64 px. ``quick`` draws small sets in three scales, and
-    only asks that the two FIDs differ by less than a third.
+    Nothing is tuned on what is measured: the scale is chosen at 64 px. ``quick`` samples small sets at three scales,
+    and only tests that the two FIDs differ by less than a third.
     """
     counts, scales = (QUICK, (1.0, 1.5, 2.0)) if quick else (FULL, SCALES)
     by_side: Table = {side: {scale: [] for scale in scales} for side in MODELS}
@@ -87,7 +87,7 @@ def guidance_law(model: str | None = None, progress: Progress = silent, quick: b
 
 
 def judged(by_side: Table) -> ClaimResult:
-    """The claim from what each set shows, by side and scale; the value is the law's FID less that of the kept scale."""
+    """The result from each set, by side and scale; the value is the law's FID minus that of the kept scale."""
     means = {
         side: {k: sum(look.fid for look in v) / len(v) for k, v in table.items()} for side, table in by_side.items()
     }
@@ -122,7 +122,7 @@ def _lowest(by_scale: dict[float, float]) -> float:
 
 
 def _look(side: int, count: int) -> Callable[[torch.Tensor, Scenes], Look]:
-    """Pictures of that side beside renders of other scenes, all reduced to what the readout sees."""
+    """Compares images of that side with renders of other scenes, all at the classifier's size."""
     net = load_readout()
 
     def reading(images: torch.Tensor) -> Reading:

@@ -1,4 +1,4 @@
-"""One arm's measures as a claim prints them."""
+"""One arm's metrics as printed by claims."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .positions import Look
 
 
 def line(look: Look) -> dict[str, Any]:
-    """Means with their 95 % intervals over pictures, where there is one number a picture."""
+    """Means with their 95 % intervals over images, for metrics per image."""
     low, high = mean_interval(look.hits)
     shown = f"{float(look.hits.mean()):.3f} ({low:.3f} to {high:.3f})"
     few, many = mean_interval(look.heads.float())

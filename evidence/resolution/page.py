@@ -22,7 +22,7 @@ POSITIONS = {"grid": "grid", "extrapolate": "extrapolated"}
 
 
 def section(report: Any, progress: Progress = silent) -> None:
-    """Add the section; a minute or two on one core."""
+    """Adds the section; a minute or two on one core."""
     from ...engine.portraits.shipped import shipped_transformers
 
     report.add_paragraph(
@@ -52,7 +52,7 @@ def _agreement_title() -> str:
 
 
 def _show(report: Any, model: ControlledTransformer, title: str, config: ResolutionTransferConfig | None) -> str:
-    """A row of pictures; the share of attributes, read at 64 px, that are as the prompts say."""
+    """Adds a row of images; returns the fraction of attributes, read at 64 px, that agree with the prompts."""
     from ...engine.portraits import caption, sample_scenes
     from ..portraits.page import to_pil
     from ..portraits.readout import attribute_accuracy, load_readout, read
@@ -66,7 +66,7 @@ def _show(report: Any, model: ControlledTransformer, title: str, config: Resolut
 
 
 def _training(report: Any) -> None:
-    """The curves of fine-tuning, where they ship."""
+    """The curves of fine-tuning, if they are shipped."""
     from ..charts import line_chart
 
     if not CURVES.is_file():

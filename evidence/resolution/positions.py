@@ -1,8 +1,8 @@
-"""The flow portraits drawn larger than they were trained, with their rotary positions scaled in every way on offer.
+"""Samples of the flow portraits above their training size, with every scaling of rotary positions.
 
-Nothing is tuned: modes and their constants are the papers'. Prompts and seeds are used nowhere else. What is judged is
-whether a picture is still one portrait of the prompt (the readout, on pictures averaged down to 64 px) and whether it
-is as detailed as a render of that size; the baseline that costs nothing is the picture of 128 px, enlarged.
+Nothing is tuned: modes and constants are the papers'. Prompts and seeds are used nowhere else. Metrics are whether an
+image is still one portrait of the prompt (attribute classifier at 64 px) and whether it is as detailed as a render of
+that size; the trivial baseline is the enlarged image of 128 px.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Look:
     """One arm at one size.
 
     Attributes:
-        hits: (pictures,) share of the prompt's attributes that each picture shows.
-        frechet: distance to renders of that size in the readout's features.
-        detail: energy of the finest octave beside that of the renders; 1 is as fine.
-        heads: (pictures,) heads that each picture shows.
-        coarse: (pictures,) root mean square error, in [0, 1], beside the scene's own render, both at 16 x 16.
+        hits: (images,) fraction of the prompt's attributes in each image.
+        frechet: distance to renders of that size in classifier features.
+        detail: energy of the finest octave relative to the renders.
+        heads: (images,) number of heads in each image.
+        coarse: (images,) root mean square error, in [0, 1], to the scene's render, both at 16 x 16.
     """
 
     hits: torch.Tensor
@@ -52,7 +52,7 @@ class Look:
 
 
 def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, progress: Progress) -> torch.Tensor:
-    """(N, 3, H, W) in [0, 1]: one picture a scene of that (width, height), the schedule resampled for the size."""
+    """Samples (N, 3, H, W) in [0, 1]: one image per scene of that (width, height), with a resampled schedule."""
     pipe, prompts = model.pipeline(), caption(scenes)
     pipe.set_progress_bar_config(disable=True)
     width, height = (TRAINED, TRAINED) if arm == ENLARGED else size
@@ -75,7 +75,7 @@ def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, 
 
 
 def shown_arms(looks: Mapping[str, Look], ours: str) -> tuple[Arm, ...]:
-    """Share of attributes shown by each arm of one size; an untouched model is the trivial baseline."""
+    """Fraction of attributes shown by each arm of one size; an untouched model is the trivial baseline."""
     roles = {name: "reference" if name.endswith("enlarged") else "rival" for name in looks}
     roles |= {name: "trivial" for name in (EXTRAPOLATED, "untouched") if name in looks} | {ours: "ours"}
     spans = {name: mean_interval(look.hits) for name, look in looks.items()}
@@ -99,11 +99,11 @@ def _mean_heads(look: Look) -> float:
 
 
 def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, details: bool = True) -> Look:
-    """What pictures of one size show, beside renders of that size that nothing was drawn for.
+    """Metrics of images of one size, against renders of other scenes of that size.
 
     Args:
-        count: as :func:`~.heads.head_counter` makes it.
-        details: the renders have the flow portraits' fine lines.
+        count: from :func:`~.heads.head_counter`.
+        details: render with the flow portraits' details.
     """
     drawn = square(
         render(sample_scenes(range(REFERENCE, REFERENCE + len(images))), images.shape[-2], details=details).images
@@ -116,7 +116,7 @@ def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, deta
 
 
 def shown_share(seen: Reading, scenes: Scenes) -> torch.Tensor:
-    """(N,) share of the attributes in each scene's prompt that the readout sees in its picture."""
+    """(N,) fraction of the attributes in each scene's prompt that the classifier reads in its image."""
     wanted = torch.as_tensor(scenes.attributes)
     shown = shown_mask(wanted)
     right = torch.stack([seen.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
@@ -124,9 +124,9 @@ def shown_share(seen: Reading, scenes: Scenes) -> torch.Tensor:
 
 
 def coarse_error(images: torch.Tensor, scenes: Scenes, details: bool = False) -> torch.Tensor:
-    """(N,) root mean square error of (N, 3, S, S) pictures beside their scenes' renders, both averaged to 16 x 16.
+    """(N,) root mean square error of (N, 3, S, S) images to their scenes' renders, both averaged to 16 x 16.
 
-    Prompts do not say where a head stands, so it is not 0 for a perfect picture either: look at the differences.
+    Prompts do not give the head's position, so it is not 0 for a perfect image: compare differences.
     """
     renders = render(scenes, images.shape[-1], details=details).images
     coarse = [functional.interpolate(x, (16, 16), mode="area") for x in (images, renders)]
@@ -134,7 +134,7 @@ def coarse_error(images: torch.Tensor, scenes: Scenes, details: bool = False) ->
 
 
 def square(images: torch.Tensor) -> torch.Tensor:
-    """The middle of wide pictures: where a portrait of the trained size would stand."""
+    """The central square of wide images."""
     height, width = images.shape[-2:]
     left = (width - height) // 2
     return images[..., left : left + height]

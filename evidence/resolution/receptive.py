@@ -1,7 +1,7 @@
-"""The portraits UNet drawn at two and three times its side, with its receptive field as it was and spread.
+"""Samples of the portraits UNet at two and three times its size, with and without dilation.
 
-Prompts and seeds are used nowhere else: what was chosen (which convolutions, for how long) was chosen on others. The
-baseline that costs nothing is the picture of 64 px, enlarged; *shrink* is Deep Shrink, as ComfyUI's core has it.
+Prompts and seeds are used nowhere else: convolutions and timesteps were chosen on others. The
+trivial baseline is the enlarged image of 64 px; *shrink* is Deep Shrink as in ComfyUI's core.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SHRUNK_ABOVE = 650
 
 
 def draw(model: Portraits, arm: str, side: int, scenes: Scenes, seed: int) -> torch.Tensor:
-    """(N, 3, side, side) in [0, 1]: one picture a scene under an arm.
+    """Samples (N, 3, side, side) in [0, 1]: one image per scene under an arm.
 
     Args:
-        seed: of the first picture; the next ones follow.
+        seed: of the first image; consecutive for the others.
     """
     from diffusers import EulerDiscreteScheduler
 
@@ -54,7 +54,7 @@ def draw(model: Portraits, arm: str, side: int, scenes: Scenes, seed: int) -> to
 
 @contextmanager
 def _shrunk(unet: Any, factor: float) -> Iterator[None]:
-    """Deep Shrink: the inner levels see the picture at the trained size while the noise is high."""
+    """Deep Shrink: the inner levels run at the training size while the noise is high."""
     state: dict[str, Any] = {}
 
     def clock(net: Any, args: tuple, kwargs: dict) -> None:

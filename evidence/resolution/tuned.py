@@ -1,7 +1,7 @@
-"""The flow portraits fine-tuned at twice their side: a short LoRA, with the rotary positions scaled as they will be.
+"""The flow portraits fine-tuned at twice their side: a short LoRA training, with scaled rotary positions.
 
-Trained on renders of 256 px, with flow matching as the model was, times shifted for the size as its sampling is. A run
-has a folder with its state, from which it resumes bit for bit: a batch depends on seed and step alone.
+Trained on renders of 256 px by flow matching, with timesteps shifted for the size as in sampling. A run has a folder
+with its state, from which it resumes bit for bit: a batch depends only on seed and step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...engine.settings.config import Config
 from .positions import TRAINED
 
 SIDE, FIRST = 256, 8_500_000
-"""Pixels a side, and the first scene of the training pictures: no prompt is drawn from them."""
+"""Image side, and the first scene of the training images, which no prompt uses."""
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "net.0.proj",
           "net.2", "proj_mlp", "proj_out")  # fmt: skip
 _TIME_MEAN, _WARM, _EMPTY, _CHUNK = 0.4, 5, 0.1, 8
@@ -37,12 +37,12 @@ _TIME_MEAN, _WARM, _EMPTY, _CHUNK = 0.4, 5, 0.1, 8
 
 @dataclass(frozen=True)
 class TuneConfig(Config):
-    """One run.
+    """Settings of one run.
 
     Attributes:
-        positions: how rotary positions are scaled, in training and when drawn: a static mode.
-        rank, batch, lr: of the LoRA, pictures of an update, highest rate of AdamW; it falls to zero by the end.
-        steps, pictures: updates, and training pictures, rendered and encoded once.
+        positions: static mode of rotary positions, in training and sampling.
+        rank, batch, lr: of the LoRA, batch size, highest learning rate of AdamW, which falls to zero at the end.
+        steps, pictures: updates, and training images, rendered and encoded once.
 
     Raises:
         VitrineError: If a number is below 1, the rate is not positive, or the mode is not static.
@@ -68,7 +68,7 @@ class TuneConfig(Config):
 
 @dataclass(frozen=True)
 class _Pictures:
-    """(N, tokens, channels) latents and (N + 1, T, C) text states, the empty prompt's last."""
+    """(N, tokens, channels) latents and (N + 1, T, C) text states, with the empty prompt last."""
 
     latents: torch.Tensor
     text: torch.Tensor
@@ -76,7 +76,7 @@ class _Pictures:
 
 @torch.no_grad()
 def _pictures(model: FlowPortraits, count: int, path: Path, progress: Progress) -> _Pictures:
-    """Renders of :data:`SIDE` pixels through the model's autoencoder, made once and kept in ``path``."""
+    """Renders of :data:`SIDE` pixels through the model's autoencoder, computed once and stored in ``path``."""
     if path.is_file() and len((table := read_safetensors(path)[0])["latents"]) == count:
         return _Pictures(table["latents"].float(), table["text"].float())
     scenes, parts = sample_scenes(range(FIRST, FIRST + count)), []
@@ -113,14 +113,14 @@ class _Tuning:
                 parameter.data.copy_(state.tensors["lora"][name])
 
     def step(self) -> None:
-        """One update; its picture, noise and times come from seed and step."""
+        """One update; images, noise and timesteps are sampled from seed and step."""
         config, data = self.config, self.data
         g = torch.Generator().manual_seed(1_000_003 * config.seed + self.done)
         rows = torch.randint(len(data.latents), (config.batch,), generator=g)
         empty = torch.rand(config.batch, generator=g) < _EMPTY
         t = torch.sigmoid(_TIME_MEAN + torch.randn(config.batch, generator=g))
         ratio = SIDE / TRAINED
-        t = ratio * t / (1 + (ratio - 1) * t)  # Esser et al. 2024, Eq. 23: as noisy for its size as in training
+        t = ratio * t / (1 + (ratio - 1) * t)  # Esser et al. 2024, Eq. 23: equally noisy for its size as in training
         drawn = data.latents[rows], data.text[torch.where(empty, len(data.text) - 1, rows)]
         noise = torch.randn(drawn[0].shape, generator=g)
         x0, text, noise, t = (tensor.to(self.device) for tensor in (*drawn, noise, t))
@@ -140,12 +140,12 @@ class _Tuning:
         self.losses.append(round(float(loss.detach()), 5))
 
     def save(self) -> None:
-        """Whole or not at all."""
+        """Writes the state atomically."""
         self.run.save({"lora": self.weights}, {"adamw": self.adam}, {"step": self.done, "losses": self.losses})
 
 
 def transfer_of(config: TuneConfig, size: tuple[int, int] = (SIDE, SIDE)) -> ResolutionTransferConfig:
-    """What is done to the model in training and when it draws."""
+    """The transfer applied in training and sampling."""
     return ResolutionTransferConfig(size, (TRAINED, TRAINED), pos_embed=config.positions)
 
 
@@ -153,12 +153,12 @@ def tune(
     folder: str | Path, config: TuneConfig | None = None, until: int | None = None, progress: Progress = silent,
     device: torch.device | None = None,
 ) -> FlowPortraits:  # fmt: skip
-    """Train, or go on where an earlier call stopped; the model with its LoRA, for ``positions.draw`` in that mode.
+    """Trains or resumes; returns the model with its LoRA, for ``positions.draw`` in that mode.
 
     Args:
-        folder: of several runs: ``pictures.safetensors`` is theirs, and each has a folder of its own.
-        until: stop there, state saved.
-        device: where to train, and where the model is then; None is the CPU. Pictures are encoded on the CPU.
+        folder: of several runs, which share ``pictures.safetensors`` and have a subfolder each.
+        until: stop after this step, with the state saved.
+        device: of training and of the returned model; None is the CPU. Images are encoded on the CPU.
 
     Raises:
         VitrineError: If the run's folder has other settings.

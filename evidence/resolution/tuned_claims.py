@@ -31,11 +31,11 @@ SIZES, SEEDS, MODE = ((256, 256), (320, 192)), (0, 1, 2), "rope_yarn"
     minutes=7, quick_minutes=0.5,
 )  # fmt: skip
 def fine_tuned(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Prompts, noise and measures of ``resolution.positions``; the training is a part of it.
+    """Prompts, noise and measures of ``resolution.positions``; includes the training.
 
-    ``model`` may be a folder of ``vitrine resolution tune``, which is then trained to its end and measured. ``quick``
-    draws 8 prompts of a folder; without one it trains 4 updates of one seed, which change little, and draws 3 of one
-    size. It only asks that no more than a quarter of the prompt is lost.
+    ``model`` may be a folder of ``vitrine resolution tune``, which is trained to the end and measured. ``quick``
+    samples 8 prompts of a folder; without one it trains 4 updates of one seed and samples 3 of one
+    size. It only tests that at most a quarter of the prompt is lost.
     """
     settings = TuneConfig(MODE, steps=4, pictures=8) if quick and not model else TuneConfig(MODE)
     count = positions.PROMPTS if not quick else 8 if model else 3
@@ -60,7 +60,7 @@ def fine_tuned(model: str | None = None, progress: Progress = silent, quick: boo
 
 
 def judged(looks: dict[tuple[int, int], dict[str, positions.Look]], quick: bool = False) -> ClaimResult:
-    """The claim from what each arm shows at each size; the value is the mean share of the trained models' pictures."""
+    """The result from each arm at each size; the value is the mean fraction of the trained models' images."""
     square = looks[SIZES[0]]
     trained = [look for name, look in square.items() if name not in (positions.ENLARGED, MODE)]
     gains = [mean_interval(look.hits - square[MODE].hits) for look in trained]

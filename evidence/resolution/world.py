@@ -1,8 +1,8 @@
-"""The portraits transformer taken from 64 to 128 pixels, with the parts of resolution transfer on and off.
+"""Fine-tunes the portraits transformer from 64 to 128 pixels, with the parts of resolution transfer on and off.
 
 Berrada et al. 2024, Fig. 8, at small scale: the same fine-tuning from the same 64-pixel model, in arms that differ in
 positions (grid resampled or extrapolated) and noise schedule (Eq. 3 or unchanged). Each arm and seed has a folder with
-its state, from which it resumes, and its own curve of Frechet distances.
+its state, from which it resumes, and its curve of Frechet distances.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ PAPER = "On improved Conditioning Mechanisms (Berrada et al., NeurIPS 2024)"
 TRAINED, TARGET = 64, 128
 LADDER = (0, 50, 100, 200, 400, 800, 1600, 3200, 6400)
 FIRST = 8_000_000
-"""First scene of the prompts drawn from; those of the reference follow."""
+"""First scene of the prompts; the reference scenes follow."""
 
 Bars = Callable[[str], Progress]
 
 
 @dataclass(frozen=True)
 class TransferConfig(Config):
-    """Settings that all arms and seeds share.
+    """Settings shared by all arms and seeds.
 
     Attributes:
         source: the 64-pixel transformer, a shipped one's name or a folder.
-        batch, lr, ema: pictures of an update, constant rate of Adam, rate of the average that is measured.
-        pictures: training pictures of 128 px, rendered once.
-        samples: pictures a Frechet distance is measured on. sampler_steps, guidance: of drawing them.
+        batch, lr, ema: images per update, constant learning rate of Adam, decay of the measured average.
+        pictures: training images of 128 px, rendered once.
+        samples: images per Frechet distance. sampler_steps, guidance: of their sampling.
 
     Raises:
-        VitrineError: If a number is outside its range.
+        VitrineError: If a number is out of range.
     """
 
     source: str = "power-cosine"
@@ -72,20 +72,20 @@ class TransferConfig(Config):
 
 
 def points(steps: int) -> list[int]:
-    """Steps at which a run of so many is measured: a ladder that longer runs share, and the last."""
+    """Steps at which a run is measured: a fixed series, and the last step."""
     return sorted({p for p in LADDER if p <= steps} | {steps})
 
 
 def transfer_of(arm: str) -> ResolutionTransferConfig:
-    """What an arm does to the 64-pixel model at 128 pixels.
+    """The transfer of an arm, from 64 to 128 pixels.
 
     Raises:
-        VitrineError: If there is no such arm.
+        VitrineError: If the arm is unknown.
     """
     if arm not in ARMS:
         raise refuse("arm", arm, sorted(ARMS), "name one of them")
     schedule, positions = ARMS[arm]
-    # override: the arm is the very training that makes relabelling right
+    # override: the arm is the training for which relabelling is right
     return ResolutionTransferConfig(
         (TARGET, TARGET), (TRAINED, TRAINED), schedule=schedule, pos_embed=positions, override=True
     )
@@ -93,9 +93,9 @@ def transfer_of(arm: str) -> ResolutionTransferConfig:
 
 # --- measuring ----------------------------------------------------------------------------------------------------
 class Judge:
-    """Frechet distance of readout features between pictures drawn at 128 px and renders of other scenes at 128 px.
+    """Frechet distance of classifier features between samples at 128 px and renders of other scenes at 128 px.
 
-    The readout sees 64 px, so both are reduced by area: what is judged is what is in the picture, not its finest
+    The classifier's input is 64 px, so both are area-averaged: the metric is about content, not the finest
     detail. Prompts and seeds are the same for every arm, seed and step.
     """
 
@@ -115,7 +115,7 @@ class Judge:
         return read(self._net, functional.interpolate(images, (TRAINED, TRAINED), mode="area")).features
 
     def __call__(self, model: ControlledTransformer) -> float:
-        """Of a model as it stands."""
+        """The distance of a model's current weights."""
         images = model.draw(
             self.prompts, list(range(len(self.prompts))), steps=self.config.sampler_steps,
             guidance=self.config.guidance, side=TARGET, batch=25,
@@ -126,7 +126,7 @@ class Judge:
 # --- training -----------------------------------------------------------------------------------------------------
 @dataclass
 class _Shared:
-    """What all arms and seeds share."""
+    """State shared by all arms and seeds."""
 
     config: TransferConfig
     folder: Path
@@ -143,14 +143,14 @@ class _Shared:
         return cls(config, folder, portraits, data, device)
 
     def model(self) -> ControlledTransformer:
-        """The 64-pixel transformer afresh, where it is to be trained."""
+        """A new copy of the 64-pixel transformer, on the training device."""
         model = ControlledTransformer.open(self.config.source, self.portraits)
         return model if self.device is None else model.to(self.device)
 
     def trainer(self, model: ControlledTransformer, arm: str, seed: int) -> TransformerTrainer:
-        """Inside the arm's transfer: the schedule is the scheduler's as it stands."""
+        """A trainer inside the arm's transfer, with the current scheduler's schedule."""
         config = self.config
-        forever = LADDER[-1]  # the rate is constant, so that a longer run is the same run
+        forever = LADDER[-1]  # the rate is constant, so that a longer run is a continuation
         advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=config.ema, drop_together=False, save_every=50)
         settings = ControlTrainConfig(forever, config.batch, config.lr, gamma=model.gamma, seed=seed, advanced=advanced)
         return TransformerTrainer(model, self.data, settings, run_folder(self.folder, arm, seed), forever, warmup=10)
@@ -161,11 +161,11 @@ def transfer(
     arms: Sequence[str] = tuple(ARMS), until: int | None = None, progress: Bars = lambda name: silent,
     device: torch.device | None = None,
 ) -> Curves:  # fmt: skip
-    """Train and measure every arm under every seed; the same call resumes, or goes further.
+    """Trains and measures every arm with every seed; the same call resumes or continues.
 
     Args:
-        steps: updates of each run. until: stop there (state saved).
-        device: where to train and draw; None is the CPU.
+        steps: updates per run. until: stop after this step (state saved).
+        device: of training and sampling; None is the CPU.
 
     Returns:
         The curves so far, also those of earlier calls in this folder.
@@ -208,10 +208,10 @@ def _run(shared: _Shared, judge: Judge, arm: str, seed: int, steps: int, until: 
 
 
 def export(folder: str | Path, out: str | Path, arm: str = "grid-rescaled", seed: int = 0) -> Path:
-    """Write the averaged model of one run to the folder ``out``: transformer, control file, scheduler.
+    """Writes the averaged model of one run to the folder ``out``: transformer, control file, scheduler.
 
     Raises:
-        VitrineError: If there is no such run, or the model would not compute its positions by itself when loaded.
+        VitrineError: If the run does not exist, or the loaded model would not compute its positions itself.
     """
     folder, out = Path(folder), Path(out)
     if not (run_folder(folder, arm, seed) / "state.safetensors").is_file():
@@ -236,7 +236,7 @@ def _settings(folder: Path) -> dict[str, Any]:
 
 
 def _settle(folder: Path, config: TransferConfig) -> None:
-    """One folder, one set of settings."""
+    """Checks or stores the settings of a folder."""
     path = folder / "settings.json"
     if path.is_file() and _settings(folder) != config.to_dict():
         accepted = f"those of {folder.name}: {_settings(folder)}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ...engine.diffusion.noise import generators
-from ...engine.emd import StudentContract, StudentSampling, read_student
+from ...engine.emd import StudentPreset, StudentSampling, read_student
 from ...engine.emd.published_students import check_student, detect
 from ...engine.errors import VitrineError
 from ...engine.io.files import read_artefact, save_artefact
@@ -45,7 +45,7 @@ class Student:
 
     file: Path
     sampling: StudentSampling
-    contract: StudentContract
+    contract: StudentPreset
 
 
 def prepare(context: Context) -> Estimate:
@@ -93,7 +93,7 @@ def _student(file: Path, context: Context) -> Student:
     detected = detect(file)
     if detected is not None:
         sampling = detected.sampling
-        contract = StudentContract(sampling.base, sampling.timesteps[0], trained_guidance=sampling.trained_guidance)
+        contract = StudentPreset(sampling.base, sampling.timesteps[0], trained_guidance=sampling.trained_guidance)
     else:
         contract = read_student(file, any_names=True)[0]
         sampler = "lcm" if contract.noise == "unit" else "euler"

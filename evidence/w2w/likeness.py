@@ -146,11 +146,11 @@ class Sitters:
     def _found(self, prompt: str | None) -> dict[str, tuple[torch.Tensor, int, float]]:
         """Name of each way -> (M, D) weights, trained numbers, seconds a person."""
         coefficients, seconds = self.inverted(prompt=prompt)
-        found = {"inversion, 1 picture": (self.studio.flat(coefficients)[0], self.studio.space.dimension, seconds)}
+        fitted = {"inversion, 1 picture": (self.studio.flat(coefficients)[0], self.studio.space.dimension, seconds)}
         for count, name in ((20, "LoRA, 20 pictures"), (1, "LoRA, 1 picture")):
             weights, spent = self.trained(count, prompt)
-            found[name] = (weights, weights.shape[1], spent)
-        return found
+            fitted[name] = (weights, weights.shape[1], spent)
+        return fitted
 
     def weights_of_three_ways(self, prompt: str | None) -> dict[str, torch.Tensor]:
         """Name -> (M, D) weights of the models that :meth:`three_ways` scores."""

@@ -115,7 +115,7 @@ def recipe_of(portraits: Model) -> LoraTrainConfig:
 
 def train_people(
     folder: str | Path, count: int = PEOPLE, *, together: int = 16, progress: Progress = silent,
-    share: tuple[int, int] = (0, 1), model: str | None = None,
+    part: tuple[int, int] = (0, 1), model: str | None = None,
 ) -> list[Path]:  # fmt: skip
     """One LoRA for each of ``count`` people of a portraits model; the same call resumes an interrupted run."""
     portraits, denoiser = frozen(model)
@@ -124,7 +124,7 @@ def train_people(
     makers = [SubjectMaker(partial(subject, portraits, i), [encoded_by, i, PICTURES]) for i in who]
     names = [name(i) for i in who]
     recipe = recipe_of(portraits)
-    return train_loras(denoiser, makers, names, folder, recipe, together=together, progress=progress, share=share)
+    return train_loras(denoiser, makers, names, folder, recipe, together=together, progress=progress, part=part)
 
 
 def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:

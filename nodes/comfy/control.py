@@ -17,10 +17,10 @@ from ...engine.control import (
     GammaConfig,
     added_delta,
     blend,
-    delta_share,
     load_control,
     reference_input,
     time_embedding,
+    weighted_delta,
 )
 from ...engine.control.reference_blend import Reference
 from ...engine.errors import refuse
@@ -202,7 +202,7 @@ def _weigh_in_vector(controlled: _Controlled) -> AbstractContextManager:
     weights = weights.masked_fill(ends, 1.0)
     if not bool((weights == 1).all()):
         delta = added_delta(forward.network.get_submodule(sizes.path), full, neutral)
-        _add_to_embedding(forward, delta_share(delta, weights))
+        _add_to_embedding(forward, weighted_delta(delta, weights))
     return nullcontext()
 
 

@@ -9,7 +9,7 @@ import comfy.utils
 import folder_paths
 import torch
 
-from ...engine.emd import StudentContract, check_names, read_student
+from ...engine.emd import StudentPreset, check_names, read_student
 from ...engine.emd.published_students import one_step_of
 from ...engine.errors import refuse
 from ...engine.families import spelled_layers
@@ -89,7 +89,7 @@ def student_stamp(name: str) -> str:
     return "" if name == NO_STUDENT else stamp_of("loras", name)
 
 
-def contract_in(name: str) -> StudentContract:
+def contract_in(name: str) -> StudentPreset:
     """The contract in a LoRA file's header, or of a published student that its name tells.
 
     Raises:

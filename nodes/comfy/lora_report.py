@@ -19,7 +19,7 @@ from ...engine.nemo.check import Pictures
 from ...engine.pipelines.lora_report_samples import Loading, OnModel, ReportConfig
 from ...engine.pipelines.lora_reports import LoraReport, Material, lora_report
 from ...engine.runtime.progress import Progress
-from ...engine.w2w.building.lora_neighbours import beside
+from ...engine.w2w.building.lora_neighbours import files_to_compare
 from ...engine.w2w.loras.base_weights import BaseWeights
 from ...engine.w2w.loras.lora_facts import LoraFacts, facts_of
 from ...engine.w2w.loras.lora_files import read_lora
@@ -80,7 +80,7 @@ class ComfyModel:
 
 
 class ComfyLora:
-    """A LoRA that lies beside a MODEL."""
+    """A LoRA given next to a MODEL."""
 
     def __init__(self, holder: ComfyModel, tensors: Any, loading: Loading, lora: Any = None) -> None:
         self.holder, self.loading, self._tensors, self._lora = holder, loading, tensors, lora
@@ -165,7 +165,7 @@ def reported(holder: ComfyModel, asked: Asked, config: ReportConfig, progress: P
 def compared_stamp(lora: str) -> str:
     """What tells whether a LoRA, or one that it is compared with, has changed."""
     path = folder_paths.get_full_path("loras", lora) if lora else None
-    return "" if path is None else stamp(*beside([Path(path)], Path(path).parent))
+    return "" if path is None else stamp(*files_to_compare([Path(path)], Path(path).parent))
 
 
 def page_entry(report: LoraReport) -> dict[str, str]:

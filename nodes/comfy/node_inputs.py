@@ -58,7 +58,7 @@ def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
             if not entry.optional:
                 raise refuse(
                     name, f"nothing, from the node before ({kind})", f"a {kind}",
-                    "its file holds none: load it by itself (Load CLIP, Load VAE), or take another file",
+                    "its file has none: load it by itself (Load CLIP, Load VAE), or take another file",
                 )  # fmt: skip
         elif kind in ("INT", "FLOAT"):
             _check_number(name, value, entry, kind == "INT")

@@ -85,18 +85,6 @@ def show_on(hidden: Any, image: torch.Tensor) -> None:
     server.send_sync(BinaryEventTypes.PREVIEW_IMAGE_WITH_METADATA, shown, client)
 
 
-def text_on(hidden: Any, text: str) -> ui.PreviewText:
-    """Show a text on a node of the page that queued the run; returns it as the node's ``ui``, for the run's history.
-
-    The page draws ``ui.PreviewText`` on its own nodes alone.
-
-    Args:
-        hidden: the node's, with its ``unique_id``; None where no graph runs it.
-    """
-    from server import PromptServer
-
-    server = getattr(PromptServer, "instance", None)
-    client = getattr(server, "client_id", None)
-    if server is not None and hidden is not None and client is not None:  # None would tell every open page
-        server.send_progress_text(text, str(hidden.unique_id), client)
+def text_on(text: str) -> ui.PreviewText:
+    """A text to show on a node, as its ``ui``; the page draws it there by ``web/texts.js``."""
     return ui.PreviewText(text)

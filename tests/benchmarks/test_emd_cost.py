@@ -7,7 +7,7 @@ import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
-from vitrine.engine.emd import EStepConfig, StudentContract, one_step
+from vitrine.engine.emd import EStepConfig, StudentPreset, one_step
 from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.network.condition import Condition
@@ -20,7 +20,7 @@ def ddim():
 @pytest.mark.parametrize(("model", "batch", "rounds"), [("portraits", 16, 20), ("SD1.5", 1, 3)])
 def test_one_step_costs_one_forward(bench, model, batch, rounds):
     full, scheduler = bench.model(model, batch), ddim()
-    student, contract, cond = Denoiser.from_diffusers(full.net, scheduler), StudentContract(), Condition(full.text)
+    student, contract, cond = Denoiser.from_diffusers(full.net, scheduler), StudentPreset(), Condition(full.text)
     z = seeded_noise(list(range(batch)), tuple(full.x.shape[1:])).to(full.x)
     t = torch.full((batch,), 999.0, device=z.device)
     scheduler.set_timesteps(50)

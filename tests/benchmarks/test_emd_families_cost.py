@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser
-from vitrine.engine.emd import EStepConfig, StudentContract, one_step
+from vitrine.engine.emd import EStepConfig, StudentPreset, one_step
 from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.networks import GENERATOR
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
@@ -94,7 +94,7 @@ def case(bench, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_step_costs_one_forward_in_every_family(bench, family):
     net, _, z, t, cond, label = case(bench, family)
-    contract = StudentContract(timestep=float(net.schedule.last))
+    contract = StudentPreset(timestep=float(net.schedule.last))
     found = bench.compare(
         "EMD, one-step picture", label, lambda: one_step(net, z, cond, contract),
         {"bare forward": lambda: net.forward(z, t, cond)}, 12,

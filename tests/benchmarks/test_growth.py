@@ -77,7 +77,7 @@ def test_opening_is_little_of_an_sdxl_forward(bench, deep, what):
 
 def test_tapping_all_sdxl_sites_is_copying_them(bench):
     """The seconds inside the hooks of a capture, those of plain hooks that clone, and of nothing else."""
-    full = bench.full("SDXL", side=32)
+    full = bench.full("SDXL")
     sites = [s for s in sites_of(full.net).values() if s.kind != "map"]
     inside = {"ours": [], "theirs": []}
 
@@ -116,7 +116,7 @@ def test_tapping_all_sdxl_sites_is_copying_them(bench):
     bench.benchmark.pedantic(lambda: None, rounds=1)
     row = bench.record("tap all 682 sites, in hooks", "a clone in a plain hook", full.label,
                        inside["ours"][1:], inside["theirs"][1:])  # fmt: skip
-    bench.at_most("time of copying", row.ratio, 1.1)
+    bench.at_most("time of copying", row.ratio, 1.5)
 
 
 def test_prompts(bench, deep):

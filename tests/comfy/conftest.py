@@ -33,9 +33,6 @@ class _Server:
     def send_sync(self, event, data, sid=None):
         self.events.append((event, data))
 
-    def send_progress_text(self, text, node_id, sid=None):
-        self.events.append(("progress_text", {"node": node_id, "text": text}))
-
 
 class Comfy:
     """Runs API-format graphs and keeps what chosen nodes return."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.diffusion.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract
+from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentPreset
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline
 from vitrine.engine.portraits import load_portraits
@@ -60,7 +60,7 @@ def stock(model, positive, seed, t, noise):
 def test_node_pipeline_and_stock_graph_agree(comfy, loaded, pipe, positive, noise, t):
     found, _ = generate(comfy, loaded[0], positive, timestep=float(t), noise=noise)
     found = loaded[0].model.process_latent_in(found["samples"])
-    wanted = pipe(PROMPT, [5], StudentContract(timestep=t, noise=noise), output_type="latent").images
+    wanted = pipe(PROMPT, [5], StudentPreset(timestep=t, noise=noise), output_type="latent").images
     graph = loaded[0].model.process_latent_in(stock(loaded[0], positive, 5, t, noise))
     scale = wanted.abs().max()
     assert (found - graph).abs().max() / scale < 1e-5
@@ -120,11 +120,11 @@ def folder(tmp_path):
 
 
 def test_student_file_and_refusals(comfy, loaded, positive, folder):
-    lora(folder / "good.safetensors", StudentContract(timestep=625).to_metadata(), scale=0.5)
+    lora(folder / "good.safetensors", StudentPreset(timestep=625).to_metadata(), scale=0.5)
     lora(folder / "bare.safetensors")
-    lora(folder / "peft.safetensors", StudentContract().to_metadata(), peft=True)
+    lora(folder / "peft.safetensors", StudentPreset().to_metadata(), peft=True)
     strange = {f"lora_unet_other.lora_{part}.weight": torch.ones(2, 2) for part in ("down", "up")}
-    save_file(strange, folder / "other.safetensors", StudentContract().to_metadata())
+    save_file(strange, folder / "other.safetensors", StudentPreset().to_metadata())
     base = generate(comfy, loaded[0], positive, timestep=625.0)[0]["samples"]
     student = generate(comfy, loaded[0], positive, student="good.safetensors", contract="auto")[0]["samples"]
     assert (student - base).abs().max() > 1e-4
@@ -138,7 +138,7 @@ def test_student_file_and_refusals(comfy, loaded, positive, folder):
 
 
 def test_correction_agrees_with_the_pipeline(comfy, loaded, pipe, positive, folder):
-    lora(folder / "score.safetensors", StudentContract().to_metadata(), scale=0.5)
+    lora(folder / "score.safetensors", StudentPreset().to_metadata(), scale=0.5)
     from vitrine.nodes.comfy.lora import with_student
 
     score = with_student(loaded[0], "score.safetensors")
@@ -161,8 +161,8 @@ def test_repair_takes_the_students_guidance_and_moves_z(comfy, loaded, pipe, pos
     """The node fixed guidance 1, whatever the student was distilled at, and held z."""
     from vitrine.nodes.comfy.lora import with_student
 
-    lora(folder / "score.safetensors", StudentContract().to_metadata(), scale=0.5)
-    lora(folder / "strong.safetensors", StudentContract(trained_guidance=2.0).to_metadata(), scale=0.2)
+    lora(folder / "score.safetensors", StudentPreset().to_metadata(), scale=0.5)
+    lora(folder / "strong.safetensors", StudentPreset(trained_guidance=2.0).to_metadata(), scale=0.2)
     with torch.inference_mode():
         empty = loaded[1].encode_from_tokens_scheduled(loaded[1].tokenize(""))
         score = with_student(loaded[0], "score.safetensors")
@@ -259,7 +259,7 @@ def test_students_of_several_steps_node_pipeline_and_variety(comfy, loaded, pipe
 def test_a_student_that_predicts_the_picture(comfy, loaded, positive, monkeypatch):
     from vitrine.nodes import emd as nodes
 
-    contract = StudentContract(timestep=999.0, prediction="x0", noise="vp")
+    contract = StudentPreset(timestep=999.0, prediction="x0", noise="vp")
     monkeypatch.setitem(nodes.ONE_STEP, "SDXL-Lightning, 1 step", contract)
     outputs = []
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: outputs.append(o.clone()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vitrine.engine.emd import EStepConfig, StudentContract, one_step, read_student
+from vitrine.engine.emd import EStepConfig, StudentPreset, one_step, read_student
 from vitrine.engine.emd.emd_trainer import Trainer
 from vitrine.engine.emd.export import _narrowed
 from vitrine.engine.emd.networks import GENERATOR, SCORE, Roles
@@ -73,7 +73,7 @@ class Student:
 
     def drawn(self, denoiser):
         with torch.no_grad():
-            return one_step(denoiser, self.z, self.teacher.cond, self.run.contract)
+            return one_step(denoiser, self.z, self.teacher.cond, self.run.preset)
 
     def same(self, ours):
         """Whether it is what the student draws, and no longer the teacher."""
@@ -106,14 +106,14 @@ def test_both_networks_train_and_the_teacher_stays(student):
         assert any(".lora_B." in name and not torch.equal(value, start[name]) for name, value in end.items())
         assert all(value.isfinite().all() for value in end.values())
     flow = student.teacher.denoiser.prediction == "flow"
-    assert student.run.contract.timestep == (1000.0 if flow else 999.0)
+    assert student.run.preset.timestep == (1000.0 if flow else 999.0)
     note(student, "train")
 
 
 def test_its_own_pipeline_draws(student):
     if student.family == "SD2, predicting v":
         pipe, told = student.teacher.pipeline(student.teacher.net), {}
-        drawn = one_step(student.teacher.denoiser, student.z, student.teacher.cond, StudentContract())
+        drawn = one_step(student.teacher.denoiser, student.z, student.teacher.cond, StudentPreset())
         assert pipe.unet is student.teacher.net and drawn.isfinite().all()
     else:
         from vitrine_tests.machine.stock import stock
@@ -133,7 +133,7 @@ def test_files_carry_the_contract_and_names_that_are_read(student):
     assert [file.stem for file in student.files] == names
     for file in student.files:
         contract, tensors = read_student(file, any_names=True)
-        assert contract == student.run.contract
+        assert contract == student.run.preset
         begins = "lora_unet_" if file.stem.endswith("kohya") else f"{part}."
         assert all(name.startswith(begins) for name in tensors)
         assert 2 * len(layers_of(tensors)) == len(student.run.average.values)
@@ -161,7 +161,7 @@ def in_comfyui(student, model):
     z = student.z.reshape(1, *student.teacher.latents)
     with torch.inference_mode():
         cond = condition_of(model, student.teacher.prompt, z)
-        return one_step(loading_denoiser_of(model), z, cond, student.run.contract)
+        return one_step(loading_denoiser_of(model), z, cond, student.run.preset)
 
 
 def test_comfyuis_load_lora(student):
@@ -188,7 +188,7 @@ def test_emds_nodes_in_comfyui(student, folder):
     from vitrine.nodes.comfy.lora import contract_in, with_student
 
     name = str(student.files[0].relative_to(folder))
-    assert contract_in(name) == student.run.contract
+    assert contract_in(name) == student.run.preset
     student.same(in_comfyui(student, with_student(student.teacher.model, name)))
     note(student, "EMD's nodes in ComfyUI")
 

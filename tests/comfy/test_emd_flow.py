@@ -4,7 +4,7 @@ import pytest
 import torch
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
-from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentContract, few_steps, known
+from vitrine.engine.emd import CorrectConfig, FirstSteps, StudentPreset, few_steps, known
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.portraits.flow import load_flow_portraits
 
@@ -51,7 +51,7 @@ def test_one_step_is_the_pipelines(loaded, pipe, generate, t):
     ours, *_ = generate(2, timestep=t)
     handle.remove()
     assert calls == [2]
-    close(loaded, ours, pipe(PROMPT, [5, 6], StudentContract(timestep=t), output_type="latent").images)
+    close(loaded, ours, pipe(PROMPT, [5, 6], StudentPreset(timestep=t), output_type="latent").images)
 
 
 @pytest.mark.parametrize("base_steps", [0, 1, 3])

@@ -42,11 +42,8 @@ def _twin(node, schema):
 
 
 def _told(node, schema):
-    """A node whose text is to show on it says which node it is: ``ui.PreviewText`` alone shows nothing."""
-    from comfy_api.latest import io
-
-    source = inspect.getsource(node)
-    return "ui.PreviewText" not in source and ("text_on(" not in source or io.Hidden.unique_id in schema.hidden)
+    """A node's text goes through ``text_on``, whose texts ``web/texts.js`` draws and ``web/room.js`` has room for."""
+    return "ui.PreviewText" not in inspect.getsource(node)
 
 
 def _costs():

@@ -16,11 +16,9 @@ BUILD = """(async () => {
     space.widgets.find(w => w.name === 'components').value = KEPT  // or the server would have the answer of before
     Object.assign(window, { space, person })
 })()"""
-SEEN = "[...document.querySelectorAll('.dom-widget')].filter(e => e.checkVisibility()).map(e => e.innerText)"
 ON_NODE = {
     True: "document.querySelector(`[data-node-id='${NODE.id}']`).innerText",
-    False: "NODE.widgets.filter(w => w.name === '$$node-text-preview').map(w => w.value)"
-    f".filter(text => {SEEN}.some(seen => seen.includes(text.slice(0, 30)))).join()",
+    False: "(e => e?.checkVisibility() ? e.innerText : '')(NODE.widgets.find(w => w.name === 'report')?.element)",
 }
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, PixArtAlphaPipeline
-from vitrine.engine.emd import StudentContract
+from vitrine.engine.emd import StudentPreset
 from vitrine.engine.nemo import BlockConfig, NeuronSet, value_sites
 from vitrine.engine.pipelines import (
     EMDOneStepPipeline,
@@ -109,5 +109,5 @@ def test_one_step(comfy, doors):
     )
     pipe = EMDOneStepPipeline.from_pipe(doors.stock)
     how = {"height": 64, "width": 64, "output_type": "latent"} | doors.encoded
-    ours = pipe(None, [5], StudentContract(timestep=700.0), **how).images
+    ours = pipe(None, [5], StudentPreset(timestep=700.0), **how).images
     assert close(doors.model.model.process_latent_in(latents[0]["samples"]), ours)

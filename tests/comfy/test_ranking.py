@@ -44,7 +44,7 @@ def test_the_node_ranks_as_the_pipeline_does(comfy, parts, pictures):
     for address, found in preset.preset.numbers["properties"].items():
         assert abs(found["noise"] - ours.properties[address].noise) < 1e-4
     assert kept.shape == (len(ours.kept), 64, 6 * 64, 3) and dropped.shape[0] == len(ours.dropped)
-    assert "places kept" in report
+    assert "sites kept" in report
 
 
 def test_splits_classes_and_keypoints_rank_as_the_pipelines_do(comfy, parts, pictures):

@@ -29,12 +29,11 @@ SHOW = """(() => {
     const shown = { images: [{ filename: 'room.png', subfolder: '', type: 'input' }] }
     for (const n of app.graph._nodes) {
         const node = String(n.id), [picture, text] = vitrineShows[n.comfyClass] ?? [n.comfyClass === 'PreviewImage']
-        if (picture) {
-            app.nodeOutputs[node] = shown
-            vitrineApi.dispatchCustomEvent('executed', { node, display_node: node, output: shown, prompt_id: 'room' })
-        }
-        const said = 'a line\\nand another that is longer than the first'
-        if (text) vitrineApi.dispatchCustomEvent('progress_text', { nodeId: node, text: said })
+        const said = text ? { text: ['a line\\nand another that is longer than the first'] } : {}
+        const output = { ...(picture ? shown : {}), ...said }
+        if (picture) app.nodeOutputs[node] = shown
+        if (picture || text)
+            vitrineApi.dispatchCustomEvent('executed', { node, display_node: node, output, prompt_id: 'room' })
     }
 })()"""
 """What the server tells the page when a run shows something, without the run."""

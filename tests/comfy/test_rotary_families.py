@@ -204,7 +204,7 @@ def test_a_modular_pipeline_is_told_what_it_does_not_know(comfy):
 
 def test_hidreams_pipeline_is_refused():
     pipe = Parts(network("hidream"))
-    with pytest.raises(VitrineError, match="draws at one area"):
+    with pytest.raises(VitrineError, match="generates at one area"):
         facts_of(pipe)
 
 

@@ -88,7 +88,7 @@ def test_a_transformer_of_no_known_family_is_refused(comfy):
         operations=disable_weight_init,
     )  # fmt: skip
     model = patcher(base)
-    with pytest.raises(VitrineError, match="not known here"):
+    with pytest.raises(VitrineError, match="which are unknown"):
         transferred(comfy, model)
     report = transferred(comfy, model, pos_embed="keep")[2]
     assert "positions: unknown; as they are" in report and "shift 1.73 ->" in report
@@ -109,7 +109,7 @@ def test_a_shift_set_in_front_is_named(comfy):
     own = transferred(comfy, model)[2]
     (shifted,) = ModelSamplingSD3().patch(model, 6.0)
     report = transferred(comfy, shifted)[2]
-    assert "set by a node before this one" in report and "take schedule none" in report
+    assert "set by a node before this one" in report and "choose schedule none" in report
     assert "r x what a node before this one has set" in report and "shift 6 ->" in report
     assert "node before" not in own and "r x the model's own" in own
     assert "node before" not in transferred(comfy, shifted, schedule="none")[2]

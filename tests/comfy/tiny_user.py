@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import Preset
 from vitrine.engine.activations.preset_files import FeaturePreset
-from vitrine.engine.emd.student_preset import StudentContract
+from vitrine.engine.emd.student_preset import StudentPreset
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine.engine.tracing.addresses import resolve
 from vitrine.engine.tracing.fingerprint import fingerprint_of
@@ -50,7 +50,7 @@ class Tiny:
                 k: v if k.endswith("alpha") else v + torch.randn(v.shape, generator=g) for k, v in tensors.items()
             }
             save_file(tensors, folder / f"{i}.safetensors")
-        contract = StudentContract("tiny", 1000.0).to_metadata()  # in its header, as of one trained here
+        contract = StudentPreset("tiny", 1000.0).to_metadata()  # in its header, as of one trained here
         save_file(tensors, folder.parent / STUDENT, metadata=contract)
 
     def kept(self):

@@ -13,7 +13,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from vitrine.engine.cli import main as cli
+from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.evidence.registry import all_claims
 from vitrine.evidence.verify.protocol import all_checks
 
@@ -113,14 +115,29 @@ def test_quick_ones_run(command, output, capsys):
     assert re.search(output, capsys.readouterr().out)
 
 
+def test_the_readmes_python_runs(tmp_path, monkeypatch):
+    """On the shipped model, saved where the README says ``path/to/model``."""
+    monkeypatch.chdir(tmp_path)
+    load_portraits().pipeline().save_pretrained("path/to/model")
+    pixels = render(sample_scenes(range(1))).images[0].permute(1, 2, 0)
+    Image.fromarray((pixels * 255).byte().numpy()).save("horse.png")
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)  # noqa: S102 - the page's own code
+    assert Image.open("seen.png").getextrema() != ((0, 0),) * 3
+    assert names["tapped"].activations[names["layer"]].tensor.shape[0] == 1
+
+
 def _verified():
     """(command, the page's paragraph below it) of docs/verify.md on the shipped models."""
     text = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
-    return re.findall(r"```bash\n(vitrine verify --model (?:portraits|sized).*)\n```\n\n(.*?)(?:\n\n|\Z)", text, re.S)
+    return re.findall(
+        r"```bash\n(vitrine verify --model (?:portraits|sized)[^\n]*)\n```\n\n(.*?)(?:\n\n|\Z)", text, re.S
+    )
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("command", "said"), _verified(), ids=lambda text: text.split("--claim")[-1][:20])
+@pytest.mark.parametrize(("command", "said"), _verified(), ids=["portraits", "sized", "people"])
 def test_verify_gives_the_pages_figures(command, said, tmp_path, monkeypatch):
     """Each "value [low, high]" of the paragraph is a figure of verify.json, rounded as the page does."""
     monkeypatch.chdir(tmp_path)

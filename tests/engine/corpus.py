@@ -19,7 +19,7 @@ from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.cli import emd_commands as emd_cli
-from vitrine.engine.emd.student_preset import StudentContract, read_student
+from vitrine.engine.emd.student_preset import StudentPreset, read_student
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.nemo.calibrated_threshold import Calibrated
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
@@ -69,7 +69,7 @@ def make_factors(path):
 
 def make_student(path):
     tensors = {f"{KOHYA}.lora_down.weight": torch.randn(2, 8), f"{KOHYA}.lora_up.weight": torch.randn(8, 2)}
-    save_file(tensors, path, StudentContract("portraits", shape=(4, 16, 16)).to_metadata())
+    save_file(tensors, path, StudentPreset("portraits", shape=(4, 16, 16)).to_metadata())
 
 
 def lora_tensors(seed=3):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.control import ControlEmbedder, ControlSpec, GammaConfig, PaddingConfig, load_control
-from vitrine.engine.emd.student_preset import StudentContract, read_student
+from vitrine.engine.emd.student_preset import StudentPreset, read_student
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.nemo.neurons import NeuronSet
@@ -80,7 +80,7 @@ def test_student_contract(tmp_path):
     tensors = {f"{KOHYA}.lora_down.weight": torch.ones(2, 8), f"{KOHYA}.lora_up.weight": torch.ones(8, 2)}
     save_file(tensors, path, metadata={"vitrine.student": json.dumps(contract)})
     read, weights = read_student(path)
-    assert read == StudentContract("portraits", shape=(4, 16, 16)) and set(weights) == set(tensors)
+    assert read == StudentPreset("portraits", shape=(4, 16, 16)) and set(weights) == set(tensors)
     assert json.loads(read.to_metadata()["vitrine.student"]) == contract
 
 

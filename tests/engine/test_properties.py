@@ -79,7 +79,7 @@ FIELDS = {
                        "lr_score": POSITIVE, "student": st.sampled_from(("lora", "full"))},
     "EMDAdvancedConfig": {"auto_gz": st.booleans(), "ema": st.floats(0, 0.9999),
                           "weight": st.sampled_from(("uniform", "dmd"))},
-    "StudentContract": {
+    "StudentPreset": {
         "base": TEXT, "timestep": st.floats(0, 1000), "noise": st.sampled_from(("unit", "vp", "edm")),
         "prediction": st.sampled_from(("model", "eps", "v", "x0", "flow")), "latent_scale": SHARE,
         "guidance": st.sampled_from((0.0, 1.0)), "trained_guidance": st.floats(0, 99), "steps": SMALL,

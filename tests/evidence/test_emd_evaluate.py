@@ -17,7 +17,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 from vitrine.engine.cli.main import main
-from vitrine.engine.emd import StudentContract, small_pixels
+from vitrine.engine.emd import StudentPreset, small_pixels
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import student_file
@@ -116,7 +116,7 @@ def test_whole_networks_and_transformers_are_judged_too(model, tmp_path):
     pipe = load_pipeline(model, None)
     net = pipe.unet if model == "portraits" else pipe.transformer
     before, part = {k: v.clone() for k, v in net.state_dict().items()}, part_of(net)
-    told = StudentContract(model, 999.0 if part == "unet" else 1000.0)
+    told = StudentPreset(model, 999.0 if part == "unet" else 1000.0)
     path = "mid_block.attentions.0.proj_in" if part == "unet" else "transformer_blocks.0.attn.to_q"
     layer, g = net.get_submodule(path), torch.Generator().manual_seed(1)
     into, out = layer.weight.shape[1], layer.weight.shape[0]

@@ -176,5 +176,5 @@ def test_bad_configs_and_folders_are_refused(tmp_path):
         FlowTrainConfig(pictures=0)
     with pytest.raises(VitrineError, match="model_index"):
         load_flow_portraits(tmp_path)
-    with pytest.raises(VitrineError, match="64 px model alone"):
+    with pytest.raises(VitrineError, match="64 px model"):
         load_portraits(FLOW_WEIGHTS)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from vitrine.engine.families import family_of
-from vitrine.engine.families.weights import comfyui_place
+from vitrine.engine.families.weights import comfyui_name
 from vitrine.engine.network.condition import Condition
 
 NAMES = sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem != "twin")
@@ -45,7 +45,7 @@ def carried(weights, state):
     """ComfyUI's state dict from diffusers' by a family's own table."""
     found, parts = {}, {}
     for name, value in state.items():
-        place = comfyui_place(weights, name)
+        place = comfyui_name(weights, name)
         weight = state.get(name.replace(".bias", ".weight"))
         if weight is not None and weight.ndim == 2 and place.swapped(tuple(weight.shape)):
             value = torch.cat(value.chunk(2)[::-1])

@@ -25,7 +25,7 @@ def test_taps_are_equal(family, scene, loaded):
 @pytest.mark.skipif("sd15" not in families(), reason="the pipeline is for SD1.x")
 def test_one_step_pictures_are_equal_sd15(scene, loaded):
     """Without a student file: any base is run as a student by hand."""
-    from vitrine.engine.emd import StudentContract
+    from vitrine.engine.emd import StudentPreset
 
     s = scene("sd15")
     told = {"contract": "manual", "timestep": 999.0, "noise": "unit"}
@@ -33,5 +33,5 @@ def test_one_step_pictures_are_equal_sd15(scene, loaded):
     latent, z, *_ = s.call("VitrineEMDOneStepGenerator", model=s.model, **asked, **told)
     theirs, noise = latent["samples"].clone(), z["samples"].clone()
     pipe = loaded("sd15").of("EMDOneStep")
-    ours = pipe(PROMPT, contract=StudentContract(timestep=999.0), latents=noise, output_type="latent").images
+    ours = pipe(PROMPT, contract=StudentPreset(timestep=999.0), latents=noise, output_type="latent").images
     assert away(ours / pipe.vae.config.scaling_factor, theirs) < 1e-3

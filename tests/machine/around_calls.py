@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from vitrine.engine.control.entropy_guidance import EntropyConfig
-from vitrine.engine.emd import StudentContract
+from vitrine.engine.emd import StudentPreset
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
@@ -104,7 +104,7 @@ def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
 
 @entered("emd.transformer", dict.fromkeys(("sd3", "flux", "pixart"), EMDOneStepPipeline), lent=True)
 def emd_one_step(pipe: Any) -> Tensors:
-    contract = StudentContract(timestep=999.0 if _family(pipe) == "pixart" else 1000.0)
+    contract = StudentPreset(timestep=999.0 if _family(pipe) == "pixart" else 1000.0)
     return [pipe("a cat", [0, 1], contract, height=64, width=64, output_type="latent").images]
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
-from vitrine.engine.emd import CorrectConfig, Networks, RepairWarning, StudentContract, correct, one_step
+from vitrine.engine.emd import CorrectConfig, Networks, RepairWarning, StudentPreset, correct, one_step
 from vitrine.engine.emd.export import export_full
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
@@ -21,7 +21,7 @@ def pipe():
 
 
 def test_is_the_engine_with_one_call(pipe):
-    calls, contract = [], StudentContract(timestep=399)
+    calls, contract = [], StudentPreset(timestep=399)
     handle = pipe.unet.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
     found = pipe(PROMPT, [3, 4], contract, output_type="latent").images
     handle.remove()
@@ -53,7 +53,7 @@ def test_correction_through_the_pipeline(pipe):
 def test_a_whole_unet_loads_and_leaves_the_source_alone(tmp_path):
     source, other = build_models(0), build_models(1)
     pipe = EMDOneStepPipeline.from_pipe(source.pipeline())
-    contract = StudentContract("portraits", 999.0)
+    contract = StudentPreset("portraits", 999.0)
     (file,) = export_full(tmp_path, dict(other.unet.named_parameters()), "generator", contract, half=False)
     kept = {k: v.clone() for k, v in source.unet.state_dict().items()}
     assert pipe.load_student(file, base="portraits") == contract
@@ -85,7 +85,7 @@ def test_sdxl_is_the_engine_with_pooled_text_and_sizes(xl):
         text, _, pooled, _ = xl.encode_prompt([PROMPT, "x"], device="cpu", do_classifier_free_guidance=False)
         side = 16 * pipe.vae_scale_factor
         cond = Condition(text, pooled, {"time_ids": torch.tensor([[side, side, 0, 0, side, side]] * 2).float()})
-        wanted = one_step(Denoiser.from_diffusers(xl), seeded_noise([3, 4], (4, 16, 16)), cond, StudentContract())
+        wanted = one_step(Denoiser.from_diffusers(xl), seeded_noise([3, 4], (4, 16, 16)), cond, StudentPreset())
         assert torch.equal(found, wanted)
         given = pipe(None, [3, 4], prompt_embeds=text, pooled_prompt_embeds=pooled, output_type="latent").images
     assert torch.equal(given, wanted)
@@ -126,7 +126,7 @@ def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
     settings = {"rank": 4, "score_rank": 2, "chain": EStepConfig(1, gz=0.01), "guidance": 2.0, "lr_generator": 0.01}
     settings["advanced"] = EMDAdvancedConfig(auto_gz=False, ema=0.0)
     run = parts.trainer(EMDTrainConfig(2, 1, **settings), tmp_path)
-    assert run.contract.timestep == 1000.0
+    assert run.preset.timestep == 1000.0
     ranks = {name: min(next(iter(run.roles.parameters(name).values())).shape) for name in ("generator", "score")}
     assert ranks == {"generator": 4, "score": 2}
     (file,) = run.run()
@@ -166,7 +166,7 @@ def test_repair_aims_where_the_student_was_trained(pipe):
     other, third = build_models(1), build_models(2)
     roles = Networks(*(Denoiser.from_diffusers(m, pipe.scheduler) for m in (pipe.unet, other.unet, third.unet)))
     told = {"teacher": roles.teacher, "score": roles.score, "output_type": "latent"}
-    contract, z = StudentContract(trained_guidance=2.5), seeded_noise([1], (4, 16, 16))
+    contract, z = StudentPreset(trained_guidance=2.5), seeded_noise([1], (4, 16, 16))
     with torch.no_grad():
         cond, null = (Condition(pipe.encode_prompt([p], "cpu", 1, False)[0]) for p in (PROMPT, ""))
     found = pipe(PROMPT, [1], contract, correction=CorrectConfig(2), **told).images

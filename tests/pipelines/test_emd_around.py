@@ -7,7 +7,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
-from vitrine.engine.emd import CorrectConfig, Networks, StudentContract, correct, known, one_step
+from vitrine.engine.emd import CorrectConfig, Networks, StudentPreset, correct, known, one_step
 from vitrine.engine.emd.export import export_full
 from vitrine.engine.emd.few_steps import few_steps
 from vitrine.engine.errors import VitrineError
@@ -21,7 +21,7 @@ from vitrine_tests.pipelines.test_family_taps import by_hand
 
 PROMPT = "a photo of a cat"
 SIZE = {"height": 64, "width": 64}
-FIRST = StudentContract(timestep=1000.0)
+FIRST = StudentPreset(timestep=1000.0)
 STILL = [name for name in SOURCES if name != "sdxl"]
 
 
@@ -56,7 +56,7 @@ def hides(net, args, kwargs):
 def test_one_call_is_the_engines(case):
     stock, told, pipe = case
     assert isinstance(pipe, EMDOneStepTransformerPipeline)
-    contract, calls = StudentContract(timestep=700.0), []
+    contract, calls = StudentPreset(timestep=700.0), []
     handle = stock.transformer.register_forward_pre_hook(lambda *a: calls.append(1))
     both = latents(pipe, told, [3, 4], contract)
     handle.remove()
@@ -98,8 +98,8 @@ def test_unless_a_size_is_asked_for_it_is_the_stock_pipelines(case):
     if "StableDiffusion3" in type(stock).__name__ or "PixArt" in type(stock).__name__:
         height = width = 16 * 8  # of the network's own sample_size
     f = pipe.vae_scale_factor
-    assert pipe._shape(StudentContract(), None, None)[1:] == (height // f, width // f)
-    assert pipe._shape(StudentContract(), 64, None)[1:] == (64 // f, width // f)
+    assert pipe._shape(StudentPreset(), None, None)[1:] == (height // f, width // f)
+    assert pipe._shape(StudentPreset(), 64, None)[1:] == (64 // f, width // f)
 
 
 @pytest.mark.nightly
@@ -111,7 +111,7 @@ def test_repair_is_the_engines(case):
             p.mul_(1.01)
     teacher = Denoiser.from_diffusers(stock)
     score = Denoiser.from_diffusers(other, stock.scheduler)
-    config, t = CorrectConfig(2, timestep=400.0), StudentContract(timestep=700.0)
+    config, t = CorrectConfig(2, timestep=400.0), StudentPreset(timestep=700.0)
     found = latents(pipe, told, [3], t, correction=config, teacher=teacher, score=score)
     z = seeded_noise([3], tuple(found.shape[1:]))
     wanted, _ = correct(Networks(teacher, teacher, score), z, text(stock, told), t, config, [3])
@@ -132,7 +132,7 @@ def test_a_student_in_a_file(tmp_path):
     pipe, path = EMDOneStepPipeline.from_pipe(stock), "transformer_blocks.0.attn.to_q"
     g, layer = torch.Generator().manual_seed(1), stock.transformer.get_submodule(path)
     down, up = torch.randn(2, layer.in_features, generator=g), torch.randn(layer.out_features, 2, generator=g)
-    contract = StudentContract("mine", 1000.0)
+    contract = StudentPreset("mine", 1000.0)
     names = {f"transformer.{path}.lora_A.weight": down, f"transformer.{path}.lora_B.weight": up}
     file = save_safetensors(tmp_path / "student.safetensors", names, contract.to_metadata())
     changed = copy.deepcopy(stock.transformer)
@@ -154,7 +154,7 @@ def test_a_whole_transformer_as_the_student_leaves_the_source_alone(tmp_path):
     pipe, changed = EMDOneStepPipeline.from_pipe(stock), copy.deepcopy(stock.transformer)
     with torch.no_grad():
         changed.proj_out.bias += 0.5
-    contract, before = StudentContract("mine", 1000.0), latents(pipe, {"prompt": PROMPT}, [3])
+    contract, before = StudentPreset("mine", 1000.0), latents(pipe, {"prompt": PROMPT}, [3])
     (file,) = export_full(tmp_path, dict(changed.named_parameters()), "generator", contract, False, "transformer")
     assert file.name == "generator_transformer.safetensors" and pipe.load_student(file, "mine") == contract
     drawn, z = latents(pipe, {"prompt": PROMPT}, [3], contract), seeded_noise([3], tuple(before.shape[1:]))
@@ -182,7 +182,7 @@ def test_several_steps_and_refusals():
     with pytest.raises(VitrineError, match="read to the text encoder's end"):
         pipe(PROMPT, max_sequence_length=8, **SIZE)
     with pytest.raises(VitrineError, match="a UNet of SDXL"):
-        pipe(PROMPT, [3], StudentContract("SDXL", 399.0), **SIZE)
+        pipe(PROMPT, [3], StudentPreset("SDXL", 399.0), **SIZE)
 
 
 def test_encoded_prompts_are_those_that_the_pipeline_encodes():

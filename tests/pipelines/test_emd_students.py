@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from vitrine.engine.emd import StudentContract, check_network
+from vitrine.engine.emd import StudentPreset, check_network
 from vitrine.engine.emd.export import export
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.files import save_safetensors
@@ -36,7 +36,7 @@ def drawn(pipe, **more):
 
 
 def test_both_exports_load_and_draw_the_same(pipe, weights, tmp_path):
-    contract, before = StudentContract("portraits", 625.0), drawn(pipe)
+    contract, before = StudentPreset("portraits", 625.0), drawn(pipe)
     pictures = []
     for path in export(tmp_path, weights, "generator", contract):
         fresh = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
@@ -46,7 +46,7 @@ def test_both_exports_load_and_draw_the_same(pipe, weights, tmp_path):
 
 
 def test_a_second_student_takes_the_firsts_place(pipe, weights, tmp_path):
-    contract = StudentContract("portraits", 625.0)
+    contract = StudentPreset("portraits", 625.0)
     first = export(tmp_path / "first", weights, "generator", contract)[0]
     second = export(tmp_path / "second", {k: -2 * v for k, v in weights.items()}, "generator", contract)[0]
     pipe.load_student(second)
@@ -65,7 +65,7 @@ def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
         pipe.load_student(file)
     with pytest.raises(VitrineError, match="preset: given DMD3"):
         pipe.load_student(file, preset="DMD3")
-    mine = StudentContract(timestep=399.0)
+    mine = StudentPreset(timestep=399.0)
     assert pipe.load_student(file, contract=mine) == mine
 
 
@@ -76,17 +76,17 @@ def test_a_preset_of_another_model_is_refused(pipe, weights, tmp_path):
     with pytest.raises(VitrineError, match="a UNet of SD1.5"):
         pipe.load_student(file, preset="DMD2 SD1.5")
     with pytest.raises(VitrineError, match="a UNet of SDXL"):
-        pipe(PROMPT, contract=StudentContract("SDXL", 399.0))
+        pipe(PROMPT, contract=StudentPreset("SDXL", 399.0))
 
 
 @pytest.mark.parametrize("make", [models.flux, models.sd3, models.pixart])
 def test_and_on_a_transformer(make):
     with pytest.raises(VitrineError, match="Transformer2DModel; accepted: a UNet of SD1.5"):
-        check_network(StudentContract("SD1.5"), make())
+        check_network(StudentPreset("SD1.5"), make())
 
 
 def test_the_right_models_pass():
-    check_network(StudentContract("SD1.5 or SD2.1-base"), models.outline(**models.SD21))
-    check_network(StudentContract("SD1.5"), models.outline(**models.SD15))
-    check_network(StudentContract("SDXL"), models.outline(**models.SDXL))
-    check_network(StudentContract("somebody's model"), models.unet())
+    check_network(StudentPreset("SD1.5 or SD2.1-base"), models.outline(**models.SD21))
+    check_network(StudentPreset("SD1.5"), models.outline(**models.SD15))
+    check_network(StudentPreset("SDXL"), models.outline(**models.SDXL))
+    check_network(StudentPreset("somebody's model"), models.unet())

@@ -9,7 +9,7 @@ from diffusers import (
     IPNDMScheduler,
     UniPCMultistepScheduler,
 )
-from vitrine.engine.emd import StudentContract
+from vitrine.engine.emd import StudentPreset
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig
 from vitrine.engine.pipelines import (
@@ -54,7 +54,7 @@ def uses(pipe, told):
         "blocked": lambda: drawn(nemo, told, neurons=some_neurons(pipe), block_config=BlockConfig(end=0.5)),
         "statistics": lambda: nemo.statistics(["a photo of a cat", "a horse"]),
         "late model": lambda: drawn(w2w, told, space=space, model=w2w.sample_models(space, [1])),
-        "one step": lambda: emd(told["prompt"], contract=StudentContract(timestep=1000.0), seeds=[0], **size),
+        "one step": lambda: emd(told["prompt"], contract=StudentPreset(timestep=1000.0), seeds=[0], **size),
         "moved": lambda: drawn(ResolutionTransferPipeline(pipe, ResolutionTransferConfig(target, train)), bare),
     }
 

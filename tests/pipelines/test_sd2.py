@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
-from vitrine.engine.emd import StudentContract
+from vitrine.engine.emd import StudentPreset
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import (
@@ -137,7 +137,7 @@ def test_a_person_is_drawn_and_found(both):
 
 
 def test_one_step(both):
-    how = {"contract": StudentContract(timestep=999.0), "output_type": "latent"}
+    how = {"contract": StudentPreset(timestep=999.0), "output_type": "latent"}
     once = [EMDOneStepPipeline.from_pipe(p)(PROMPT, [0, 1], **how).images for p in both]
     assert agree(once[1], once[0], 1e-4)
 

@@ -1,1 +1,1 @@
-"""From a folder of LoRAs to a space, and from a LoRA to its place in one."""
+"""Builds a space from a folder of LoRAs, and projects LoRAs into a space."""

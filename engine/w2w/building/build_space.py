@@ -1,4 +1,4 @@
-"""From a folder of LoRA files to a space: scan, choice of mode, principal components."""
+"""Builds a space from LoRA files: scan, choice of mode, principal components."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from ..space.space_mode import choose_mode, read_or_problem, some_readable, unli
 
 MODES = ("auto", "factors", "delta")
 _BEGUN = ("rows.json", "sums*.safetensors", "products.safetensors")
-"""What the work folder of a build holds once there is work to lose."""
+"""Files of a build's work folder that mean that there is work to lose."""
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class BuildConfig(Config):
     """How a space is built.
 
     Attributes:
-        mode: ``factors`` is the paper's (LoRAs from one initialisation), ``delta`` takes any; ``auto`` tests which.
+        mode: ``factors`` is the paper's (LoRAs from one initialisation), ``delta`` takes any; ``auto`` tests the files.
         components: K, at most N - 1; None keeps all.
-        memory: bytes the build may hold at once beside the space it makes; larger data go through the work folder.
+        memory: bytes that the build may use in addition to the space; larger data go through the work folder.
         route: of the PCA in factors mode, see :class:`~.pca.PCAConfig`.
-        layers_per_block: of the base UNet, to read ldm names: 2 for SD and SDXL.
-        base: name of the base model, for the record.
-        linked: in delta mode, factors stay in the LoRA files, and the space file says where these are: for folders
-            larger than memory. The files must stay; one layer of all of them is held at a time.
+        layers_per_block: resnets per block of the base UNet, to read ldm names: 2 for SD and SDXL.
+        base: name of the base model, recorded in the space.
+        linked: in delta mode, factors stay in the LoRA files, and the space file has their paths: for folders
+            larger than memory. Keep the files; one layer of all files is in memory at a time.
 
     Raises:
-        VitrineError: If a value is unknown or outside its range.
+        VitrineError: If a value is unknown or out of range.
     """
 
     mode: str = "auto"
@@ -79,9 +79,9 @@ class Built:
 
     Attributes:
         space: the space.
-        folder: the files it was made from, and those left out.
-        gauge: whether factors could be compared.
-        reason: why its mode was chosen.
+        folder: the files used, and those left out.
+        gauge: whether factors are comparable.
+        reason: reason for the mode.
     """
 
     space: Space
@@ -90,15 +90,15 @@ class Built:
     reason: str
 
     def summary(self) -> str:
-        """How it was built, as text."""
-        shares = self.space.explained.double().cumsum(0)
-        half = int((shares < 0.5).sum()) + 1
+        """A report of the build, as text."""
+        explained = self.space.explained.double().cumsum(0)
+        half = int((explained < 0.5).sum()) + 1
         lines = [self.folder.summary(), f"mode {self.space.mode}: {self.reason}"]
-        held = f"{self.space.dimension} components hold {float(shares[-1]):.1%} of the variance, {half} hold half"
+        line = f"{self.space.dimension} components have {float(explained[-1]):.1%} of the variance, {half} have half"
         if self.space.dimension > self.space.count / 3:
-            held += f"; with {self.space.count} models, sample with at most {max(1, self.space.count // 3)}"
+            line += f"; with {self.space.count} models, sample with at most {max(1, self.space.count // 3)}"
         copies = near_copies(self.space.coefficients.float(), [f.name for f in self.folder.good], most=10)
-        return "\n".join([*lines, held, *(f"copies: {copy}" for copy in copies)])
+        return "\n".join([*lines, line, *(f"copies: {copy}" for copy in copies)])
 
 
 def build_space(
@@ -110,18 +110,18 @@ def build_space(
     workers: Workers = ALONE,
     base: BaseWeights | None = None,
 ) -> Built:
-    """Builds a space from LoRA files of one base model; bad files are left out and named.
+    """Builds a space from LoRA files of one base model; bad files are left out and listed.
 
     Args:
-        work: folder that keeps the state of an interrupted build, which then resumes, also after ``kill -9``; without
-            it, data larger than ``memory`` are refused. Only one build at a time may have it, and only one of the same
-            LoRAs (by content: each file is read once more for that), base weights and settings.
-        workers: processes that share the work of factors mode; each returns the same space.
+        work: folder with the state of an interrupted build, which then resumes, also after a kill; without it, data
+            larger than ``memory`` are refused. It belongs to one build with the same LoRAs (by content: each file is
+            read once more), base weights and settings.
+        workers: processes that divide the work of factors mode; each returns the same space.
         base: weights of the base model; without it DoRAs are left out.
 
     Raises:
-        VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, another build
-            has the work folder, or the data are larger than ``memory`` and there is no work folder.
+        VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, or another build
+            uses the work folder, or the data are larger than ``memory`` without a work folder.
     """
     config, work = config or BuildConfig(), None if work is None else Path(work)
     scan = scan_folder(folder, config.layers_per_block, progress, base=base)
@@ -139,8 +139,8 @@ def build_space(
             return Built(space, scan, gauge, reason)
         task = _Task(config, work, progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)
-        held = 4 * len(rows.data) * manifest.size if isinstance(rows, Matrix) else 0
-        pca = PCAConfig(config.components, config.route, config.memory - held)
+        used = 4 * len(rows.data) * manifest.size if isinstance(rows, Matrix) else 0
+        pca = PCAConfig(config.components, config.route, config.memory - used)
         state = None if work is None else workers.own_file(work / "sums.safetensors")
         components = principal_components(rows, pca, progress, resume=state, workers=workers, inputs=made_of)
         names = tuple(f.name for f in scan.good)
@@ -148,7 +148,7 @@ def build_space(
 
 
 def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> dict[str, object]:
-    """What the space depends on; files and weights are read when they are digested."""
+    """The inputs of a space; files and weights are read when they are digested."""
     decomposed = {path for f in scan.good for path, entry in f.entries.items() if entry.decomposed}
     return {
         "LoRAs": [[f.name for f in scan.good], Files([f.path for f in scan.good])], "settings": config,
@@ -157,17 +157,18 @@ def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> 
 
 
 def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
-    """A space of either mode.
+    """Loads a space of either mode.
 
     Args:
-        folders: where a linked space's LoRAs may lie, beside its own folder and a folder ``loras`` next to or above it.
+        folders: further folders with a linked space's LoRAs, after its own folder and a folder ``loras`` in or next to
+            it.
 
     Raises:
         VitrineError: As :meth:`WeightSpace.load`.
     """
     _, header = open_artefact(path, KIND, LINKED_VERSION)
     space = DeltaSpace.load(path, folders) if header.get("mode") == "delta" else WeightSpace.load(path)
-    with named(path, "space", "settings that its tensors allow", "build it anew"):
+    with named(path, "space", "settings that match its tensors", "build it again"):
         usual_sampling(space)
         for label in space.info.get("strength_maps", {}):
             strength_map(space, label)
@@ -175,20 +176,20 @@ def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
 
 
 def labels_in(path: str | Path) -> list[str]:
-    """Labels of the directions that lists name in a space's file, sorted, without reading any tensor.
+    """Sorted labels of the listed directions in a space file, without reading tensors.
 
     Raises:
         VitrineError: As :meth:`WeightSpace.load`.
     """
     file, header = open_artefact(path, KIND, LINKED_VERSION)
-    with named(path, "space", "a header that fits its tensors", "build it anew"), file:
+    with named(path, "space", "a header that fits its tensors", "build it again"), file:
         retired = parse_table(header.get("info") or "{}").get("retired", ())
         labels = (key[4:] for key in file.keys() if key.startswith("dir."))  # noqa: SIM118  no mapping
         return sorted(label for label in labels if label not in retired)
 
 
 def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
-    """The scan without files that turned out to be bad when their tensors were read."""
+    """The scan without files whose tensors turned out to be bad."""
     good = tuple(f for i, f in enumerate(scan.good) if i not in bad)
     more = tuple(BadFile(scan.good[i].path.name, problem) for i, problem in bad.items())
     if len(good) < 2:
@@ -216,7 +217,7 @@ def _delta_space(
 
     stacks: Mapping[str, Stack]
     if config.linked:
-        for done, _ in enumerate(loras()):  # a broken file is left out now, not after hours
+        for done, _ in enumerate(loras()):  # a broken file is found now, not after hours
             progress(done + 1, len(scan.good))
         scan = _without(scan, bad) if bad else scan
         stacks = LinkedStacks(scan.good, config.layers_per_block)
@@ -231,7 +232,7 @@ def _delta_space(
 
 @dataclass(frozen=True)
 class _Task:
-    """What stays the same while rows are read."""
+    """Constants while rows are read."""
 
     config: BuildConfig
     work: Path | None
@@ -240,7 +241,7 @@ class _Task:
 
 
 def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | Stored, Manifest, FolderScan]:
-    """The flat weights, in memory or, if they are too large, in a file of the work folder."""
+    """The flat weights, in memory or, if too large, in a file of the work folder."""
     entries, memory = scan.good[0].entries, task.config.memory
     alphas = {p: float(e.down[0]) if e.alpha is None else e.alpha for p, e in entries.items()}
     manifest = Manifest.of(
@@ -266,23 +267,23 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | S
 
 
 def _read(
-    scan: FolderScan, manifest: Manifest, numbers: Iterable[int], put: Callable[[int, torch.Tensor], None],
+    scan: FolderScan, manifest: Manifest, numbers: Iterable[int], store: Callable[[int, torch.Tensor], None],
     progress: Progress,
 ) -> dict[int, str]:  # fmt: skip
-    """Reads LoRAs by number and hands on their flat weights; returns the problems of bad files."""
+    """Reads LoRAs by index and passes their flat weights to ``put``; returns index -> problem of bad files."""
     bad, numbers = {}, list(numbers)
     for done, i in enumerate(numbers):
         lora, problem = read_or_problem(scan.good[i])
         if lora is None:
             bad[i] = problem
         else:
-            put(i, manifest.flatten(lora))
+            store(i, manifest.flatten(lora))
         progress(done + 1, len(numbers))
     return bad
 
 
 def _packed(scan: FolderScan, manifest: Manifest, table: RowFile, task: _Task) -> dict[int, str]:
-    """Reads each file that is not in the table yet, once; processes take turns. Bad files are tried again each time."""
+    """Reads each file that is not in the table yet; processes divide the files. Bad files are retried each time."""
     together = max(1, task.config.memory // 4 // (4 * manifest.size))
     runs = [range(a, min(a + together, table.shape[0])) for a in range(0, table.shape[0], together)]
     own = runs[task.workers.index :: task.workers.count]
@@ -292,17 +293,17 @@ def _packed(scan: FolderScan, manifest: Manifest, table: RowFile, task: _Task) -
         for first, count in _consecutive(missing):
             buffer = torch.zeros(count, manifest.size)
 
-            def put(i: int, row: torch.Tensor, first: int = first, buffer: torch.Tensor = buffer) -> None:
+            def store(i: int, row: torch.Tensor, first: int = first, buffer: torch.Tensor = buffer) -> None:
                 buffer[i - first] = row
 
             def after(step: int, total: int, preview: torch.Tensor | None = None, *, before: int = done) -> None:
                 task.progress(before + step, every)
 
-            stacks = _read(scan, manifest, range(first, first + count), put, after)
+            stacks = _read(scan, manifest, range(first, first + count), store, after)
             table.write(first, buffer, torch.tensor([i not in stacks for i in range(first, first + count)]))
             bad |= stacks
         done += len(run)
-    return {i: problem for shares in task.workers.gather(bad) for i, problem in shares.items()}
+    return {i: problem for each in task.workers.gather(bad) for i, problem in each.items()}
 
 
 def _consecutive(numbers: Sequence[int]) -> list[tuple[int, int]]:

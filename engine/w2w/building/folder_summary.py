@@ -1,4 +1,4 @@
-"""One page about a folder of LoRAs, before a space is built of it: what is there, what fits, what would come out."""
+"""A report about a folder of LoRAs before building a space: files, compatibility, expected result."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
 from ..loras.lora_files import LoraFile
 from ..loras.lora_folders import BadFile, FolderScan, scan_folder
-from ..loras.near_copies import Copy, near_copies, sketch, variance_shares
+from ..loras.near_copies import Copy, near_copies, sketch, variance_fractions
 from ..space.factor_stacks import multiplications
 from ..space.space_mode import choose_mode, read_or_problem, some_readable, unlike
 
 NUMBERS = 200_000
-"""Numbers that are kept of each LoRA: 16 x 16 of each of SDXL's 700 layers, 79 x 79 of 32."""
+"""Numbers stored per LoRA: 16 x 16 of each of SDXL's 700 layers, 79 x 79 of 32."""
 
 
 @dataclass(frozen=True)
 class FolderLook:
-    """What a folder holds and what a space of it would be.
+    """Contents of a folder, and properties of a space built from it.
 
     Attributes:
         scan: the files, and those left out.
-        copies: files that are nearly one another, among the usable ones.
-        shares: (N - 1,) of the variance along each principal component of the changes of the weights, estimated.
-        mode, reason: in which a space would be built; empty where fewer than two files can be used.
-        gauge: whether factors can be compared.
+        copies: near-duplicates among the usable files.
+        fractions: (N - 1,) estimated fractions of the variance along each principal component of the weight updates.
+        mode, reason: mode of the space, and why; empty if fewer than two files are usable.
+        gauge: whether factors are comparable.
     """
 
     scan: FolderScan
     copies: tuple[Copy, ...] = ()
-    shares: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
+    fractions: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     mode: str = ""
     reason: str = ""
     gauge: Gauge | None = None
 
     @property
     def effective(self) -> float:
-        """How many equally strong directions would vary as much: 1 / sum of squared shares (participation ratio)."""
-        return float(1 / self.shares.square().sum()) if len(self.shares) and self.shares.any() else 0.0
+        """Effective number of directions: 1 / sum of squared fractions (participation ratio)."""
+        return float(1 / self.fractions.square().sum()) if len(self.fractions) and self.fractions.any() else 0.0
 
     def delta_cost(self) -> tuple[int, float]:
         """(bytes, multiplications) of a delta space: all factors in float32, and products of all pairs of LoRAs.
 
-        See :func:`~.stacks.multiplications`; other steps cost less. Of a linked space only one layer is held.
+        See :func:`~.stacks.multiplications`; other steps cost less. A linked space has only one layer in memory.
         """
         numbers, products = 0, 0.0
         for path, outer in self.scan.shapes.items():
@@ -60,14 +60,14 @@ class FolderLook:
         return 4 * numbers, products
 
     def largest_layer(self) -> int:
-        """Bytes of one layer's factors of all LoRAs, of the largest."""
+        """Bytes of the factors of all LoRAs in the largest layer."""
         return 4 * max(
             sum(shape) * sum(f.entries[path].down[0] for f in self.scan.good if path in f.entries)
             for path, shape in self.scan.shapes.items()
         )
 
     def text(self, most: int = 40) -> str:
-        """The page as plain text, at most ``most`` lines of files, of copies and of files left out each."""
+        """The report as plain text, with at most ``most`` lines each of files, copies and files left out."""
         good, bad = self.scan.good, self.scan.bad
         lines = [self.scan.heading(), "", *_table(good[:most]), *_more(good, most), ""]
         lines += self.scan.notes
@@ -78,17 +78,17 @@ class FolderLook:
         if self.mode == "delta":
             size, products = self.delta_cost()
             layer = f"with --linked one layer's, {self.largest_layer() / 2**30:.2f} GiB"
-            lines.append(f"it would hold {size / 2**30:.2f} GiB of factors in memory ({layer}), and take "
+            lines.append(f"it would need {size / 2**30:.2f} GiB of factors in memory ({layer}), and take "
                          f"{products:.1e} multiplications in float64")  # fmt: skip
-        if len(self.shares):
-            half, most_of_it = (int((self.shares.cumsum(0) < s).sum()) + 1 for s in (0.5, 0.9))
-            spread = f"half in {half} of {len(self.shares)} components, 90 % in {most_of_it}"
-            lines.append(f"variance (estimated): {spread}; as many as {self.effective:.1f} equally strong ones")
-            lines.append(_judged(self.effective, len(self.shares)))
+        if len(self.fractions):
+            half, most_of_it = (int((self.fractions.cumsum(0) < s).sum()) + 1 for s in (0.5, 0.9))
+            spread = f"half in {half} of {len(self.fractions)} components, 90 % in {most_of_it}"
+            lines.append(f"variance (estimated): {spread}; equal to {self.effective:.1f} equally strong directions")
+            lines.append(_judged(self.effective, len(self.fractions)))
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """The page as JSON."""
+        """The report as JSON."""
         return {
             "files": [_facts(file) for file in self.scan.good],
             "left_out": [asdict(bad) for bad in self.scan.bad],
@@ -96,7 +96,7 @@ class FolderLook:
             "layers": len(self.scan.shapes), "delta_bytes": self.delta_cost()[0],
             "delta_multiplications": self.delta_cost()[1], "mode": self.mode, "reason": self.reason,
             "gauge": None if self.gauge is None else asdict(self.gauge) | {"shared": self.gauge.shared},
-            "variance": [round(v, 5) for v in self.shares.tolist()], "effective": round(self.effective, 2),
+            "variance": [round(v, 5) for v in self.fractions.tolist()], "effective": round(self.effective, 2),
         }  # fmt: skip
 
 
@@ -108,11 +108,11 @@ def look_at_folder(
     headers_only: bool = False,
     base: BaseWeights | None = None,
 ) -> FolderLook:
-    """Describes a folder without building anything; every file is read once, only one held at a time.
+    """Describes a folder without building anything; every file is read once, one in memory at a time.
 
     Args:
-        memory: bytes for what is kept of the files; less makes the estimates of copies and variance coarser.
-        headers_only: leaves out copies, variance and mode, which need the tensors.
+        memory: bytes for stored samples of the files; less makes the estimates of copies and variance coarser.
+        headers_only: skip copies, variance and mode, which need the tensors.
         base: weights of the base model, for DoRAs.
 
     Raises:
@@ -136,7 +136,7 @@ def look_at_folder(
         return FolderLook(scan)
     table, gauge = torch.stack(rows), gauge_test(some_readable(good, memory))
     copies = near_copies(table, [file.name for file in good])
-    return FolderLook(scan, tuple(copies), variance_shares(table), *choose_mode("auto", unlike(scan), gauge), gauge)
+    return FolderLook(scan, tuple(copies), variance_fractions(table), *choose_mode("auto", unlike(scan), gauge), gauge)
 
 
 def _facts(file: LoraFile) -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _facts(file: LoraFile) -> dict[str, Any]:
 
 
 def _table(files: Iterable[LoraFile]) -> list[str]:
-    """A line for each file, in columns."""
+    """A line per file, in columns."""
     rows = [("file", "spelling", "layers", "rank", "dtype", "text encoder", "base: by layers / by header")]
     for file in files:
         ranks = str(file.ranks[0]) if len(file.ranks) == 1 else f"{file.ranks[0]} .. {file.ranks[-1]}"
@@ -165,10 +165,10 @@ def _more(things: tuple, most: int) -> list[str]:
 
 
 def _judged(effective: float, most: int) -> str:
-    """How linear, in words: where each LoRA differs in a way of its own, there is nothing for a slider to learn."""
-    share = effective / most
-    if share > 0.8:
-        return "almost every LoRA differs in a way of its own: new models will be mixtures of a few members"
-    if share < 0.2:
-        return "the LoRAs vary along few common directions: a space can hold them"
+    """A judgement of the effective dimension: if every LoRA differs in another direction, sliders cannot be learned."""
+    fraction = effective / most
+    if fraction > 0.8:
+        return "almost every LoRA differs in another direction: new models will be mixtures of a few members"
+    if fraction < 0.2:
+        return "the LoRAs vary along few common directions: a space can represent them"
     return "some directions are common, many belong to single LoRAs: more LoRAs of one kind make a better space"

@@ -1,4 +1,4 @@
-"""Somebody's LoRA, or a training model by name, as a point of a space, and how much of it the space holds."""
+"""Projection of a LoRA, or of a training model by name, into a space, and the fraction that it captures."""
 
 from __future__ import annotations
 
@@ -21,35 +21,40 @@ from .space_contents import described
 
 @dataclass(frozen=True)
 class Encoded:
-    """The nearest model of a space.
+    """The nearest model of a space, and how near it is.
 
     Attributes:
         model: one row of coefficients.
-        held: the share, 0 .. 1, of the LoRA's squared change of the weights that this model makes too; None for a
-            training model by name, whose file is not at hand.
-        ignored: how many layers of the LoRA the space does not have.
+        captured: fraction, 0 .. 1, of the LoRA's squared weight update that the model captures; None for a
+            training model by name, whose file is not available.
+        ignored: number of the LoRA's layers that the space does not have.
     """
 
     model: W2WModel
-    held: float | None
+    captured: float | None
     ignored: int = 0
 
+    @property
+    def held(self) -> float | None:
+        """The former name of ``captured``, for one release."""
+        return self.captured
+
     def summary(self, space: Space) -> str:
-        """As text: what is held, what is not, and where the model stands."""
-        if self.held is None:
-            share = float(space.explained.double().sum())
-            lines = [f"a training model, as the space holds it: with {share:.1%} of the variance of all"]
+        """As text: what is captured, what is not, and the model's neighbours and scores."""
+        if self.captured is None:
+            fraction = float(space.explained.double().sum())
+            lines = [f"a training model, as represented in the space: with {fraction:.1%} of the variance of all"]
         else:
-            lines = [f"the space holds {self.held:.1%} of this LoRA's change of the weights"]
-            if self.held < 0.5:
-                lines.append("most of it lies outside: the model is another one; add the LoRA to the space's folder")
+            lines = [f"the space captures {self.captured:.1%} of this LoRA's weight update"]
+            if self.captured < 0.5:
+                lines.append("most of it is outside the space: the result differs; add the LoRA to the space's folder")
         if self.ignored:
             lines.append(f"{self.ignored} layers are not in the space")
         return "\n".join([*lines, described(space, self.model.coefficients)])
 
 
 def layer_sizes(space: Space) -> dict[str, tuple[int, int]]:
-    """Layer path -> (out, in) of a space: what a LoRA must have there to be a model of it."""
+    """Layer path -> (out, in) in a space, which a LoRA must match."""
     if not isinstance(space, DeltaSpace):
         return {layer.path: (layer.up[0], math.prod(layer.down[1:])) for layer in space.manifest}
     if isinstance(space.stacks, LinkedStacks):
@@ -58,13 +63,13 @@ def layer_sizes(space: Space) -> dict[str, tuple[int, int]]:
 
 
 def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
-    """The model of the space nearest to a LoRA: in standardised factors, or in delta mode in changes of the weights.
+    """The model of a space nearest to a LoRA: in standardised factors, or in delta mode in weight updates.
 
     Args:
-        name: of the LoRA, for the model's history.
+        name: name of the LoRA, for the model's history.
 
     Raises:
-        VitrineError: If none of its layers is in the space, or in factors mode its layers or ranks are not the space's.
+        VitrineError: If none of its layers is in the space, or in factors mode its layers or ranks differ.
     """
     known = set(space.stacks) if isinstance(space, DeltaSpace) else {layer.path for layer in space.manifest}
     inside = {path: layer for path, layer in lora.items() if path in known}
@@ -74,27 +79,27 @@ def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
     if isinstance(space, DeltaSpace):
         products = space.products_with(inside)
         coefficients = space.encode_products(products)
-        shares = space.weights(coefficients).double()
+        weights = space.weights(coefficients).double()
         # |L - sum c_i M_i|^2 = |L|^2 - 2 c <L, M> + c G c, without the sum
-        missed = squared_change(lora) - float(2 * shares @ products - shares @ space.gram @ shares)
+        missed = squared_change(lora) - float(2 * weights @ products - weights @ space.gram @ weights)
     else:
         coefficients = space.encode_lora(lora)
         missed = squared_change(difference(lora, materialise(space, coefficients)))
-    held = min(1.0, max(0.0, 1 - missed / max(squared_change(lora), 1e-300)))
-    model = W2WModel(coefficients[None], space.identity, ({"encode": {"lora": name, "held": round(held, 4)}},))
-    return Encoded(model, held, len(lora) - len(inside))
+    captured = min(1.0, max(0.0, 1 - missed / max(squared_change(lora), 1e-300)))
+    model = W2WModel(coefficients[None], space.identity, ({"encode": {"lora": name, "held": round(captured, 4)}},))
+    return Encoded(model, captured, len(lora) - len(inside))
 
 
 def member(space: Space, name: str) -> Encoded:
     """A training model by its name.
 
     Raises:
-        VitrineError: If the space has no such model; the message names the nearest.
+        VitrineError: If the space has no such model; the message has the most similar names.
     """
     names = member_names(space)
     if name not in names:
         near = get_close_matches(name, names, n=3, cutoff=0.4) or list(names[:3])
-        shown = f"names such as {', '.join(near)}" if names else "names; this space holds none of its models"
+        shown = f"names such as {', '.join(near)}" if names else "names; this space has none of its models"
         raise refuse("model of the space", name, shown, "encode its LoRA file instead")
     row = space.coefficients[names.index(name)].float()
     row = torch.nn.functional.pad(row, (0, space.dimension - len(row)))
@@ -107,13 +112,13 @@ def official_model(path: str | Path, space: Space) -> W2WModel:
     Opened with ``weights_only=True``: nothing is unpickled.
 
     Raises:
-        VitrineError: If the file is no matrix of at most as many coefficients as the space has, or the space is not
+        VitrineError: If the file is not a matrix with at most as many coefficients as the space, or the space is not
             the published one.
     """
     from ..space.official_files import coefficients_in
 
     if space.info.get("source") != "official":
-        shown = f"{Path(path).name} with a space of one's own"
+        shown = f"{Path(path).name} with another space"
         raise refuse("model", shown, "the imported published space", "vitrine w2w import-official makes it")
     rows = coefficients_in(Path(path), space.dimension)
     centre = torch.tensor(space.info.get("centre", [0.0]))

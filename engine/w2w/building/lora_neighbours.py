@@ -1,4 +1,4 @@
-"""The neighbours of one LoRA: near-duplicates and merges in a folder, and its place in a space."""
+"""The neighbours of one LoRA: near-duplicates and merges in a folder, and its position in a space."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .folder_summary import NUMBERS
 from .lora_encoding import encode
 
 MOST_FILES = 300
-"""Files that are compared with one LoRA, the first by name."""
+"""Most files that are compared with one LoRA, the first by name."""
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """What is near one LoRA.
+    """Neighbours of one LoRA.
 
     Attributes:
-        compared: how many other LoRAs of the same base model it was compared with.
-        left_out: how many files could not be compared: of another base model, or no LoRA that is read.
-        copies: pairs that it is one of.
-        merge: a weighted sum of others that it is, if it is one.
-        alike: (name, cosine of the changes of the weights) of the nearest, at most five.
-        space: in words, its place in a space; empty where none was given.
+        compared: number of LoRAs of the same base model that it was compared with.
+        left_out: number of files that could not be compared: of another base model, or not readable as a LoRA.
+        copies: pairs of near-duplicates that it is in.
+        merge: the weighted sum of others that it equals, if any.
+        alike: (name, cosine of weight updates) of the nearest, at most five.
+        space: a description of its position in a space; empty without one.
     """
 
     compared: int = 0
@@ -59,18 +59,18 @@ class Neighbours:
 def neighbours_in(
     file: LoraFile, others: Sequence[Path], space: Space | None = None, progress: Progress = silent
 ) -> Neighbours:
-    """Of a LoRA among other files; each is read once, one held at a time.
+    """Neighbours of a LoRA among other files; each is read once, one in memory at a time.
 
     Raises:
-        VitrineError: If the LoRA's own tensors cannot be read.
+        VitrineError: If the LoRA's tensors cannot be read.
     """
     own = read_lora(file)
-    place = "" if space is None else _place(space, file, own)
+    position = "" if space is None else _position(space, file, own)
     paths = [p for p in others if p.resolve() != file.path.resolve()][:MOST_FILES]
     scan = scan_folder([file.path, *paths], fewest=0)
     usable = [f for f in scan.good if f.path != file.path]
     if file.path not in {f.path for f in scan.good}:  # most others are of another base model
-        return Neighbours(0, len(paths), space=place)
+        return Neighbours(0, len(paths), space=position)
     shapes = {path: entry.outer for path, entry in file.entries.items()} | scan.shapes
     side = max(2, min(64, math.isqrt(NUMBERS // len(shapes))))
     row, rows, names = sketch(own, shapes, side), [], []
@@ -81,7 +81,7 @@ def neighbours_in(
             names.append(other.name)
         progress(number + 1, len(usable))
     if not rows:
-        return Neighbours(0, len(paths), space=place)
+        return Neighbours(0, len(paths), space=position)
     table = torch.stack(rows)
     name = next(f.name for f in scan.good if f.path == file.path)
     pairs = near_copies(torch.cat([row[None], table]), [name, *names])
@@ -92,10 +92,10 @@ def neighbours_in(
     cosines = torch.nn.functional.cosine_similarity(table, row[None])
     order = cosines.argsort(descending=True)[:5].tolist()
     alike = tuple((names[i], float(cosines[i])) for i in order)
-    return Neighbours(len(rows), len(paths) - len(rows), copies, merge, alike, place)
+    return Neighbours(len(rows), len(paths) - len(rows), copies, merge, alike, position)
 
 
-def _place(space: Space, file: LoraFile, lora: Lora) -> str:
+def _position(space: Space, file: LoraFile, lora: Lora) -> str:
     try:
         encoded = encode(space, lora, file.name)
     except VitrineError as error:
@@ -105,8 +105,8 @@ def _place(space: Space, file: LoraFile, lora: Lora) -> str:
     return printable(encoded.summary(space).split("\n")[0] + closest)
 
 
-def beside(files: Sequence[Path], folder: Path | None) -> list[Path]:
-    """Files to compare with: of a folder and those below it, or those of the report."""
+def files_to_compare(files: Sequence[Path], folder: Path | None) -> list[Path]:
+    """Files to compare with: of a folder and its subfolders, or of the report."""
     from ...io.folders import files_in
 
     paths = list(files) if folder is None else [*files_in(folder, ".safetensors", deep=True), *files]
@@ -114,6 +114,6 @@ def beside(files: Sequence[Path], folder: Path | None) -> list[Path]:
 
 
 def names_of(files: Sequence[Path]) -> list[str]:
-    """A name for each file of a report, all different."""
+    """A unique name per file of a report."""
     names = [printable(name).replace("/", " ") for name in distinct_names(list(files))]
     return [name if names.count(name) == 1 else f"{name} {i + 1}" for i, name in enumerate(names)]

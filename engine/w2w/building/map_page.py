@@ -1,4 +1,4 @@
-"""A space's map as one HTML page that needs nothing beside it, and as a picture for ComfyUI."""
+"""A space's map as a self-contained HTML page, and as an image for ComfyUI."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 SHOWN = 1500
-"""Most models on a page or picture; of more, as many spread evenly over the space's order."""
+"""Most models on a page or image; larger spaces are subsampled evenly."""
 _LOW, _MIDDLE, _HIGH, _UNKNOWN = (46, 98, 150), (214, 208, 198), (196, 92, 40), (150, 150, 150)
 _SIDE, _MARGIN = 900, 40
 _STYLE = """<style>.map label { display: inline-block; margin: .1rem .6rem .1rem .15rem; font-size: .85rem; }
@@ -27,56 +27,58 @@ _STYLE = """<style>.map label { display: inline-block; margin: .1rem .6rem .1rem
 .near { font-size: .85rem; } .near a, .map a { color: inherit; }"""
 
 
-def map_page(space: Space, drawn: SpaceMap, thumbnails: Mapping[str, Image] | None = None) -> Report:
-    """The page: every model a point or its thumbnail, coloured by a label of choice, with neighbours and distances.
+def map_page(space: Space, layout: SpaceMap, thumbnails: Mapping[str, Image] | None = None) -> Report:
+    """The page: a point or thumbnail per model, coloured by a selectable label, with neighbours and distances.
 
-    Pointing at a model tells its name, scores and neighbours; clicking leads to its row. No scripts.
+    Hovering shows a model's name, scores and neighbours; clicking leads to its table row. No scripts.
 
     Args:
-        thumbnails: model's name -> picture.
+        thumbnails: model name -> image.
     """
-    names, chosen = member_names(space), _spread_over(len(drawn.coordinates))
+    names, chosen = member_names(space), _spread_over(len(layout.coordinates))
     page = Report("A space of models", contents(space).splitlines()[0])
-    page.add_paragraph(quality_of(drawn))
+    page.add_paragraph(quality_of(layout))
     if len(chosen) < len(names):
-        page.add_paragraph(f"{len(chosen)} of {len(names)} models are shown, spread evenly.")
+        page.add_paragraph(f"{len(chosen)} of {len(names)} models are shown, evenly sampled.")
     near = neighbours_of(space, NEIGHBOURS, chosen)
-    page.add_drawing(_drawing(names, drawn, near, chosen, thumbnails or {}))
+    page.add_drawing(_drawing(names, layout, near, chosen, thumbnails or {}))
     page.add_heading("Neighbours")
-    page.add_paragraph("The nearest models in the space, not on the page. 1.00 is the median distance of two models.")
+    page.add_paragraph("Neighbours in the space, not on the page. 1.00 is the median distance of two models.")
     page.add_drawing(_neighbours(names, near, chosen))
     if space.directions:
         page.add_heading("Labels")
-        rows = [(k, f"{v[~v.isnan()].min():+.1f}", f"{v[~v.isnan()].max():+.1f}") for k, v in _known(drawn).items()]
+        rows = [(k, f"{v[~v.isnan()].min():+.1f}", f"{v[~v.isnan()].max():+.1f}") for k, v in _known(layout).items()]
         page.add_table([("label", "lowest", "highest"), *rows])
     return page
 
 
-def quality_of(drawn: SpaceMap) -> str:
-    """How far the plane can be believed, in words."""
+def quality_of(layout: SpaceMap) -> str:
+    """How faithful the map is, in words."""
     how = {"neighbours": "laid out by neighbours (t-SNE)", "components": "the first two principal components"}
     return (
-        f"{how.get(drawn.method, drawn.method)}: {drawn.kept:.0%} of each model's {NEIGHBOURS} nearest in the space "
-        f"are nearest here too, by chance {drawn.chance:.0%}. Distances across the page mean little."
+        f"{how.get(layout.method, layout.method)}: {layout.kept:.0%} of each model's {NEIGHBOURS} nearest in the space "
+        f"are nearest here too, by chance {layout.chance:.0%}. Distances across the page mean little."
     )
 
 
-def map_picture(drawn: SpaceMap, label: str = "", marked: Sequence[tuple[float, float]] = (), side: int = 768) -> Image:
-    """The map as a square picture, points coloured by a label's scores; ``marked`` places have a ring.
+def map_picture(
+    layout: SpaceMap, label: str = "", marked: Sequence[tuple[float, float]] = (), side: int = 768
+) -> Image:
+    """The map as a square image, points coloured by a label's scores; ``marked`` positions have a ring.
 
     Raises:
-        VitrineError: If there is no such label.
+        VitrineError: If the label is unknown.
     """
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (side, side), "white")
     draw, scale = ImageDraw.Draw(picture), side / _SIDE
-    colours = _colours(drawn, label) if label else [_LOW] * len(drawn.coordinates)
-    for i in _spread_over(len(drawn.coordinates)):
-        x, y = (scale * v for v in _place(drawn.coordinates[i].tolist()))
+    colours = _colours(layout, label) if label else [_LOW] * len(layout.coordinates)
+    for i in _spread_over(len(layout.coordinates)):
+        x, y = (scale * v for v in _to_page(layout.coordinates[i].tolist()))
         draw.ellipse([x - 4, y - 4, x + 4, y + 4], fill=colours[i])
-    for place in marked:
-        x, y = (scale * v for v in _place(place))
+    for point in marked:
+        x, y = (scale * v for v in _to_page(point))
         draw.ellipse([x - 11, y - 11, x + 11, y + 11], outline="black", width=3)
     draw.text((8, 8), label and f"{label}: low blue, high orange", fill="black")
     return picture
@@ -86,41 +88,41 @@ def _spread_over(count: int) -> list[int]:
     return torch.linspace(0, count - 1, min(count, SHOWN)).round().long().tolist()
 
 
-def _place(point: Sequence[float]) -> tuple[float, float]:
+def _to_page(point: Sequence[float]) -> tuple[float, float]:
     half = _SIDE / 2
     return half + point[0] * (half - _MARGIN), half - point[1] * (half - _MARGIN)
 
 
-def _known(drawn: SpaceMap) -> dict[str, torch.Tensor]:
-    return {label: column for label, column in sorted(drawn.labels.items()) if bool((~column.isnan()).any())}
+def _known(layout: SpaceMap) -> dict[str, torch.Tensor]:
+    return {label: column for label, column in sorted(layout.labels.items()) if bool((~column.isnan()).any())}
 
 
-def _colours(drawn: SpaceMap, label: str) -> list[tuple[int, int, int]]:
+def _colours(layout: SpaceMap, label: str) -> list[tuple[int, int, int]]:
     """Blue to orange from the 5th to the 95th percentile; grey where unknown."""
-    if label not in drawn.labels:
-        raise refuse("label", label, sorted(drawn.labels), "choose one of these, or leave it empty")
-    column = drawn.labels[label].float()
+    if label not in layout.labels:
+        raise refuse("label", label, sorted(layout.labels), "choose one of these, or leave it empty")
+    column = layout.labels[label].float()
     known = column[~column.isnan()]
     if not len(known):
         return [_UNKNOWN] * len(column)
     low, high = torch.quantile(known, torch.tensor([0.05, 0.95])).tolist()
-    shares = ((column - low) / max(high - low, 1e-12)).clamp(0, 1).tolist()
-    return [_UNKNOWN if share != share else _between(share) for share in shares]
+    levels = ((column - low) / max(high - low, 1e-12)).clamp(0, 1).tolist()
+    return [_UNKNOWN if t != t else _between(t) for t in levels]
 
 
-def _between(share: float) -> tuple[int, int, int]:
-    ends, t = ((_LOW, _MIDDLE), 2 * share) if share < 0.5 else ((_MIDDLE, _HIGH), 2 * share - 1)
+def _between(t: float) -> tuple[int, int, int]:
+    ends, t = ((_LOW, _MIDDLE), 2 * t) if t < 0.5 else ((_MIDDLE, _HIGH), 2 * t - 1)
     r, g, b = (round(a + t * (z - a)) for a, z in zip(*ends, strict=True))
     return r, g, b
 
 
 def _drawing(
-    names: Sequence[str], drawn: SpaceMap, near: dict[int, list[tuple[str, float]]], chosen: list[int],
+    names: Sequence[str], layout: SpaceMap, near: dict[int, list[tuple[str, float]]], chosen: list[int],
     thumbnails: Mapping[str, Image],
 ) -> str:  # fmt: skip
-    """Buttons, one a label, and the drawing whose colours they choose."""
-    labels = list(_known(drawn))
-    columns = [_colours(drawn, label) for label in labels]
+    """Radio buttons, one per label, and the SVG whose colours they select."""
+    labels = list(_known(layout))
+    columns = [_colours(layout, label) for label in labels]
     buttons, rules = [], [_STYLE, ".map .m { fill: #2e6296; }"]
     for n, label in enumerate(labels):
         checked = " checked" if n == 0 else ""
@@ -129,9 +131,9 @@ def _drawing(
         rules.append(f"#by{n}:checked ~ svg .m {{ fill: var(--c{n}); }}")
     marks = []
     for i in chosen:
-        x, y = _place(drawn.coordinates[i].tolist())
+        x, y = _to_page(layout.coordinates[i].tolist())
         colours = ";".join("--c{}:#{:02x}{:02x}{:02x}".format(n, *column[i]) for n, column in enumerate(columns))
-        scores = ", ".join(f"{k} {v[i]:+.1f}" for k, v in _known(drawn).items() if v[i] == v[i])
+        scores = ", ".join(f"{k} {v[i]:+.1f}" for k, v in _known(layout).items() if v[i] == v[i])
         hint = f"{names[i]}\nnear {', '.join(f'{name} {d:.2f}' for name, d in near[i][:3])}\n{scores}"
         shape = f'<circle class="m" cx="{x:.1f}" cy="{y:.1f}" r="5" style="{colours}"/>'
         if names[i] in thumbnails:

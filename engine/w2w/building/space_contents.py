@@ -1,4 +1,4 @@
-"""Where models of a space stand, as text: nearest training models and the score on each direction."""
+"""A text description of models: nearest training models and scores on each direction."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..space.directions import listed, reach, score
 
 
 def described(space: Space, coefficients: torch.Tensor) -> str:
-    """Models (B, k), a line each for the nearest training models and the strongest attributes.
+    """Describes models (B, k): nearest training models and strongest attributes.
 
-    A space that holds no coefficients of its training models has neither to tell.
+    Both are unknown if the space has no coefficients of its training models.
     """
     lines, close = [], closeness(space)
     for i, near in enumerate(nearest(space, coefficients, 3)):
@@ -29,11 +29,11 @@ def described(space: Space, coefficients: torch.Tensor) -> str:
 
 
 def contents(space: Space) -> str:
-    """What a space holds: its models, components, the variance they explain, and how far each direction goes."""
+    """Describes a space: models, components, explained variance, and the range of each direction."""
     known = int((space.deviations > 0).sum())
-    held = f"{float(space.explained.double().sum()):.1%} of the variance"
-    spread = "their spread unknown" if not known else f"with {held}" if known == space.dimension else (
-        f"the first {known} with {held}, the others unknown")  # fmt: skip
+    variance = f"{float(space.explained.double().sum()):.1%} of the variance"
+    spread = "their spread unknown" if not known else f"with {variance}" if known == space.dimension else (
+        f"the first {known} with {variance}, the others unknown")  # fmt: skip
     models = f"{space.count} models" if known else "an unknown number of models"
     lines = [f"{models}, {space.dimension} components {spread}, {space.mode}"]
     lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in listed(space).items()]

@@ -21,24 +21,24 @@ RNGS, ATTRIBUTES = ("vector", "official"), ("auto", "joined", "gaussian")
 
 @dataclass(frozen=True)
 class SampleConfig(Config):
-    """How models are drawn.
+    """How models are sampled.
 
     Attributes:
         factor: multiplies all deviations; 1 is the spread of the training models, 0 the mean model.
-        components: how many to draw; the others stay at the mean. None: a third of the number of models, beyond which
+        components: how many to sample; the others stay at the mean. None: a third of the number of models, beyond which
             independent Gaussians are mostly noise.
-        truncation: coefficients beyond this many deviations are redrawn; None draws from the whole Gaussian.
-        rng: ``vector`` draws all coefficients at once; ``official`` one by one, as the published code does.
-        attributes: ``gaussian`` as in the paper; ``joined`` takes a random training model's position along the space's
-            named directions, all together, and draws the rest. Attributes that one has or lacks (glasses) split the
-            training models into groups, and a Gaussian draws most models between them, where nobody is. ``auto`` is
-            joined in a space with directions, unless the numbers are drawn as the published code does.
-        emphasis: multiplies what is joined, as linear directions capture a little less than the models hold.
-        inherit: correlation of the rest with that training model's, joined only. It brings along what linear
-            directions cannot capture of an attribute; 0 draws all of the rest, 1 would be the training model.
+        truncation: coefficients beyond this many deviations are sampled again; None does not truncate.
+        rng: ``vector`` samples all coefficients at once; ``official`` one by one, as in the published code.
+        attributes: ``gaussian`` as in the paper; ``joined`` takes a random training model's position along all named
+            directions together, and samples the rest. Binary attributes (glasses) split the training models into
+            groups, and a Gaussian puts most models between the groups, where there are none. ``auto`` is joined in a
+            space with directions, unless ``rng`` is ``official``.
+        emphasis: factor on the joined part, since linear directions capture a little less than the models' variation.
+        inherit: correlation of the rest with that training model's, for joined only. It transfers what linear
+            directions do not capture of an attribute; 0 samples all of the rest, 1 would be the training model.
 
     Raises:
-        VitrineError: If a value is outside its range.
+        VitrineError: If a value is out of range.
     """
 
     factor: float = 1.0
@@ -68,31 +68,31 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     """(len(seeds), K) coefficients; row i depends on ``seeds[i]`` only.
 
     Args:
-        config: None takes the space's own, see :func:`usual_sampling`.
+        config: None takes the space's, see :func:`usual_sampling`.
 
     Raises:
-        VitrineError: If ``joined`` is asked of a space without directions or coefficients, or the space does not know
-            how far its models spread.
+        VitrineError: If ``joined`` is requested for a space without directions or coefficients, or the space does not
+            have the deviations of its models.
     """
     config = config or usual_sampling(space)
     if config.factor and not bool(space.deviations.any()):
-        remedy = "import it again with proj_1000pc.pt beside the other files, or draw with factor 0, the mean model"
+        remedy = "import it again with proj_1000pc.pt next to the other files, or sample with factor 0, the mean model"
         raise refuse("space", "without the spread of its models", "a space to sample from", remedy)
     used = min(config.components or max(1, space.count // 3), space.dimension)
-    drawn = torch.zeros(len(seeds), space.dimension)
+    sampled = torch.zeros(len(seeds), space.dimension)
     for row, random in enumerate(generators(seeds)):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
-        drawn[row, :used] = config.factor * space.deviations[:used] * _normal(used, random, config)
+        sampled[row, :used] = config.factor * space.deviations[:used] * _normal(used, random, config)
     named = bool(labelled(space)) and len(space.coefficients) > 0 and config.rng == "vector"
     joined = config.attributes == "joined" or (config.attributes == "auto" and named)
-    return _joined(space, drawn, seeds, config) if joined else drawn
+    return _joined(space, sampled, seeds, config) if joined else sampled
 
 
 def usual_sampling(space: Space, **settings: Any) -> SampleConfig:
-    """How models of a space are drawn unless told otherwise: as its file says, at every door.
+    """The default sampling settings of a space, from its file, in every interface.
 
     Args:
-        given: settings of :class:`SampleConfig` that replace the space's; None leaves one as it is.
+        given: settings of :class:`SampleConfig` that replace the space's; None keeps one.
 
     Raises:
         VitrineError: As :class:`SampleConfig`.
@@ -102,12 +102,12 @@ def usual_sampling(space: Space, **settings: Any) -> SampleConfig:
 
 
 def with_sampling(space: S, config: SampleConfig) -> S:
-    """The space with its own way to draw models, which its file keeps."""
+    """The space with default sampling settings, which its file stores."""
     return replace(space, info={**space.info, "sampling": config.to_dict()})
 
 
-def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: SampleConfig) -> torch.Tensor:
-    """Replaces each row by a random training model's in the span of the named directions; elsewhere mixes a little."""
+def _joined(space: Space, sampled: torch.Tensor, seeds: Sequence[int], config: SampleConfig) -> torch.Tensor:
+    """Replaces each row within the span of named directions by a random training model's; mixes a little elsewhere."""
     if not labelled(space) or not len(space.coefficients):
         raise refuse("attributes", "joined", "a space with directions and its models' coefficients", "use gaussian")
     basis, _ = torch.linalg.qr(torch.stack([d.float() for d in labelled(space).values()], 1))
@@ -116,14 +116,14 @@ def _joined(space: Space, drawn: torch.Tensor, seeds: Sequence[int], config: Sam
         [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in random]
     ].float()
     donors = config.factor * torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
-    mixed = math.sqrt(1 - config.inherit**2) * drawn + config.inherit * donors
-    gaps = config.emphasis * donors - mixed
+    mixed = math.sqrt(1 - config.inherit**2) * sampled + config.inherit * donors
+    differences = config.emphasis * donors - mixed
     # row by row, so that rounding does not depend on the batch
-    return mixed + torch.stack([basis @ (basis.T @ gap.clone()) for gap in gaps])
+    return mixed + torch.stack([basis @ (basis.T @ row.clone()) for row in differences])
 
 
 def _normal(count: int, random: torch.Generator, config: SampleConfig) -> torch.Tensor:
-    if config.rng == "official":  # a scalar loop draws other numbers than one call
+    if config.rng == "official":  # a scalar loop samples other numbers than one call
         return torch.cat([torch.randn(1, generator=random) for _ in range(count)])
     values = torch.randn(count, generator=random)
     while config.truncation is not None and bool((far := values.abs() > config.truncation).any()):
@@ -131,24 +131,24 @@ def _normal(count: int, random: torch.Generator, config: SampleConfig) -> torch.
     return values
 
 
-def conditioned(space: Space, coefficients: torch.Tensor, wanted: Mapping[str, float]) -> torch.Tensor:
+def conditioned(space: Space, coefficients: torch.Tensor, targets: Mapping[str, float]) -> torch.Tensor:
     """Coefficients (..., K) moved to ``wanted`` scores (label -> deviations) by the shortest Mahalanobis step.
 
     Raises:
-        VitrineError: If the space has no such direction, or a score is no number.
+        VitrineError: If the space has no such direction, or a score is not a number.
     """
-    if not wanted:
+    if not targets:
         return coefficients
-    for label, value in wanted.items():
+    for label, value in targets.items():
         if not abs(value) < 1000:
-            raise refuse(f"wanted {label}", value, "-1000 .. 1000 deviations", "the training models span +-3")
-    directions = torch.stack([direction_named(space, label).double() for label in wanted], 1)
+            raise refuse(f"score of {label}", value, "-1000 .. 1000 deviations", "the training models span +-3")
+    directions = torch.stack([direction_named(space, label).double() for label in targets], 1)
     scale = (directions * directions).sum(0)  # scores are measured along d / |d|^2, see directions.score
-    normals, target = directions / scale, torch.tensor(list(wanted.values()), dtype=torch.float64)
+    normals, target = directions / scale, torch.tensor(list(targets.values()), dtype=torch.float64)
     spread = (space.deviations.double() ** 2)[:, None] * normals
-    gap = target - coefficients.double() @ normals
+    row = target - coefficients.double() @ normals
     # conditional mean of a Gaussian: beta + C N (N^T C N)^-1 (y* - N^T beta), C = diag(sigma^2)
-    return (coefficients.double() + gap @ torch.linalg.inv(normals.T @ spread) @ spread.T).float()
+    return (coefficients.double() + row @ torch.linalg.inv(normals.T @ spread) @ spread.T).float()
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ class Neighbour:
 
 
 def nearest(space: Space, coefficients: torch.Tensor, count: int = 1) -> list[list[Neighbour]]:
-    """For each row of (B, k), the ``count`` training models with the highest cosine (section 4.2, appendix A).
+    """For each model of (B, k), the ``count`` training models with the highest cosine (section 4.2, appendix A).
 
-    None where the space holds no coefficients of its models; over the leading ones where it holds these.
+    Empty lists if the space has no coefficients of its models; only leading ones are compared if it has these.
     """
     rows = coefficients.float().reshape(-1, coefficients.shape[-1])
     k = min(rows.shape[1], space.coefficients.shape[1])
@@ -178,9 +178,9 @@ def nearest(space: Space, coefficients: torch.Tensor, count: int = 1) -> list[li
 
 
 def closeness(space: Space, components: int | None = None, percentile: float = 0.95) -> float:
-    """The given percentile (0 .. 1) of the training models' cosine to their nearest fellow.
+    """The given percentile (0 .. 1) of the training models' cosine to their nearest neighbour.
 
-    A sampled model above it is closer to a training model than these are to each other. 1 where the space holds no
+    A sampled model above it is closer to a training model than these are to each other. 1 if the space has no
     coefficients of its models.
     """
     if len(space.coefficients) < 2:

@@ -1,4 +1,4 @@
-"""Editing models: sliders along directions, and the change that an edit makes, as a LoRA of its own."""
+"""Edits models along directions, and expresses an edit as a separate LoRA."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ...errors import refuse
 from ...io.lora_layer import Lora, LoraLayer
 from ...settings.config import Config
-from ..loras.low_rank import refactor, share_kept, squared_change
+from ..loras.low_rank import fraction_kept, refactor, squared_change
 from ..space.delta_space import DeltaSpace, Space
 from ..space.directions import MODES, direction_named, without
 from .even_strengths import strength_map
@@ -24,11 +24,11 @@ class EditConfig(Config):
     Attributes:
         protect: labels whose scores an edit must not change.
         mode: how they are protected, ``joint`` or ``official_sequential``.
-        start: the edit acts from this timestep down (weights2weights, appendix I): 1000 is the whole run, 700 keeps the
-            layout, -1 is never. Calibrated sliders begin no earlier than they were calibrated for, see ``start_of``.
+        start: the edit is applied below this timestep (weights2weights, appendix I): 1000 is the whole run, 700 keeps
+            the layout, -1 is never. Calibrated sliders start no earlier than in their calibration, see ``start_of``.
         blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
-        calibrated: strengths are positions 0 .. 1 of the space's own maps (see ``strengths.py``), even in what is seen;
-            off, they are deviations.
+        calibrated: strengths are positions 0 .. 1 of the space's maps (see ``even_strengths.py``), perceptually even;
+            if off, they are deviations.
     """
 
     protect: tuple[str, ...] = ()
@@ -71,10 +71,10 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
 
 
 def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, float]:
-    """Label -> strength in deviations, which ``strengths`` are already unless ``config.calibrated``.
+    """Label -> strength in deviations; ``strengths`` are converted if ``config.calibrated``.
 
     Raises:
-        VitrineError: If a position lies outside 0 .. 1, or the space has no map for a label.
+        VitrineError: If a position is outside 0 .. 1, or the space has no map for a label.
     """
     if config is None or not config.calibrated:
         return dict(strengths)
@@ -82,9 +82,9 @@ def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConf
 
 
 def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> float:
-    """The timestep from which an edit acts: ``config.start``, or for calibrated sliders what maps were fitted for.
+    """The timestep from which an edit is applied: ``config.start``, or for calibrated sliders that of their maps.
 
-    Of several sliders the earliest start counts: there is one edited model.
+    With several sliders the earliest start counts, since there is one edited model.
 
     Raises:
         VitrineError: If the space has no map for a calibrated label.
@@ -97,7 +97,7 @@ def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | 
 
 
 def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
-    """What :meth:`W2WModel.moved_to` records of an edit: strengths in deviations, and where it begins if not at 1000.
+    """The record of an edit for :meth:`W2WModel.moved_to`: strengths in deviations, and its start if not 1000.
 
     Raises:
         VitrineError: As :func:`in_deviations`.
@@ -109,7 +109,7 @@ def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig |
 def edit(
     space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None
 ) -> torch.Tensor:
-    """Coefficients (..., K) moved by sliders; where all strengths are 0, the same bits.
+    """Coefficients (..., K) moved by sliders; unchanged bit for bit if all strengths are 0.
 
     Raises:
         VitrineError: As :func:`shift`, or if there are more coefficients than components.
@@ -134,7 +134,7 @@ def edited_lora(
 
 
 def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, in factors mode bit for bit.
+    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, bit for bit in factors mode.
 
     Raises:
         VitrineError: If the rank is below 1.
@@ -148,18 +148,18 @@ def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = Non
 
 
 def change_kept(space: Space, coefficients: torch.Tensor, lora: Lora) -> float:
-    """The share, 0 .. 1, of the squared change of a model (K,) that its re-factored ``lora`` keeps.
+    """The fraction, 0 .. 1, of a model's (K,) squared weight update that its re-factored ``lora`` keeps.
 
-    In delta mode the whole change is never formed: sum_i c_i M_i has the square c G c.
+    In delta mode the full update is never formed: sum_i c_i M_i has the squared norm c G c.
     """
     if not isinstance(space, DeltaSpace):
-        return share_kept(space.lora(coefficients), lora)
-    shares = space.weights(coefficients).double()
-    return min(1.0, squared_change(lora) / max(float(shares @ space.gram @ shares), 1e-300))
+        return fraction_kept(space.lora(coefficients), lora)
+    weights = space.weights(coefficients).double()
+    return min(1.0, squared_change(lora) / max(float(weights @ space.gram @ weights), 1e-300))
 
 
 def difference(after: Lora, before: Lora) -> dict[str, LoraLayer]:
-    """The LoRA that turns one model into another on top of it: up = [B', -B], down = [A'; A], rank r' + r.
+    """The LoRA that turns one model into another when added to it: up = [B', -B], down = [A'; A], rank r' + r.
 
     Its product is B'A' - BA exactly; unchanged layers are left out.
     """
@@ -185,15 +185,15 @@ def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None
         raise refuse("models", [tuple(m.shape) for m in models], "one or more of one space", "use models of one space")
     shares = torch.tensor([1.0] * len(models) if weights is None else list(weights), dtype=torch.float64)
     if len(shares) != len(models) or abs(float(shares.sum())) < 1e-9:
-        raise refuse("weights", weights, f"{len(models)} numbers that do not sum to 0", "0.5 and 0.5 is the middle")
+        raise refuse("weights", weights, f"{len(models)} numbers that do not sum to 0", "0.5 and 0.5 is the mean")
     mixed = (shares / shares.sum()) @ torch.stack([m.double() for m in models])
     return mixed.float()
 
 
-def share_inside(space: Space, lora: Lora) -> float:
-    """The share, 0 .. 1, of a foreign LoRA's squared distance from the mean model that lies in the space's span.
+def fraction_inside(space: Space, lora: Lora) -> float:
+    """The fraction, 0 .. 1, of another LoRA's squared distance from the mean model that is in the space's span.
 
-    A LoRA near 0 can be added to a model of the space without changing what the space describes (weights2weights,
+    A LoRA near 0 can be added to a model without changing what the space describes (weights2weights,
     appendix H). Distances are of standardised weights in factors mode, of weight changes in delta mode.
     """
     inside = float(space.encode_lora(lora).double().square().sum())
@@ -206,9 +206,9 @@ def share_inside(space: Space, lora: Lora) -> float:
 
 
 def _padded(space: Space, coefficients: torch.Tensor) -> torch.Tensor:
-    """Coefficients padded with zeros to K, so that an edit of a short model keeps all it adds."""
+    """Coefficients padded with zeros to K, so that an edit of a shorter model is complete."""
     missing = space.dimension - coefficients.shape[-1]
     if missing < 0:
         shown = coefficients.shape[-1]
-        raise refuse("coefficients", shown, f"up to {space.dimension}", "use the space they were made in")
+        raise refuse("coefficients", shown, f"up to {space.dimension}", "use the space that they belong to")
     return torch.nn.functional.pad(coefficients, (0, missing)) if missing else coefficients

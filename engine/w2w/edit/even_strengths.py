@@ -1,7 +1,7 @@
-"""Sliders by what is seen: even positions 0 .. 1 along which an attribute's reading rises evenly.
+"""Calibrated sliders: positions 0 .. 1 along which an attribute's classifier reading rises evenly.
 
-An attribute that a picture shows or lacks appears suddenly, and at another strength for each person, so a slider that
-is even in strength does nothing for a long way. A map says which strength each position stands for.
+An attribute that is present or absent appears suddenly, at a different strength for each person, so a slider that is
+even in strength has no effect over a wide range. A map gives the strength of each position.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ..space.delta_space import Space
 
 S = TypeVar("S", bound=Space)
 POSITIONS = 5
-"""Even positions of a fitted map, its ends included."""
+"""Number of even positions of a fitted map, including its ends."""
 LEAST_RISE = 0.3
-"""A slider that would rise by less without disturbing others is not cut short for their sake."""
+"""Smallest rise at which a slider ends early in order not to change other attributes."""
 
 
 @dataclass(frozen=True)
 class StrengthMap(Config):
-    """The strengths that even positions of one slider stand for.
+    """The strengths at even positions of one slider.
 
     Attributes:
-        strengths: at positions 0, 1 / (n - 1), ... 1, in deviations; the first is 0, none below the one before.
-        start: timestep from which the edit acted where the map was fitted, see ``EditConfig``.
+        strengths: at positions 0, 1 / (n - 1), ... 1, in deviations; starting at 0, ascending.
+        start: timestep from which the edit was applied in the fit, see ``EditConfig``.
 
     Raises:
         VitrineError: If there are fewer than two strengths, or they do not rise from 0.
@@ -40,50 +40,50 @@ class StrengthMap(Config):
         object.__setattr__(self, "strengths", tuple(map(float, self.strengths)))
         steps = list(zip(self.strengths, self.strengths[1:], strict=False))
         if not steps or self.strengths[0] != 0 or not all(0 <= a <= b < 1000 for a, b in steps):
-            raise refuse("strength map", self.strengths, "two or more numbers rising from 0", "fit it anew")
+            raise refuse("strength map", self.strengths, "two or more numbers rising from 0", "fit it again")
 
     def at(self, position: float) -> float:
-        """The strength of a position 0 .. 1, linear between the map's own.
+        """The strength at a position 0 .. 1, linearly interpolated.
 
         Raises:
-            VitrineError: If the position lies outside 0 .. 1.
+            VitrineError: If the position is outside 0 .. 1.
         """
         if not 0 <= position <= 1:
             raise refuse("slider position", position, "0 .. 1", "switch calibrated sliders off for free strengths")
-        place = position * (len(self.strengths) - 1)
-        i = min(int(place), len(self.strengths) - 2)
-        return self.strengths[i] + (place - i) * (self.strengths[i + 1] - self.strengths[i])
+        scaled = position * (len(self.strengths) - 1)
+        i = min(int(scaled), len(self.strengths) - 2)
+        return self.strengths[i] + (scaled - i) * (self.strengths[i + 1] - self.strengths[i])
 
 
 def fit_strengths(
     strengths: Sequence[float], readings: Sequence[float], start: float = 1000.0, positions: int = POSITIONS,
     others: Sequence[float] | None = None, limit: float = 0.08,
 ) -> StrengthMap:  # fmt: skip
-    """The map whose positions share out evenly how far a reading rises.
+    """Fits a map whose positions divide the rise of a reading evenly.
 
-    Readings are made monotone by least squares first, so that noise does not turn a slider back.
+    Readings are made monotone by least squares first, so that noise does not reverse a slider.
 
     Args:
         strengths: ascending from 0.
-        readings: mean reading of the attribute at each, such as a probability, over people who tune the slider.
-        start: timestep from which the edit acted.
-        others: how much anything else has changed at each strength; then the slider ends where that reaches ``limit``,
-            if the reading has risen by ``LEAST_RISE`` there.
+        readings: mean classifier reading at each strength, such as a probability, over the people of the fit.
+        start: timestep from which the edit was applied.
+        others: change of other attributes at each strength; the slider ends where it reaches ``limit``,
+            if the reading has risen by ``LEAST_RISE`` by then.
 
     Raises:
         VitrineError: If they differ in length, strengths do not rise from 0, or the reading does not rise.
     """
     if len(strengths) != len(readings) or positions < 2:
-        raise refuse("readings", len(readings), f"{len(strengths)}, one a strength", "measure each strength once")
-    StrengthMap(tuple(strengths))  # refuses strengths that do not rise from 0
+        raise refuse("readings", len(readings), f"{len(strengths)}, one per strength", "measure each strength once")
+    StrengthMap(tuple(strengths))  # raises unless strengths rise from 0
     curve = _monotone(readings)
     if not curve[-1] - curve[0] > 0.01:
         shown = f"{curve[0]:.3f} .. {curve[-1]:.3f}"
-        raise refuse("readings", shown, "a rise of 0.01 or more", "the direction does not act: train another")
+        raise refuse("readings", shown, "a rise of 0.01 or more", "the direction has no effect: train another")
     top = curve[-1]
     if others is not None:
         if len(others) != len(strengths):
-            raise refuse("others", len(others), f"{len(strengths)}, one a strength", "measure each strength once")
+            raise refuse("others", len(others), f"{len(strengths)}, one per strength", "measure each strength once")
         change = _monotone(others)
         end = _reached(strengths, change, limit) if change[-1] > limit else strengths[-1]
         at_end = _between(strengths, curve, end)
@@ -93,7 +93,7 @@ def fit_strengths(
 
 
 def with_strength_maps(space: S, maps: Mapping[str, StrengthMap]) -> S:
-    """The space with calibrated sliders, which its file keeps; maps of the same labels are replaced.
+    """The space with calibrated sliders, which its file stores; maps of the same labels are replaced.
 
     Raises:
         VitrineError: If a label has no direction.
@@ -130,15 +130,15 @@ def _monotone(values: Sequence[float]) -> list[float]:
 
 
 def _between(strengths: Sequence[float], curve: Sequence[float], strength: float) -> float:
-    """A curve's value at a strength, linear between the measured ones."""
+    """A curve's value at a strength, linearly interpolated."""
     i = next(i for i in range(1, len(strengths)) if strengths[i] >= strength)
-    share = (strength - strengths[i - 1]) / (strengths[i] - strengths[i - 1])
-    return curve[i - 1] + share * (curve[i] - curve[i - 1])
+    t = (strength - strengths[i - 1]) / (strengths[i] - strengths[i - 1])
+    return curve[i - 1] + t * (curve[i] - curve[i - 1])
 
 
 def _reached(strengths: Sequence[float], curve: Sequence[float], level: float) -> float:
     """The first strength at which an ascending curve reaches a level."""
     i = next((i for i in range(1, len(curve)) if curve[i] >= level - 1e-9), len(curve) - 1)
     rise = curve[i] - curve[i - 1]
-    share = min(1.0, max(0.0, (level - curve[i - 1]) / rise)) if rise > 0 else 1.0
-    return strengths[i - 1] + share * (strengths[i] - strengths[i - 1])
+    t = min(1.0, max(0.0, (level - curve[i - 1]) / rise)) if rise > 0 else 1.0
+    return strengths[i - 1] + t * (strengths[i] - strengths[i - 1])

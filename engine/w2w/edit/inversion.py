@@ -1,7 +1,7 @@
-"""From one picture to a model: the coefficients under which the network predicts the picture's noise best.
+"""Inversion of an image to a model: the coefficients with the lowest denoising loss on the image.
 
 min over beta of E |m * (eps_theta(beta)(x_t, c, t) - eps)|^2 (weights2weights, Eq. 3), with Adam on beta only. Text
-states and latents are encoded once; the published code encodes the picture anew at every step.
+states and latents are encoded once; the published code encodes the image at every step.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Inversion:
     """Result of an inversion.
 
     Attributes:
-        coefficients: (B, K), each picture's best by held-out loss; (1, K) of pictures together.
-        losses: (step, (B,) held-out losses, or one of pictures together), one entry per check.
-        steps: how many were done.
+        coefficients: (B, K), the best of each image by held-out loss; (1, K) for images inverted together.
+        losses: (step, (B,) held-out losses, or one for images together), one entry per check.
+        steps: number of steps done.
         interrupted: whether the run was stopped before its last step.
     """
 
@@ -52,23 +52,24 @@ def invert(
     config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
     partial_on: tuple[type[BaseException], ...] = (),
 ) -> Inversion:  # fmt: skip
-    """Coefficients for B pictures at once, each as if it were alone, or one for all of them.
+    """Inverts B images at once, each independently, or all to one model.
 
-    In a delta space every model takes up all training LoRAs' factors: memory grows with pictures times LoRAs.
+    In a delta space every model needs the factors of all training LoRAs: memory grows with images times LoRAs.
 
     Args:
         latents: (B, C, H, W) scaled posterior means, or the posterior for ``config.posterior`` "sample".
-        cond: the prompt, one row for all or one per picture.
-        mask: (B, 1, H, W) or (1, 1, H, W) weights in [0, 1] at latent size; 0 leaves a place out.
-        partial_on: exceptions, such as ``KeyboardInterrupt``, at which the best result so far is returned, marked as
+        cond: the prompt, one row for all or one per image.
+        mask: (B, 1, H, W) or (1, 1, H, W) weights in [0, 1] at latent size; 0 ignores a position.
+        partial_on: exceptions, such as ``KeyboardInterrupt``, on which the best result so far is returned, marked as
             interrupted.
 
     Raises:
-        VitrineError: If samples are wanted of means alone, the mask is empty, outside [0, 1] or of another size, a
-            prior is asked of a space without deviations, a picture's loss is no number, or the network's layers
+        VitrineError: If samples are requested of means alone, the mask is empty, outside [0, 1] or of another size, a
+            prior is requested in a space without deviations, an image's loss is not finite, or the network's layers
             are cast one by one.
-        BaseException: Whatever ends the run early, :class:`~vitrine.engine.runtime.progress.Interrupted` for one,
-            unless ``partial_on`` names it. :func:`partial_inversion` then gives the best result so far.
+        BaseException: Any exception that ends the run early, such as
+            :class:`~vitrine.engine.runtime.progress.Interrupted`, unless it is in ``partial_on``.
+            :func:`partial_inversion` then gives the best result so far.
     """
     return _finished(_State(model, space, latents, cond, config or InvertConfig(), mask), progress, partial_on)
 
@@ -77,12 +78,12 @@ def invert_in(
     folder: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
     config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
 ) -> Inversion:  # fmt: skip
-    """:func:`invert` with its state in a folder: the same call goes on where a killed one stopped, bit for bit.
+    """:func:`invert` with its state in a folder: the same call resumes a killed one, bit for bit.
 
-    The state is written whole every ``check_every`` steps, at the end, and when ``progress`` ends the run.
+    The state is written atomically every ``check_every`` steps, at the end, and when ``progress`` ends the run.
 
     Raises:
-        VitrineError: As :func:`invert`, and if the folder belongs to a run on other pictures, of another model, space
+        VitrineError: As :func:`invert`, and if the folder belongs to a run with other images, of another model, space
             or settings, or to another process.
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
@@ -95,21 +96,21 @@ def invert_below(
     parent: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
     config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
 ) -> Inversion:  # fmt: skip
-    """:func:`invert_in` with a folder below ``parent`` for each different run, which a finished run takes away.
+    """:func:`invert_in` with a subfolder of ``parent`` per distinct run, which is deleted when the run finishes.
 
-    So the same call goes on where it was stopped, and any other begins anew. Of other runs that were stopped there and
-    never went on, the last three keep their folders.
+    The same call resumes where it was stopped; any other starts a new run. Of runs that were stopped and never resumed,
+    the last three keep their folders.
 
     Raises:
-        VitrineError: As :func:`invert`, and if another process is at the same run.
+        VitrineError: As :func:`invert`, and if another process has the same run.
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
     with state.run_in(parent).below("inversion") as run:
-        assert run.place is not None
-        drop_old_states(run.place, "inversion-*")
+        assert run.path is not None
+        drop_old_states(run.path, "inversion-*")
         state.resume(run)
         result = _finished(state, progress, (), run)
-    shutil.rmtree(run.place, ignore_errors=True)
+    shutil.rmtree(run.path, ignore_errors=True)
     return result
 
 
@@ -121,7 +122,7 @@ def _finished(
     try:
         with onloaded(state.model.backbone):
             run_steps(
-                state.step, lambda: state.done, config.steps, progress=progress, preview=lambda: state.seen,
+                state.step, lambda: state.done, config.steps, progress=progress, preview=lambda: state.preview,
                 save_every=config.check_every, save=lambda: None if run is None else state.save(run),
             )  # fmt: skip
     except BaseException as error:
@@ -135,7 +136,7 @@ def _finished(
 
 
 def partial_inversion(error: BaseException) -> Inversion | None:
-    """The best result before ``error`` ended an inversion; None if it came from elsewhere."""
+    """The best result before ``error`` ended an inversion; None if the error came from elsewhere."""
     return getattr(error, "partial_inversion", None)
 
 
@@ -143,11 +144,11 @@ class _State:
     """The state of one inversion.
 
     Attributes:
-        beta: (M, k) the coefficients in training, of M = B models, or of one for all pictures.
+        beta: (M, k) trained coefficients of M = B models, or of one for all images.
         best: (M, K) the coefficients with the lowest held-out loss so far.
         losses: as in :class:`Inversion`.
-        done: how many steps were made.
-        seen: (1, C, h, w) a clean latent as the model took it to be at the last step; None before.
+        done: number of steps done.
+        preview: (1, C, h, w) the model's x0 prediction of the last step; None before.
     """
 
     def __init__(
@@ -156,17 +157,17 @@ class _State:
     ) -> None:  # fmt: skip
         latents, self.deviations = latents_of(latents, config.posterior)
         device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
-        space = placed(whole.first(k), device)  # what is not trained stays where it is
+        space = placed(whole.first(k), device)  # untrained components stay on their device
         self.model, self.space, self.config, self.cond = model, space, config, cond
         self.latents, self.mask, self.done, self._whole = latents, mask_for(mask, latents), 0, whole
-        # float32 whatever the network's dtype: with lr 0.1, bfloat16 coefficients stop moving at 32
+        # always float32: with lr 0.1, bfloat16 coefficients stop changing at 32
         models = 1 if config.together else len(latents)
         self.beta = torch.zeros(models, k, device=device, requires_grad=True)
         self.adam = torch.optim.Adam([self.beta], config.lr, weight_decay=config.weight_decay)
         self.sigma = spread(space.deviations[:k], config.prior).to(device)
         self.losses: list[tuple[int, list[float]]] = []
         self._finite = FiniteLosses("inversion's loss")
-        self.seen: torch.Tensor | None = None
+        self.preview: torch.Tensor | None = None
         self.best = torch.zeros(models, whole.dimension, device=device)
         self._random = generators([config.seed] * len(latents))
         self._lowest = torch.full((models,), math.inf)
@@ -189,23 +190,23 @@ class _State:
             self.check(number)
 
     def loss(self, x0: torch.Tensor, t: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-        """(M,) masked errors; as published, the mean is over all elements, masked ones included."""
+        """(M,) masked errors; as in the published code, the mean is over all elements, including masked ones."""
         pictures = len(self.latents)
         picture = torch.arange(pictures).repeat_interleave(len(x0) // pictures)
         theta = self.space.decode(self.beta)
         with BatchedLora(self.model.backbone, self.space.manifest, theta):
             x_t = self.model.network_input(x0, noise, t)
             output = self.model.forward(x_t, t, self.cond.take(picture).to(x0.device))
-        least = t.argmin().reshape(1)  # this row says most about the picture; its number stays on the device
-        self.seen = self.model.split(output, x_t, t).x0.detach().index_select(0, least)
-        # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, for any network what it should put out
+        least = t.argmin().reshape(1)  # the least noisy row, for the preview; its index stays on the device
+        self.preview = self.model.split(output, x_t, t).x0.detach().index_select(0, least)
+        # weights2weights, Eq. 3: |m * (eps_theta(beta)(x_t, c, t) - eps)|^2, generalised to any training target
         error = (self.model.error(output, x_t, x0, noise, t) * self.mask[picture]).square()
         return error.flatten(1).mean(1).view(len(self.beta), -1).mean(1)
 
     def _draw(
         self, random: list[torch.Generator], each: int, even: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """x0, t and noise of ``each`` rows per picture; ``even`` spreads the times over their range."""
+        """Samples x0, t and noise of ``each`` batch rows per image; ``even`` spreads the timesteps over their range."""
         config, device, shape = self.config, self.latents.device, self.latents.shape[1:]
         span, noises, times, samples = config.high + 1 - config.low, [], [], []
         for generator in random:
@@ -224,7 +225,7 @@ class _State:
 
     @torch.no_grad()
     def check(self, number: int) -> None:
-        """Measures the loss on held-out noise and keeps each picture's best coefficients."""
+        """Measures the loss on held-out noise and keeps each image's best coefficients."""
         if self.losses and self.losses[-1][0] == number:
             return
         losses = self.loss(*self._held_out).cpu()
@@ -237,19 +238,19 @@ class _State:
         self.best[better, : self.beta.shape[1]] = self.beta.detach()[better.to(self.beta.device)]
 
     def run_in(self, folder: str | Path) -> Run:
-        """This inversion as a job that resumes there."""
+        """This inversion as a resumable job in a folder."""
         pictures = {"pictures": [self.latents, self.deviations], "mask": self.mask, "prompt": self.cond}
         inputs = {**self.model.inputs, "space": self._whole, **pictures, "settings": self.config}
         return Run(folder, "W2W inversion", inputs)
 
     def save(self, run: Run) -> None:
-        """Writes the state, whole or not at all."""
+        """Writes the state atomically."""
         tensors = {"beta": self.beta.detach(), "best": self.best, "lowest": self._lowest}
         tensors |= {f"random{i}": generator.get_state() for i, generator in enumerate(self._random)}
         run.save({"run": tensors}, {"adam": self.adam}, {"done": self.done, "losses": self.losses})
 
     def resume(self, run: Run) -> None:
-        """Goes on from what :meth:`save` wrote there, if there is anything."""
+        """Resumes from a state of :meth:`save`, if there is one."""
         state = run.load({"adam": self.adam}, str(self.beta.device))
         if state is None:
             return
@@ -263,7 +264,7 @@ class _State:
         self.losses = [(int(step), list(losses)) for step, losses in state.facts["losses"]]
 
     def result(self, interrupted: bool = False) -> Inversion:
-        """The best coefficients; the present ones where none have been checked yet."""
+        """The best coefficients; the current ones if none have been checked yet."""
         if not self.losses:
             self.best[:, : self.beta.shape[1]] = self.beta.detach()
         unit = self.space.unit if isinstance(self.space, Products) else 1.0

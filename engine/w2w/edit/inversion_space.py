@@ -1,4 +1,4 @@
-"""A space where an inversion runs: on its device, in float32, as flat weights in the order of a manifest."""
+"""A space prepared for inversion: on its device, in float32, as flat weights in a manifest's order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..space.space import WeightSpace
 
 @dataclass(frozen=True)
 class Products:
-    """A delta space where the inversion runs: a model is all training LoRAs' factors, each LoRA's times its share."""
+    """A delta space prepared for inversion: a model is the scaled factors of all training LoRAs."""
 
     space: DeltaSpace
     manifest: Manifest
@@ -37,31 +37,31 @@ class Products:
 
     @property
     def unit(self) -> float:
-        """What a trained number stands for, such that learning rates suit both modes.
+        """The unit of trained coefficients, such that learning rates suit both modes.
 
-        In factors mode each of D standardised weights has a variance of 1, so the coefficients' sum up to D. Here they
-        sum up to the variance of the products; in this unit, to the numbers of one LoRA.
+        In factors mode each of D standardised weights has variance 1, so the variances of the coefficients sum to D.
+        Here they sum to the variance of the products; in this unit, to the number of weights of one LoRA.
         """
         return (self.space.total_variance * self.space.count / self.manifest.size) ** 0.5
 
     @property
     def deviations(self) -> torch.Tensor:
-        """(K,) of trained numbers."""
+        """(K,) deviations in this unit."""
         return self.space.deviations / self.unit
 
     def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
         """(M, k) -> (M, D) in the manifest's order, differentiable; the same products as ``DeltaSpace.stacked``."""
-        shares, parts = self.space.weights(coefficients * self.unit), []
+        weights, parts = self.space.weights(coefficients * self.unit), []
         for layer in self.manifest:
             stack = self.space.stacks[layer.path]
-            parts.append(stack.down.flatten().expand(len(shares), -1))
-            parts.append((stack.up * shares[:, None, stack.owner]).flatten(1))
+            parts.append(stack.down.flatten().expand(len(weights), -1))
+            parts.append((stack.up * weights[:, None, stack.owner]).flatten(1))
         return torch.cat(parts, 1)
 
 
 @dataclass(frozen=True)
 class Posterior:
-    """What the VAE says of B pictures: scaled means and deviations, both (B, C, H, W)."""
+    """The VAE posterior of B images: scaled means and deviations, both (B, C, H, W)."""
 
     means: torch.Tensor
     deviations: torch.Tensor
@@ -75,7 +75,7 @@ def latents_of(latents: torch.Tensor | Posterior, posterior: str) -> tuple[torch
     """(means, deviations) for ``posterior`` "sample", (means, None) for "mean".
 
     Raises:
-        VitrineError: If samples are wanted of means alone.
+        VitrineError: If samples are requested of means alone.
     """
     if isinstance(latents, Posterior):
         return latents.means, latents.deviations if posterior == "sample" else None
@@ -85,7 +85,7 @@ def latents_of(latents: torch.Tensor | Posterior, posterior: str) -> tuple[torch
 
 
 def placed(space: Space, device: torch.device) -> WeightSpace | Products:
-    """The space where the inversion runs, in float32: each step decodes with the whole basis."""
+    """The space on the inversion's device, in float32: each step decodes with the whole basis."""
 
     # Loaded inside torch.inference_mode(), in which ComfyUI runs its nodes; autograd accepts copies only.
     def there(value: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ def placed(space: Space, device: torch.device) -> WeightSpace | Products:
 
 
 def spread(deviations: torch.Tensor, prior: float) -> torch.Tensor:
-    """(K,) deviations for the prior: they fall with the component, so the last known one bounds unknown ones (zero)."""
+    """(K,) deviations for the prior: they decrease, so the last known one bounds unknown ones (zero)."""
     known = deviations[deviations > 0]
     if prior and not len(known):
         raise refuse("prior", prior, "0 in a space without the spread of its models", "import proj_1000pc.pt with it")

@@ -12,26 +12,26 @@ POSTERIORS = ("mean", "sample")
 
 @dataclass(frozen=True)
 class InvertConfig(Config):
-    """How a picture is inverted. ``photo()`` and ``out_of_distribution()`` are the paper's two presets.
+    """Settings of an inversion. ``photo()`` and ``out_of_distribution()`` are the paper's two presets.
 
     Attributes:
-        components: how many to train, the first ones; None trains all.
+        components: number of leading components to train; None trains all.
         steps, lr: of Adam.
-        batch: noise levels in each step; one in the paper.
+        batch: noise levels per step; one in the paper.
         weight_decay: L2 in Adam, as in the published code.
-        prior: weight of mean((beta / sigma)^2), which pulls towards the mean model; 0 in the paper. Where a published
-            space does not know a deviation, it is at most the last one known, and counts as that.
+        prior: weight of mean((beta / sigma)^2), which regularises towards the mean model; 0 in the paper. If a
+            published space lacks a deviation, the last known one is used.
         schedule: of the learning rate, ``constant`` as in the paper, or ``cosine``.
-        low, high: range of the timesteps drawn, 0 .. 999.
-        antithetic: spread a batch's timesteps evenly over the range, for less noise in the gradient.
+        low, high: range of the sampled timesteps, 0 .. 999.
+        antithetic: spread a batch's timesteps evenly over the range, which reduces gradient noise.
         seed: of timesteps and noise.
-        check_every: steps between measurements of the loss on held-out noise, which decide what is best so far.
-        together: all pictures show one subject and give one model; else each gives its own.
-        posterior: which latents of a picture are trained on: the VAE's ``mean``, or at each step another ``sample``, as
-            in the published code, which encodes the picture anew.
+        check_every: steps between measurements of the loss on held-out noise, which select the best coefficients.
+        together: all images show one subject and give one model; otherwise each image gives one.
+        posterior: latents for training: the VAE's ``mean``, or a new ``sample`` in each step, as
+            in the published code.
 
     Raises:
-        VitrineError: If a value is outside its range.
+        VitrineError: If a value is out of range.
     """
 
     components: int | None = None
@@ -80,7 +80,7 @@ def preset(name: str) -> InvertConfig:
     """``photo``, ``out_of_distribution``, or ``quick``: fewer steps, larger batches, evenly spread timesteps.
 
     Raises:
-        VitrineError: If there is no such preset.
+        VitrineError: If the preset is unknown.
     """
     presets = {
         "photo": InvertConfig.photo(),

@@ -1,4 +1,4 @@
-"""Masks of an inversion: where in the latents the subject is."""
+"""Masks of an inversion, which mark the subject in the latents."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...errors import refuse
 def latent_mask(mask: torch.Tensor, height: int, width: int) -> torch.Tensor:
     """An image-size mask (B, H, W) or (B, 1, H, W) in [0, 1] -> (B, 1, height, width) by area means.
 
-    Crop or resize it together with its picture first; the published code squeezes the mask to a square while it crops
-    the picture at random.
+    Crop or resize it together with its image first; the published code resizes the mask to a square while it crops
+    the image at random.
     """
     mask = mask[:, None] if mask.ndim == 3 else mask
     return torch.nn.functional.adaptive_avg_pool2d(mask.float(), (height, width))

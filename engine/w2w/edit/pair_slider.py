@@ -1,14 +1,14 @@
-"""A slider from pairs: a direction trained until models moved along it draw the pictures "after", by degrees.
+"""Sliders trained from pairs of images before and after an edit.
 
-Labels say how models with an attribute differ on average, everything that goes along with it included. A pair says what
-one person's picture should become and what should stay, so that the direction is charged for anything else it changes.
+Labels define how models with an attribute differ on average, including correlated attributes. A pair defines what
+should change in one person's image and what should stay, so training penalises any other change of the direction.
 
     min over c of E |eps_{theta_i + s a(c)}(x_t, t, prompt_i) - eps|^2,  x_0 = before_i + s (after_i - before_i)
 
-with theta_i a model of the space, s a strength of 0 .. 1 and a(c) the change that coefficients c make: the objective
+with theta_i a model of the space, s a strength in 0 .. 1 and a(c) the weight update of coefficients c: the objective
 that trained the space's LoRAs (DreamBooth's), on the paper's edit theta + a n (weights2weights, section 3.3).
-Concept Sliders (Gandikota et al. 2024, section 5.2) take a pair's two ends at strengths +1 and -1; here the strengths
-between have pictures of their own, so that the slider is even.
+Concept Sliders (Gandikota et al. 2024, section 5.2) use the two ends of a pair at strengths +1 and -1; here strengths
+in between have targets, too, so that the slider is even.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ S = TypeVar("S", bound=Space)
 
 @dataclass(frozen=True)
 class PairConfig(Config):
-    """How a slider is trained from pairs.
+    """Training settings of a slider.
 
     Attributes:
-        steps, batch: of Adam, and pictures in each.
-        lr: of Adam, as a share of the root mean square of the change that training begins with.
-        start: timesteps 0 .. ``start`` are trained, those from which the slider will act, see ``EditConfig``.
-        seed: of pictures, strengths, timesteps and noise.
-        save_every: steps between saved states, where there is a folder.
+        steps, batch: Adam steps, and images per step.
+        lr: of Adam, relative to the RMS of the initial change.
+        start: timesteps 0 .. ``start`` are trained, those at which the slider is applied, see ``EditConfig``.
+        seed: for images, strengths, timesteps and noise.
+        save_every: steps between saved states, if there is a folder.
 
     Raises:
-        VitrineError: If a value is outside its range.
+        VitrineError: If a value is out of range.
     """
 
     steps: int = 150
@@ -67,15 +67,15 @@ class PairConfig(Config):
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pictures of n people (or whatever the space's models are) before and after.
+    """Images of n people (or other models of the space) before and after.
 
     Attributes:
-        targets: (n, L, C, H, W) scaled latents of the pictures at strengths 1 / L .. 1; the last is "after".
-        cond: n prompts, which say nothing of the attribute, or one for all.
-        models: (n, K) coefficients of who is shown, or (1, K) for one person, or the mean model, in all pictures.
+        targets: (n, L, C, H, W) scaled latents of the images at strengths 1 / L .. 1; the last is "after".
+        cond: n prompts that do not mention the attribute, or one for all.
+        models: (n, K) coefficients of the people shown, or (1, K) for one person or the mean model in all images.
 
     Raises:
-        VitrineError: If they do not fit each other.
+        VitrineError: If the shapes do not match.
     """
 
     targets: torch.Tensor
@@ -88,36 +88,37 @@ class Pairs:
             raise refuse("pairs", tuple(self.targets.shape), "(n, L, C, H, W)", "see blended")
         for name, count in (("prompts", self.cond.count), ("models", len(self.models))):
             if count not in (1, n):
-                raise refuse(name, count, f"1 or {n}", "give one for all pairs, or one for each")
+                raise refuse(name, count, f"1 or {n}", "give one for all pairs, or one per pair")
 
 
 def blended(before: torch.Tensor, after: torch.Tensor, levels: int = 4) -> torch.Tensor:
-    """Pictures (n, 3, H, W) before and after -> (n, levels, 3, H, W) at strengths 1 / levels .. 1, in pixels.
+    """Images (n, 3, H, W) before and after -> (n, levels, 3, H, W) at strengths 1 / levels .. 1, in pixels.
 
     Raises:
         VitrineError: If the two differ in shape.
     """
     if before.shape != after.shape:
-        raise refuse("pictures after", tuple(after.shape), tuple(before.shape), "one for each before, of its size")
-    shares = torch.arange(1, levels + 1, device=before.device) / levels
-    return torch.stack([torch.lerp(before, after, float(s)) for s in shares], 1)
+        raise refuse("pictures after", tuple(after.shape), tuple(before.shape), "one per picture before, same size")
+    strengths = torch.arange(1, levels + 1, device=before.device) / levels
+    return torch.stack([torch.lerp(before, after, float(s)) for s in strengths], 1)
 
 
 def train_pair_slider(
     model: Denoiser, space: Space, pairs: Pairs, config: PairConfig | None = None, start: torch.Tensor | None = None,
     folder: str | Path | None = None, progress: Progress = silent,
 ) -> torch.Tensor:  # fmt: skip
-    """(K,) what coefficients gain at strength 1.
+    """Trains a slider; returns the change (K,) of coefficients at strength 1.
 
-    :func:`with_pair_slider` makes a direction of it.
+    :func:`with_pair_slider` turns it into a direction.
 
     Args:
-        start: (K,) the change to begin with, such as a label's direction at the strength where it is seen; None: none.
-        folder: keeps the state: the same call goes on where a killed one stopped, bit for bit.
+        start: (K,) initial change, such as a label's direction at a visible strength; None: none.
+        folder: stores the state: the same call resumes a killed one, bit for bit.
 
     Raises:
-        VitrineError: If models have more coefficients than the space components, or the folder belongs to another run
-            or process: one with another network, space, pairs, start or settings.
+        VitrineError: If models have more coefficients than the space has components, or the folder belongs to another
+            run
+            or process: with another network, space, pairs, start or settings.
     """
     config = config or PairConfig()
     inputs = {**model.inputs, "space": space, "pairs": pairs, "start": start}
@@ -133,10 +134,10 @@ def train_pair_slider(
 
 
 def with_pair_slider(space: S, name: str, change: torch.Tensor) -> S:
-    """The space with a direction for a trained change (K,), one deviation long as all are.
+    """The space with a direction for a trained change (K,), of length one deviation like all directions.
 
-    ``info["pair_sliders"]`` keeps the strength at which it is that change. It tells no models apart, so that drawing
-    models (``sample``) leaves it alone: seeds stay the models that they are.
+    ``info["pair_sliders"]`` stores the strength at which it equals that change. It does not describe training models,
+    so ``sample`` ignores it: seeds keep their models.
     """
     direction = one_deviation(space, change)
     strengths = {**space.info.get("pair_sliders", {}), name: float(change.norm() / direction.norm().clamp_min(1e-30))}
@@ -144,12 +145,12 @@ def with_pair_slider(space: S, name: str, change: torch.Tensor) -> S:
 
 
 class _Training:
-    """The state of one run.
+    """The state of one training run.
 
     Attributes:
-        change: (K,) in training, in the units of the space it runs in.
-        unit: what a trained number stands for.
-        done: how many steps were made.
+        change: (K,) trained change, in the units of the prepared space.
+        unit: unit of the trained numbers.
+        done: number of steps done.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class _Training:
         begin = torch.zeros(k) if start is None else start.float()
         self._begin = begin.to(device) / self.unit
         self.change = self._begin.clone().requires_grad_()
-        # without a start: three deviations of the models, as edits usually are, spread over all components
+        # without a start: three deviations of the models, typical for edits, spread over all components
         usual = 3 * self.space.deviations.float().square().mean().sqrt() / k**0.5
         size = self._begin.square().mean().sqrt() if bool(self._begin.any()) else usual
         self.rate = config.lr * float(size)
@@ -182,17 +183,17 @@ class _Training:
         self.done += 1
 
     def loss(self) -> torch.Tensor:
-        """On freshly drawn pairs, strengths, timesteps and noise."""
+        """The loss on newly sampled pairs, strengths, timesteps and noise."""
         targets, size, random = self.pairs.targets, self.config.batch, self.random
         who = torch.randint(len(targets), (size,), generator=random)
         level = torch.randint(targets.shape[1], (size,), generator=random)
-        even = (torch.arange(size) + torch.rand(1, generator=random)) / size  # a batch's timesteps cover their range
+        even = (torch.arange(size) + torch.rand(1, generator=random)) / size  # timesteps cover their range evenly
         t = (even * self.config.start).long().clamp(0, 999).to(targets.device)
         x0 = targets[who, level]
         noise = torch.randn(x0.shape, generator=random).to(x0)
-        share = ((level + 1) / targets.shape[1]).to(targets.device)
-        # weights2weights, section 3.3: theta + a n, here with as many strengths as there are rows
-        rows = self.models[who if len(self.models) > 1 else torch.zeros_like(who)] + share[:, None] * self.change
+        strength = ((level + 1) / targets.shape[1]).to(targets.device)
+        # weights2weights, section 3.3: theta + a n, here with a strength per batch row
+        rows = self.models[who if len(self.models) > 1 else torch.zeros_like(who)] + strength[:, None] * self.change
         cond = self.pairs.cond.take(who if self.pairs.cond.count > 1 else torch.zeros_like(who)).to(x0.device)
         with BatchedLora(self.model.backbone, self.space.manifest, self.space.decode(rows)):
             x_t = self.model.network_input(x0, noise, t)
@@ -200,12 +201,12 @@ class _Training:
         return self.model.error(output, x_t, x0, noise, t).square().mean()
 
     def save(self, run: Run) -> None:
-        """Writes the state, whole or not at all."""
+        """Writes the state atomically."""
         tensors = {"change": self.change.detach(), "random": self.random.get_state()}
         run.save({"run": tensors}, {"adam": self.adam}, {"done": self.done})
 
     def resume(self, run: Run) -> None:
-        """Goes on from what :meth:`save` wrote there, if there is anything."""
+        """Resumes from a state of :meth:`save`, if there is one."""
         state = run.load({"adam": self.adam}, str(self.change.device))
         if state is None:
             return

@@ -1,4 +1,4 @@
-"""An edit as a product: one LoRA that any tool loads beside a model, with a strength of -1 .. 1 as its slider."""
+"""An edit as one LoRA that any tool loads with a model, whose strength -1 .. 1 is the slider."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Slider:
     """A slider LoRA.
 
     Attributes:
-        lora: added at strength s to the model ``before``, it makes nearly the model at before + s (after - before).
-        missed: (at -1, at 1) |change it makes - change of the edit|^2 / |change of the edit|^2.
+        lora: added at strength s to the model ``before``, it approximates the model at before + s (after - before).
+        missed: (at -1, at 1) |update of the LoRA - update of the edit|^2 / |update of the edit|^2.
     """
 
     lora: dict[str, LoraLayer]
@@ -36,19 +36,19 @@ class Slider:
 def slider_lora(
     space: Space, before: torch.Tensor, after: torch.Tensor, rank: int | None = None, one_sided: bool = False
 ) -> Slider:
-    """The change from one model (K,) to another as a LoRA that is linear in its strength.
+    """The difference of two models (K,) as a LoRA that is linear in its strength.
 
     A delta space is linear in its coefficients, so the slider is the edit, for every model of the space. In factors
     mode an edit moves both factors: (B + s dB)(A + s dA) - BA = s (dB A + B dA) + s^2 dB dA. The slider is the first
-    part, which is right near ``before`` both ways; ``one_sided`` is the whole change at s = 1, and misses the more
-    below 0. What it misses is measured.
+    term, accurate near ``before`` in both directions; ``one_sided`` is exact at s = 1, with a larger error
+    below 0. The error is measured.
 
     Args:
-        rank: at most so many factors a layer; None is exact, twice the space's rank in factors mode.
-        one_sided: exact at strength 1. Without effect on delta spaces, where both are the same.
+        rank: largest rank per layer; None is exact, twice the space's rank in factors mode.
+        one_sided: exact at strength 1. Without effect in delta spaces, where both are equal.
 
     Raises:
-        VitrineError: If the two models are one, or the rank is below 1.
+        VitrineError: If the two models are equal, or the rank is below 1.
     """
     k = max(len(before), len(after))
     before, after = (torch.nn.functional.pad(v.float().cpu(), (0, k - len(v))) for v in (before, after))
@@ -78,10 +78,10 @@ def _exact(space: Space, coefficients: torch.Tensor) -> dict[str, LoraLayer]:
 
 
 def _delta_slider(space: DeltaSpace, move: torch.Tensor) -> dict[str, LoraLayer]:
-    """sum_i (dc)_i B_i A_i of each layer, all factors side by side."""
-    shares = space.weights(move) - space.weights(torch.zeros_like(move))
+    """sum_i (dc)_i B_i A_i of each layer, with all factors concatenated."""
+    weights = space.weights(move) - space.weights(torch.zeros_like(move))
     return {
-        path: LoraLayer(stack.down, stack.up * shares[stack.owner], float(len(stack.down)))
+        path: LoraLayer(stack.down, stack.up * weights[stack.owner], float(len(stack.down)))
         for path, stack in space.stacks.items()
     }
 

@@ -1,1 +1,1 @@
-"""LoRA files from anywhere: their spellings, their factors, and what can be compared."""
+"""LoRA files from any trainer: key formats, factors, and whether they are comparable."""

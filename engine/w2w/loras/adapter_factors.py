@@ -13,7 +13,7 @@ Factors = tuple[torch.Tensor, torch.Tensor]
 
 
 def factors_of(entry: Entry, tensors: Tensors, weight: torch.Tensor | None = None) -> Factors:
-    """(down, up) in float32, of the shapes that the entry says.
+    """(down, up) in float32, of the entry's shapes.
 
     Args:
         tensors: role -> tensor.
@@ -26,21 +26,21 @@ def factors_of(entry: Entry, tensors: Tensors, weight: torch.Tensor | None = Non
     if entry.decomposed:
         assert weight is not None
         change = _redirected(weight.double().flatten(1), entry.scale * (up @ down), double)
-        up, down = beside_identity(change)
+        up, down = times_identity(change)
     return down.float().reshape(entry.down), up.float().reshape(entry.up)
 
 
-def beside_identity(change: torch.Tensor) -> Factors:
-    """(up, down) of a whole (out, in) change: the identity on its smaller side."""
+def times_identity(change: torch.Tensor) -> Factors:
+    """(up, down) of a full (out, in) update, with the identity on its smaller side."""
     identity = torch.eye(min(change.shape), dtype=change.dtype)
     return (identity, change) if len(change) <= change.shape[1] else (change, identity)
 
 
 def _redirected(weight: torch.Tensor, change: torch.Tensor, tensors: Tensors) -> torch.Tensor:
-    """DoRA's change of the weight (Liu et al. 2024, Eq. 5): W' = m (W + dW) / |W + dW|, less W.
+    """DoRA's weight update (Liu et al. 2024, Eq. 5): W' = m (W + dW) / |W + dW|, less W.
 
-    Lengths are those of rows in PEFT and usually in LyCORIS, whose (1, in) means columns. Both divide by the changed
-    weight's; ComfyUI 0.33 divides rows by the base weight's.
+    Norms are of rows in PEFT and usually in LyCORIS, where (1, in) means columns. Both divide by the changed
+    weight's norm; ComfyUI 0.33 divides rows by the base weight's.
     """
     moved = weight + change
     rows = "magnitude" in tensors or tensors["dora_scale"].shape[0] == len(weight)
@@ -52,7 +52,7 @@ def _redirected(weight: torch.Tensor, change: torch.Tensor, tensors: Tensors) ->
     return (columns * (lengths / columns.norm(dim=(0, 2)))[:, None]).flatten(1) - weight
 
 
-# Each takes the smaller side of the product: of a higher rank than that, the product itself is formed. The order of
+# Each takes the smaller side of the product: if the rank is higher, the product itself is formed. The order of
 # contractions keeps every intermediate no larger than the product or the file.
 def _lora(tensors: Tensors, smaller: int) -> Factors:
     return tensors["up"].flatten(1), tensors["down"].flatten(1)
@@ -68,16 +68,16 @@ def _middle(tensors: Tensors, smaller: int) -> Factors:
     if up.shape[1] <= smaller:
         return up, torch.einsum("pqkl, qi -> pikl", mid, down).flatten(1)
     first, second = ("op, pqkl -> oqkl", "oqkl, qi -> oikl")
-    return beside_identity(torch.einsum(second, torch.einsum(first, up, mid), down).flatten(1))
+    return times_identity(torch.einsum(second, torch.einsum(first, up, mid), down).flatten(1))
 
 
 def _loha(tensors: Tensors, smaller: int) -> Factors:
     a1, b1, a2, b2 = (tensors[f"hada_w{n}_{side}"] for n in (1, 2) for side in "ab")
     if "hada_t1" in tensors:
         first, second = (_rebuilt(tensors[f"hada_t{n}"], a, b) for n, a, b in ((1, a1, b1), (2, a2, b2)))
-        return beside_identity((first * second).flatten(1))
+        return times_identity((first * second).flatten(1))
     if a1.shape[1] * a2.shape[1] > smaller:
-        return beside_identity((a1 @ b1) * (a2 @ b2))
+        return times_identity((a1 @ b1) * (a2 @ b2))
     # (sum_i a1_i b1_i) * (sum_j a2_j b2_j) = sum_ij (a1_i * a2_j)(b1_i * b2_j)
     return (a1[:, :, None] * a2[:, None]).flatten(1), (b1[:, None] * b2[None]).flatten(0, 1)
 
@@ -85,16 +85,16 @@ def _loha(tensors: Tensors, smaller: int) -> Factors:
 def _lokr(tensors: Tensors, smaller: int) -> Factors:
     (up1, down1), (up2, down2) = (_kronecker_half(tensors, f"lokr_w{n}", f"lokr_t{n}") for n in (1, 2))
     if up1.shape[1] * up2.shape[1] > smaller:
-        return beside_identity(torch.kron(up1 @ down1, up2 @ down2))
+        return times_identity(torch.kron(up1 @ down1, up2 @ down2))
     # (A B) x (C D) = (A x C)(B x D)
     return torch.kron(up1.contiguous(), up2.contiguous()), torch.kron(down1.contiguous(), down2.contiguous())
 
 
 def _kronecker_half(tensors: Tensors, whole: str, core: str) -> Factors:
     if whole in tensors:
-        return beside_identity(tensors[whole].flatten(1))
+        return times_identity(tensors[whole].flatten(1))
     left, right = tensors[f"{whole}_a"], tensors[f"{whole}_b"]
-    return beside_identity(_rebuilt(tensors[core], left, right).flatten(1)) if core in tensors else (left, right)
+    return times_identity(_rebuilt(tensors[core], left, right).flatten(1)) if core in tensors else (left, right)
 
 
 def _rebuilt(core: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ def _rebuilt(core: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> tor
 
 
 def _difference(tensors: Tensors, smaller: int) -> Factors:
-    return beside_identity(tensors["diff"].flatten(1))
+    return times_identity(tensors["diff"].flatten(1))
 
 
 _PRODUCTS: dict[str, Callable[[Tensors, int], Factors]] = {

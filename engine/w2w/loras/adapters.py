@@ -1,10 +1,10 @@
 """One layer of an adapter file as two factors: LoRA, AdaLoRA, LoCon, LoHa, LoKr, full differences; DoRA over a weight.
 
 LoHa multiplies two products of factors element by element, LoKr takes a Kronecker product (Yeh et al. 2024, LyCORIS).
-Both are products of two factors again, of rank r^2 and r1 r2. Where that is no less than the smaller side, and for what
-has no factors, one factor is the identity and the other the whole change. Nothing is approximated.
+Both equal a product of two factors, of rank r^2 and r1 r2. If that is not below the smaller side, or there are no
+factors, one factor is the identity and the other the full update. Nothing is approximated.
 
-Small files may stand for large products: a product's size is compared with a layer's before it is formed.
+Small files may expand to large products: a product's size is compared with the layer's before it is formed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Shape = tuple[int, ...]
 
 MIDDLE, ADAPTIVE = "LoCon with a middle factor", "AdaLoRA"
 _MAGNITUDES = ("magnitude", "dora_scale")
-"""Roles of a DoRA's lengths: PEFT's of the weight's rows, LyCORIS's of its rows or columns."""
+"""Roles of a DoRA's norms: PEFT's of the weight's rows, LyCORIS's of its rows or columns."""
 _THREE = ("conv1", "conv2", "conv_in", "conv_out", "samplers.0.conv")
-"""Ends of the names of a UNet's 3 x 3 convolutions: factors of LoHa and LoKr may be stored flat."""
+"""Suffixes of the names of a UNet's 3 x 3 convolutions, whose LoHa and LoKr factors may be stored flat."""
 _FULL = 1 << 40
-"""A rank for what has no factors."""
+"""The rank of updates without factors."""
 LARGEST_PRODUCT = 1e12
-"""Of a product's numbers, by those of its factors: beyond it a file is damaged, or meant to damage."""
+"""Bound on the numbers of an update, from those of its factors: a larger one means a damaged or malicious file."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Entry:
 
     Attributes:
         kind: ``LoRA``, ``AdaLoRA``, ``LoCon with a middle factor``, ``LoHa``, ``LoKr`` or ``difference``.
-        keys: (role, key in the file) of its tensors.
-        down, up: shapes of the two factors that it becomes.
+        keys: (role, key in the file) per tensor.
+        down, up: shapes of the two resulting factors.
         alpha: of these factors; None if the file has none, and the scale is 1.
-        scale: of the product as the file means it.
+        scale: scale of the product in the file.
     """
 
     kind: str
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def outer(self) -> tuple[int, int]:
-        """(out, in), whatever the rank."""
+        """(out, in), independent of the rank."""
         return self.up[0], math.prod(self.down[1:])
 
     @cached_property
@@ -76,17 +76,17 @@ def entry_of(
     name: str, path: str, keys: Mapping[str, str], shapes: Mapping[str, Shape], alpha: float | None,
     settings: LoraRules, base: BaseWeights | None = None,
 ) -> Entry:  # fmt: skip
-    """What one layer of a file becomes, by the shapes of its tensors.
+    """The entry of one layer, by the shapes of its tensors.
 
     Args:
         name: of the file, for messages.
         keys: role (see ``names.py``) -> key in the file.
-        alpha: that stands beside the factors; PEFT's stands in ``settings``.
+        alpha: stored with the factors; PEFT's is in ``settings``.
         base: weights of the base model, which a DoRA needs.
 
     Raises:
-        VitrineError: If a factor is missing or is not the kind's, shapes do not fit, the product is larger than any
-            layer, alpha is no number, or a DoRA's weight is not at hand.
+        VitrineError: If a factor is missing or of another kind, shapes do not match, the product is larger than any
+            layer, alpha is not finite, or a DoRA's base weight is missing.
     """
     sides = {role: shapes[key] for role, key in keys.items()}
     kind, roles = _kind_of(name, path, sides), tuple(sorted(keys.items()))
@@ -127,7 +127,7 @@ def _kind_of(name: str, path: str, sides: Mapping[str, Shape]) -> str:
     for kind, start in (("LoHa", "hada"), ("LoKr", "lokr"), ("difference", "diff")):
         if any(role.startswith(start) for role in parts):
             return kind
-    raise refuse("LoRA file", f"{name}: {path} has only {parts}", "two factors a layer", "download it again")
+    raise refuse("LoRA file", f"{name}: {path} has only {parts}", "two factors per layer", "download it again")
 
 
 def _of_lora(sides: Mapping[str, Shape], path: str) -> _Measured:
@@ -172,7 +172,7 @@ def _of_lokr(sides: Mapping[str, Shape], path: str) -> _Measured:
 
 
 def _half(sides: Mapping[str, Shape], whole: str, core: str) -> tuple[Shape, int, int | None]:
-    """Of one Kronecker factor the shape, its rank, and the trainer's if it has factors itself."""
+    """(shape, rank, trainer's rank if it has factors itself) of one Kronecker factor."""
     if whole in sides:
         shape, dim = sides[whole], None
     else:
@@ -184,7 +184,7 @@ def _half(sides: Mapping[str, Shape], whole: str, core: str) -> tuple[Shape, int
             return (left[0], right[1]), dim, dim
         if sides[core][:2] != (left[0], dim):
             raise ValueError
-        shape = left[1], right[1], *sides[core][2:]  # (r, out), (r, in) beside (r, r, k, k)
+        shape = left[1], right[1], *sides[core][2:]  # (r, out), (r, in) with (r, r, k, k)
     return shape, min(shape[0], math.prod(shape[1:])), dim
 
 
@@ -199,14 +199,14 @@ _MEASURES: dict[str, Callable[[Mapping[str, Shape], str], _Measured]] = {
     "LoRA": _of_lora, ADAPTIVE: _of_adaptive, MIDDLE: _of_middle, "LoHa": _of_loha, "LoKr": _of_lokr,
     "difference": _of_difference,
 }  # fmt: skip
-_BESIDE = ("alpha", *_MAGNITUDES)
+_EXTRA = ("alpha", *_MAGNITUDES)
 _MADE_OF = {
-    "LoRA": {"down", "up", *_BESIDE}, ADAPTIVE: {"down", "up", "singular"}, MIDDLE: {"down", "up", "mid", *_BESIDE},
-    "LoHa": {*(f"hada_w{n}_{side}" for n in (1, 2) for side in "ab"), "hada_t1", "hada_t2", *_BESIDE},
-    "LoKr": {*(f"lokr_w{n}{side}" for n in (1, 2) for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2", *_BESIDE},
-    "difference": {"diff", *_BESIDE},
+    "LoRA": {"down", "up", *_EXTRA}, ADAPTIVE: {"down", "up", "singular"}, MIDDLE: {"down", "up", "mid", *_EXTRA},
+    "LoHa": {*(f"hada_w{n}_{side}" for n in (1, 2) for side in "ab"), "hada_t1", "hada_t2", *_EXTRA},
+    "LoKr": {*(f"lokr_w{n}{side}" for n in (1, 2) for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2", *_EXTRA},
+    "difference": {"diff", *_EXTRA},
 }  # fmt: skip
-"""Roles of a kind's tensors; with another beside them nobody knows what a layer means."""
+"""Roles of a kind's tensors; with any other role the layer's meaning is unknown."""
 
 
 def _check_size(name: str, path: str, size: _Measured) -> None:
@@ -232,7 +232,7 @@ def _unrolled(path: str, width: int) -> Shape:
 
 
 def _tail(name: str, path: str, size: _Measured, base: BaseWeights | None, decomposed: bool) -> Shape:
-    """(in,) or (in, k, k), by the base weight where that is at hand."""
+    """(in,) or (in, k, k), from the base weight if it is given."""
     if decomposed and (base is None or path not in base):
         shown = f"{name}, a DoRA: its change depends on the base model's weights"
         shown += "" if base is None else f", and those at hand lack {path}"
@@ -244,7 +244,7 @@ def _tail(name: str, path: str, size: _Measured, base: BaseWeights | None, decom
     shape = base.shape(path)
     if shape[0] != size.out or math.prod(shape[1:]) != math.prod(size.tail):
         shown = f"{path} of {shape}, in {name} {(size.out, *size.tail)}"
-        raise refuse("base weights", shown, "the model the LoRA was made for", "choose that model's file")
+        raise refuse("base weights", shown, "those of the LoRA's base model", "choose that model's file")
     return shape[1:]
 
 
@@ -252,8 +252,8 @@ def _scale(kind: str, path: str, alpha: float | None, dim: int | None, settings:
     if kind == "difference":
         return None
     if alpha is not None:
-        return alpha / dim if dim else 1.0  # LyCORIS: both Kronecker factors whole, no rank
-    rank = settings.rank(path) or dim or 1  # PEFT divides by its rank there too
+        return alpha / dim if dim else 1.0  # LyCORIS: both Kronecker factors are full, without a rank
+    rank = settings.rank(path) or dim or 1  # PEFT divides by its rank there, too
     value = settings.alpha(path, rank)
     return None if value is None else value / rank
 

@@ -1,4 +1,4 @@
-"""Which base model a LoRA was made for: what its header says, and what its layers' names and widths say."""
+"""The base model of a LoRA: by its header, and by names and widths of its layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADERS = ("ss_base_model_version", "modelspec.architecture", "ss_sd_model_name
 
 
 def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> str:
-    """What a file's header or PEFT's settings call the base model, with kohya's short hash of the checkpoint; or empty.
+    """The base model's name in a header or in PEFT's settings, with kohya's short checkpoint hash; or empty.
 
     kohya writes ``ss_base_model_version``, ``ss_sd_model_name`` and ``ss_sd_model_hash``; ``modelspec.architecture`` is
     Stability's ModelSpec 1.0; PEFT has ``base_model_name_or_path``.
@@ -27,7 +27,7 @@ def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> s
 
 
 def shaped_base(outers: Outers) -> str:
-    """The base model by layers' names and sizes (out, in); empty where they fit none that is known."""
+    """The base model by names and sizes (out, in) of layers; empty if none matches."""
     sizes: dict[int, set[tuple[int, ...]]] = {}
     for path, outer in outers.items():
         for family in _families_of(path):

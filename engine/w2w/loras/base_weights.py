@@ -1,4 +1,4 @@
-"""Weights of a base model by layer, read when asked for: what a DoRA's change depends on."""
+"""Weights of a base model by layer, read on demand, for DoRAs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def modules_of(backbone: nn.Module) -> dict[str, nn.Module]:
 
 
 class BaseWeights(Mapping[str, torch.Tensor]):
-    """Layer path in diffusers' UNet naming (transformers': as the model has it) -> weight.
+    """Layer path in diffusers' UNet naming (for transformers: in the model's naming) -> weight.
 
     Args:
-        sources: layer path -> shape, and what reads the weight.
+        sources: layer path -> (shape, function that reads the weight).
     """
 
     def __init__(self, sources: Sources) -> None:
@@ -44,19 +44,19 @@ class BaseWeights(Mapping[str, torch.Tensor]):
         return len(self._sources)
 
     def shape(self, path: str) -> tuple[int, ...]:
-        """Of a weight, without reading it."""
+        """Shape of a weight, without reading it."""
         return self._sources[path][0]
 
     def only(self, paths: Iterable[str]) -> BaseWeights:
-        """Those of some layers."""
+        """The weights of the given layers only."""
         return BaseWeights({path: self._sources[path] for path in sorted(paths)})
 
     @classmethod
     def of_module(cls, backbone: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> BaseWeights:
-        """Of a loaded network, without LoRAs that diffusers or PEFT has put on it.
+        """Weights of a loaded network, without the LoRAs of diffusers or PEFT.
 
         Args:
-            originals: module path -> unpatched weight, for modules whose weight carries a patch (a LoRA in ComfyUI).
+            originals: module path -> unpatched weight, for modules whose weight is patched (a LoRA in ComfyUI).
         """
         sources = {}
         unpatched = {id(backbone.get_submodule(path)): weight for path, weight in (originals or {}).items()}
@@ -69,10 +69,10 @@ class BaseWeights(Mapping[str, torch.Tensor]):
 
     @classmethod
     def of_file(cls, path: str | Path, layers_per_block: int = 2) -> BaseWeights:
-        """Of a checkpoint or a diffusers network, one safetensors file or a folder of its parts.
+        """Weights of a checkpoint or a diffusers network: one safetensors file, or a folder of shards.
 
         Raises:
-            VitrineError: If there is no such file, or it is no safetensors file.
+            VitrineError: If the file does not exist, or is not a safetensors file.
         """
         path = Path(path)
         files = files_in(path, ".safetensors") if path.is_dir() else [path]

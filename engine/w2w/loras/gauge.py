@@ -1,7 +1,7 @@
-"""Can raw LoRA factors be compared at all? (A, B) and (cA, B / c) are the same LoRA, so only a shared start fixes them.
+"""Tests whether raw LoRA factors are comparable: (A, B) and (cA, B / c) are the same LoRA.
 
-PCA over factors, as in the paper, means something for LoRAs trained from one initial A. LoRAs by different authors have
-different ones; their products B A can be compared all the same.
+PCA over factors, as in the paper, is meaningful for LoRAs trained from one initial A. LoRAs by different authors have
+different ones; only their products B A are comparable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COSINE = 0.5
 """Factors share a gauge if the 5th percentile of cosines between two models' A factors is at least this. Independent
 starts give 0 on average (standard deviation 0.18 at 32 inputs), a flipped sign gives -1."""
 SPREAD = 3.0
-"""Largest ratio between the 95th and 5th percentile of |A| in a layer: more means factors were rescaled."""
+"""Largest ratio between the 95th and 5th percentile of |A| in a layer: larger means that factors were rescaled."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Gauge:
 
     @property
     def shared(self) -> bool:
-        """Whether the factors of different models mean the same."""
+        """Whether the factors of different models are comparable."""
         return self.low >= COSINE and self.spread <= SPREAD
 
     def reason(self) -> str:
@@ -44,7 +44,7 @@ class Gauge:
         if self.shared:
             return f"factors are comparable ({cosines})"
         if self.low < COSINE:
-            # Independent starts and flipped signs give many pairs a negative cosine, training from one start few.
+            # Independent starts and flipped signs give many negative cosines, training from one start few.
             moved = "moved far apart from one start" if self.low > 0 else "start differently"
             return f"factors {moved} ({cosines})"
         return f"factors are scaled differently (|A| varies {self.spread:.1f}-fold between models)"
@@ -53,7 +53,7 @@ class Gauge:
 def gauge_test(loras: Sequence[Lora], most: int = 48) -> Gauge:
     """Compares the down factors of up to ``most`` models, layer by layer, in pairs.
 
-    Only layers that all these models have, with one rank, count; without any, nothing is comparable.
+    Only layers that all models have with the same rank count; without any, factors are not comparable.
     """
     chosen = [loras[i] for i in torch.linspace(0, len(loras) - 1, min(most, len(loras))).round().long().tolist()]
     cosines, spreads = [], []

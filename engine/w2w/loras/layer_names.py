@@ -1,12 +1,12 @@
-"""The many spellings of one LoRA tensor, and the one name used inside: the module path of a diffusers UNet.
+"""Key formats of LoRA tensors, and their canonical name: the module path in a diffusers UNet.
 
-Transformers' modules keep the names of their file, diffusers' (``transformer_blocks.0..``) or ComfyUI's
+Modules of transformers keep the names of their file, diffusers' (``transformer_blocks.0..``) or ComfyUI's
 (``double_blocks.0..``).
 
 Read: kohya (``lora_unet_..``), OneTrainer (``lora_transformer_..``), ComfyUI (``diffusion_model..``, also behind
 ``model.``, and ``text_encoders..``), PEFT (``base_model.model..``), diffusers old
 (``..processor.to_q_lora..``) and new (``unet...lora_A..``), and the published w2w export (``.lora_A.identity1.weight``,
-which PEFT silently ignores under any other adapter name).
+which PEFT silently ignores under other adapter names).
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ _TEXT = re.compile(
 )
 
 _WORDS = set().union(*(words(family.weights) | {*family.underscored} for family in FAMILIES))
-"""Names of modules with an underscore of their own; every other underscore of a kohya name separates modules."""
+"""Module names that contain an underscore; every other underscore of a kohya name separates modules."""
 _TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
 
 
 class Key(NamedTuple):
-    """One key of a LoRA file: module path, ``down | up | alpha | ..``, spelling, and whether it belongs to the UNet."""
+    """One key of a LoRA file: module path, ``down | up | alpha | ..``, format, and whether it belongs to the UNet."""
 
     path: str
     role: str
@@ -75,7 +75,7 @@ _SEEN = 1 << 15
 
 @lru_cache(maxsize=_SEEN)
 def parse(key: str, layers_per_block: int = 2) -> Key | None:
-    """A key's meaning, or None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
+    """Parses a key; None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
     for role, pattern in _ROLES:
         match = pattern.search(key)
         if match:
@@ -87,14 +87,14 @@ def parse(key: str, layers_per_block: int = 2) -> Key | None:
 
 @lru_cache(maxsize=_SEEN)
 def other_kind(key: str) -> str | None:
-    """The kind of adapter this key belongs to, if that is not a plain LoRA."""
+    """The adapter kind of a key, if it is not a plain LoRA."""
     return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
 
 
-def beside_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
-    """Whether a key that is no LoRA tensor belongs to one of ``layers``, or is an adapter's: what it does is unknown.
+def among_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
+    """Whether a key that is not a LoRA tensor belongs to one of ``layers`` or to an adapter, with unknown meaning.
 
-    Biases and norm layers are known: a space leaves them out.
+    Biases and norm layers are known; a space leaves them out.
     """
     if any(pattern.search(key) for _, pattern in _DROPPED) or _TEXT.match(key):
         return False
@@ -104,19 +104,19 @@ def beside_factors(key: str, layers: Collection[str], layers_per_block: int = 2)
 
 
 def dropped_part(key: str) -> str:
-    """What a key that is no LoRA tensor changes, for the remark that a space leaves it out."""
+    """What a key that is not a LoRA tensor changes, for the remark that a space leaves it out."""
     return next(
         (part for part, pattern in _DROPPED if pattern.search(key)), f"other tensors ({key.rsplit('.', 1)[-1]})"
     )
 
 
 def bare(stem: str, adapter: str = "") -> tuple[str, str]:
-    """A name without its prefix, and its spelling."""
+    """(name without its prefix, format)."""
     for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
         if stem.startswith(prefix):
             return ".".join(_TOKENS.findall(stem[len(prefix) :])), "kohya"
     stem = stem.removeprefix("model.")
-    path = _AROUND.sub("", stem)
+    path = _PREFIXES.sub("", stem)
     if stem.startswith("diffusion_model."):
         return path, "ComfyUI"
     if stem.startswith("base_model.model."):
@@ -126,15 +126,15 @@ def bare(stem: str, adapter: str = "") -> tuple[str, str]:
     return path, "diffusers"
 
 
-_AROUND = re.compile(r"^(?:(?:base_model\.model|unet|transformer|diffusion_model|module|_orig_mod)\.)+")
-"""Around a network's own module names: pipelines, PEFT, ComfyUI, data-parallel and compiled modules, in any order."""
+_PREFIXES = re.compile(r"^(?:(?:base_model\.model|unet|transformer|diffusion_model|module|_orig_mod)\.)+")
+"""Prefixes of module names by pipelines, PEFT, ComfyUI, data-parallel and compiled modules, in any order."""
 
 
 def canonical(path: str, layers: int = 2) -> str:
-    """A module's name in diffusers' words, where a family's own code has others (ldm); other names as they are.
+    """A module's diffusers name, if the family's own code has another one (ldm); other names are unchanged.
 
     Args:
-        layers: repeats of a level on the way down.
+        layers: resnets per encoder level.
     """
     for rename in _RENAMES:
         path = rename(path, layers)

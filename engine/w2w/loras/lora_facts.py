@@ -1,4 +1,4 @@
-"""What a LoRA file says of itself: who trained it, on what, for which words, under which licence. Its header alone."""
+"""Facts from a LoRA file's header: trainer, training settings, trigger words, licence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base_weights import BaseWeights
 from .lora_files import LoraFile, name_of, read_header
 
 COMMON = 0.8
-"""A tag of at least this share of the training pictures may be a trigger word."""
+"""A tag of at least this fraction of the training images may be a trigger word."""
 _TRIGGERS = ("modelspec.trigger_phrase", "trigger_phrase", "trigger_word", "trigger_words", "instance_prompt",
              "activation text", "ss_trigger_words")  # fmt: skip
 _LICENCES = ("modelspec.license", "license", "licence")
@@ -28,24 +28,24 @@ _TRAINING = {
     "ss_network_args": "network", "ss_caption_dropout_rate": "caption dropout", "modelspec.date": "date",
     "modelspec.author": "author", "modelspec.title": "title",
 }  # fmt: skip
-"""Keys of kohya's and Stability's headers -> what they are, in words."""
+"""Keys of kohya's and Stability's headers -> display names."""
 
 
 @dataclass(frozen=True)
 class LoraFacts:
-    """What the header says.
+    """Facts from a LoRA file's header.
 
     Attributes:
         path: the file.
         bytes: its size.
-        file: its layers as they are read; None where it is refused.
-        problem: why it is refused; empty otherwise.
-        trainer: the program that wrote it, and how that is known.
-        training: what is known of the training, by name.
-        licence: as the file says it; empty where it does not.
-        triggers: words that ask for what it shows; empty where the file names none.
-        trigger_source: where they stand in the file.
-        tags: caption tag -> number of pictures, most frequent first, of kohya's header.
+        file: its layers; None if the file is refused.
+        problem: why it is refused, or empty.
+        trainer: the program that wrote it, and the evidence for that.
+        training: known training settings, by name.
+        licence: as stated in the file, or empty.
+        triggers: trigger words; empty if the file has none.
+        trigger_source: their key in the file.
+        tags: caption tag -> number of images, most frequent first, from kohya's header.
     """
 
     path: Path
@@ -87,13 +87,13 @@ class LoraFacts:
 
 
 def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
-    """The facts of one file; a file that is no LoRA has its refusal as ``problem``.
+    """The facts of one file; ``problem`` has the error for a file that is not a LoRA.
 
     Args:
         base: weights of the base model, which a DoRA needs.
 
     Raises:
-        VitrineError: If there is no such file.
+        VitrineError: If the file does not exist.
     """
     path = Path(path)
     with named(path, "LoRA file", "a .safetensors file", "check the path"):
@@ -114,7 +114,7 @@ def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
 
 
 def _metadata(path: Path) -> dict[str, str]:
-    """The header's texts; {} of a file that is no whole safetensors file, which :func:`read_header` has refused."""
+    """The header's texts; {} if the file is damaged, which :func:`read_header` refuses."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -129,7 +129,7 @@ def _said(header: Mapping[str, str], key: str) -> bool:
 
 
 def _trainer(header: Mapping[str, str], known: LoraFile | None, path: Path) -> str:
-    """By what the header says, else by the spelling of the keys, which several programs may share."""
+    """By the header, else by the key format, which several programs may share."""
     if KEY in header:
         return "Vitrine (header)"
     if "ai-toolkit" in header.get("software", ""):
@@ -143,14 +143,14 @@ def _trainer(header: Mapping[str, str], known: LoraFile | None, path: Path) -> s
     if "lora_adapter_metadata" in header:
         return "diffusers (header)"
     if path.with_name("adapter_config.json").is_file() and path.stem == "adapter_model":
-        return "PEFT (adapter_config.json beside it)"
+        return "PEFT (adapter_config.json in its folder)"
     if known is None:
         return "not known"
-    return f"not said; the keys are spelled as {known.dialect} spells them"
+    return f"not stated; the keys have {known.dialect}'s format"
 
 
 def _tags(header: Mapping[str, str]) -> dict[str, int]:
-    """kohya's count of caption tags, over all folders of pictures."""
+    """kohya's counts of caption tags, over all image folders."""
     counts: Counter[str] = Counter()
     for folder in _table(header.get("ss_tag_frequency")).values():
         for tag, count in folder.items() if isinstance(folder, dict) else ():
@@ -168,7 +168,7 @@ def _table(text: str | None) -> dict[str, Any]:
 
 
 def _folders(header: Mapping[str, str]) -> dict[str, tuple[int, int]]:
-    """kohya's folders of pictures: name without its repeats -> (repeats, pictures)."""
+    """kohya's image folders: name without its repeats -> (repeats, images)."""
     folders: dict[str, tuple[int, int]] = {}
     for name, facts in _table(header.get("ss_dataset_dirs")).items():
         repeats, pictures = (facts.get(k) if isinstance(facts, dict) else None for k in ("n_repeats", "img_count"))
@@ -183,7 +183,7 @@ def _pictures(header: Mapping[str, str]) -> dict[str, str]:
 
 
 def _triggers(header: Mapping[str, str], tags: Mapping[str, int]) -> tuple[tuple[str, ...], str]:
-    """Trigger words and the key they come from."""
+    """Trigger words and their key."""
     for key in _TRIGGERS:
         if _said(header, key):
             return tuple(part.strip() for part in printable(header[key])[:200].split(",") if part.strip()), key

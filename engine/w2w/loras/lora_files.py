@@ -1,4 +1,4 @@
-"""Reading LoRA files of any spelling: headers and factors."""
+"""Reads LoRA files of any key format: headers and factors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .adapter_factors import factors_of
 from .adapters import LARGEST_PRODUCT, Entry, entry_of
 from .base_models import named_base, shaped_base
 from .base_weights import BaseWeights
-from .layer_names import beside_factors, dropped_part, other_kind, parse
+from .layer_names import among_factors, dropped_part, other_kind, parse
 from .lora_settings import LoraRules, check_alpha, settings_of
 
 Shapes = dict[str, tuple[int, ...]]
@@ -29,16 +29,16 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class LoraFile:
-    """What a file's header says.
+    """The header of a LoRA file.
 
     Attributes:
         path, name: the file, and the model's name (see :func:`name_of`).
-        dialect: the spelling of its keys.
-        entries: layer path -> :class:`Entry`, of the UNet only.
+        dialect: the format of its keys.
+        entries: layer path -> :class:`Entry`, for the UNet only.
         text_layers: number of text encoder layers, which a space leaves out.
-        dropped: other parts that it leaves out, in words.
+        dropped: names of other parts that a space leaves out.
         dtypes: of the factors, as safetensors calls them (F16, BF16, ..).
-        said_base, shaped_base: the base model by the header, and by names and widths of layers; empty if unknown.
+        said_base, shaped_base: the base model by header, and by names and widths of layers; empty if unknown.
         base: weights of the base model, for a DoRA.
     """
 
@@ -55,17 +55,17 @@ class LoraFile:
 
     @property
     def base_model(self) -> str:
-        """In words, the header's name only where the layers do not tell."""
+        """The base model's name, by layers, else by the header."""
         return self.shaped_base or self.said_base or "not known"
 
     @property
     def ranks(self) -> list[int]:
-        """The different ranks, ascending."""
+        """The distinct ranks, ascending."""
         return sorted({entry.down[0] for entry in self.entries.values()})
 
 
 def telling_parts(path: Path) -> tuple[str, ...]:
-    """The parts of a file's path that can tell models apart, without those that every export has."""
+    """The parts of a file's path that can distinguish models, without those that every export has."""
     parts = [*path.parent.parts, path.stem]
     if path.stem in ("adapter_model", "pytorch_lora_weights"):
         parts.pop()
@@ -75,7 +75,7 @@ def telling_parts(path: Path) -> tuple[str, ...]:
 
 
 def name_of(path: Path) -> str:
-    """A model's name: the file's, or the folder's where all files are called the same."""
+    """A model's name: the file's, or the folder's if all files have the same name."""
     return printable(telling_parts(path)[-1])
 
 
@@ -86,8 +86,8 @@ def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights |
         base: weights of the base model, which a DoRA needs.
 
     Raises:
-        VitrineError: If the file is a pickle, corrupt, an adapter that is no sum of factors, lacks a factor or has one
-            twice or one that is not known, has settings that are not understood, or is a DoRA without its base weights.
+        VitrineError: If the file is a pickle, corrupt, an unsupported adapter, lacks a factor or has one
+            twice or an unknown one, has unknown settings, or is a DoRA without its base weights.
     """
     from safetensors import safe_open
 
@@ -141,7 +141,7 @@ def _header(
 ) -> LoraFile:  # fmt: skip
     foreign = next((kind for kind in map(other_kind, shapes) if kind), None)
     if foreign:
-        shown = f"{path.name} holds {foreign}"
+        shown = f"{path.name} has {foreign}"
         raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", "merge it and extract a LoRA")
     keys: dict[str, dict[str, str]] = {}
     dialects: Counter[str] = Counter()
@@ -159,20 +159,20 @@ def _header(
         if first != key:
             shown = f"{path.name}: {meaning.path} twice, as {first} and {key}"
             raise refuse("LoRA file", shown, "one adapter, in one spelling", "save its adapters as separate files")
-    unknown = next((key for key in others if beside_factors(key, keys, layers)), None)
+    unknown = next((key for key in others if among_factors(key, keys, layers)), None)
     if unknown:
-        shown = f"{path.name}: {unknown}, which is not understood, beside the factors of its layer"
+        shown = f"{path.name}: {unknown}, which is unknown, among the factors of its layer"
         raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", "merge it and extract a LoRA")
     dropped = set(map(dropped_part, others))
     entries = {}
     for layer, roles in sorted(keys.items()):
         if "singular" in roles and 0 in shapes[roles["singular"]]:
-            continue  # AdaLoRA has left it without any factor
+            continue  # AdaLoRA has pruned all of its ranks
         alpha = alphas[roles["alpha"]] if "alpha" in roles else None
         entries[layer] = entry_of(path.name, layer, roles, shapes, alpha, settings, base)
     if not entries:
-        held = "text encoder layers" if text else "a whole model or other tensors" if dropped else "nothing"
-        shown = f"{path.name} without UNet layers: it holds {held}"
+        content = "text encoder layers" if text else "a whole model or other tensors" if dropped else "nothing"
+        shown = f"{path.name} without UNet layers: it has {content}"
         raise refuse("LoRA file", shown, "a UNet LoRA", "choose another file")
     dialect = dialects.most_common(1)[0][0]
     return LoraFile(path, name_of(path), dialect, entries, len(text), tuple(sorted(dropped)), base=base)
@@ -183,16 +183,16 @@ def read_lora(
     file: str | Path | LoraFile, layers_per_block: int = 2, base: BaseWeights | None = None,
     only: Collection[str] | None = None, sizes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> dict[str, LoraLayer]:  # fmt: skip
-    """The UNet factors of a file in float32; alpha is the rank where the file has none.
+    """The UNet factors of a file in float32; alpha is the rank if the file has none.
 
     LoHa, LoKr, full differences and, with ``base``, DoRAs become factors with the same product (see ``adapters.py``).
     Args:
-        only: no other layers are read.
-        sizes: (out, in) of layers as they are known, of a space for instance; nothing of another size is read.
+        only: the layers to read.
+        sizes: known (out, in) of layers, for example of a space; other sizes are refused.
 
     Raises:
-        VitrineError: As :func:`read_header`, and if a layer has another size, or numbers that are not finite or too
-            large for weights, or products of factors would take much memory for a base model that is not known.
+        VitrineError: As :func:`read_header`, and if a layer has another size, or values that are not finite or too
+            large for weights, or products of factors would need much memory for an unknown base model.
     """
     file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block, base)
     for path, entry in file.entries.items():
@@ -208,7 +208,7 @@ def read_lora(
                 continue
             tensors = {role: tensor_of(key) for role, key in entry.keys if role != "alpha"}
             weight = file.base[path].cpu() if entry.decomposed and file.base is not None else None
-            # in the form of the folder: a 1 x 1 projection has two or four dimensions
+            # in the folder's form: a 1 x 1 projection has two or four axes
             down, up = factors_of(entry, tensors, weight)
             layer = LoraLayer(down, up, float(entry.down[0]) if entry.alpha is None else entry.alpha)
             largest = _largest_product(layer)
@@ -238,12 +238,12 @@ def _tensors_of(path: Path, every: bool) -> Iterator[Callable[[str], torch.Tenso
 
 
 _MOST_SWOLLEN, _SWELLS = 2**29, 1024
-"""Bytes that the products of a file's factors may take whatever they belong to; and times the file's own size, for a
-base model that is known. Full LoKr of Flux, factor 16: 1,000 times."""
+"""Bytes that products of a file's factors may always take; and multiples of the file's size for a
+known base model. Full LoKr of Flux, factor 16: 1,000 times."""
 
 
 def _refuse_to_swell(file: LoraFile, entries: Sequence[Entry], known: object) -> None:
-    """Before memory is taken: a small file of Kronecker factors may stand for a whole model, or for nothing."""
+    """Raises before allocating memory: a small file of Kronecker factors may expand to a whole model."""
     products = [e for e in entries if e.kind not in ("LoRA", "AdaLoRA", "difference")]
     if not products:
         return
@@ -254,12 +254,12 @@ def _refuse_to_swell(file: LoraFile, entries: Sequence[Entry], known: object) ->
         most = max(most, _SWELLS * file.path.stat().st_size)
     if needed > most:
         shown = f"{file.path.name}, whose {products[0].kind} takes {needed / 1e9:.1f} GB"
-        accepted = f"at most {most / 1e9:.1f} GB for a file of its size, or of a base model that is not known"
+        accepted = f"at most {most / 1e9:.1f} GB for a file of its size, or of an unknown base model"
         raise refuse("LoRA file", shown, accepted, "merge it and extract a LoRA, or name the base model's weights")
 
 
 def _largest_product(layer: LoraLayer) -> float:
-    """No number of the layer's change is larger for each of its ranks; NaN where a factor has one that is none."""
+    """Upper bound of a layer's update per rank; NaN if a factor has a NaN."""
     sides = [abs(layer.scale)]
     for factor in (layer.down, layer.up):
         low, high = factor.aminmax()

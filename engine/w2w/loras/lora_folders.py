@@ -1,4 +1,4 @@
-"""Folders of LoRA files: which fit together, what each is called, what a space leaves out of them."""
+"""Scans folders of LoRA files: compatible files, their names, and what a space leaves out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FolderScan:
     shapes: Shapes = field(default_factory=dict)
 
     def heading(self) -> str:
-        """How many LoRAs, of which base, spelling, ranks and precision."""
+        """Number of LoRAs, base model, key format, ranks and precision."""
         if not self.good:
             return "no usable LoRA"
         dialects = Counter(f.dialect for f in self.good)
@@ -77,10 +77,10 @@ def scan_folder(
 ) -> FolderScan:  # fmt: skip
     """Reads the headers of all files in a folder and its subfolders, or of an iterable of files.
 
-    Files whose base model is not that of most others are left out, DoRAs unless ``base`` has their weights.
+    Files of another base model than most are left out, and DoRAs unless ``base`` has their weights.
 
     Raises:
-        VitrineError: If the folder is missing, or holds fewer than ``fewest`` usable files.
+        VitrineError: If the folder is missing, or has fewer than ``fewest`` usable files.
     """
     paths = _files(folder)
     good: list[LoraFile] = []
@@ -89,7 +89,7 @@ def scan_folder(
     for number, path in enumerate(paths):
         try:
             file = read_header(path, layers_per_block, base)
-            # files of one kind share their table of layers: of 65,000 it would take gigabytes
+            # files of one kind share their table of layers, which would take gigabytes for 65,000 files
             shared = layouts.setdefault(tuple(file.entries.items()), file.entries)
             good.append(replace(file, entries=shared))
         except VitrineError as error:
@@ -116,9 +116,9 @@ def _files(folder: str | Path | Iterable[Path]) -> list[Path]:
 
 
 def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """A name for each file: its own or its folder's, and where several share that, what in their paths differs.
+    """A name per file: its own or its folder's, and if several are equal, the differing parts of their paths.
 
-    ``anna/last``, ``bob/last`` are anna and bob; ``anna/last``, ``anna/old/last`` stay whole.
+    ``anna/last``, ``bob/last`` are anna and bob; ``anna/last``, ``anna/old/last`` keep the full path.
     """
     root = Path(os.path.commonpath([p.parent for p in paths])) if paths else Path()
     parts = [telling_parts(p.relative_to(root)) or (root.name,) for p in paths]
@@ -141,7 +141,7 @@ def _shared(names: Sequence[str]) -> set[str]:
 
 
 def one_form(files: list[LoraFile]) -> list[LoraFile]:
-    """1 x 1 projections in one form: some trainers store (r, in), others (r, in, 1, 1). The longer one fits both."""
+    """Brings 1 x 1 projections, stored as (r, in) or (r, in, 1, 1), into one form: the longer one represents both."""
     forms: dict[str, tuple[int, ...]] = {}
     tables = {id(f.entries): f.entries for f in files}
     for entries in tables.values():
@@ -157,7 +157,7 @@ def _formed(entry: Entry, form: tuple[int, ...]) -> Entry:
 
 
 def _same_base(files: list[LoraFile]) -> tuple[list[LoraFile], list[BadFile], Shapes]:
-    """A layer's size is that of most files; a file that differs belongs to another base model."""
+    """Takes a layer's size from most files; files that differ belong to another base model."""
     votes: dict[str, Counter[tuple[int, ...]]] = {}
     alike = Counter(id(file.entries) for file in files)
     for entries in {id(file.entries): file.entries for file in files}.values():
@@ -199,11 +199,11 @@ def _notes(files: list[LoraFile], shapes: Shapes) -> list[str]:
     if text:
         notes.append(f"{text} files also change text encoders: left out of the space")
     parts = Counter(part for f in files for part in f.dropped)
-    notes += [f"{count} files also hold {part}: left out of the space" for part, count in sorted(parts.items())]
+    notes += [f"{count} files also have {part}: left out of the space" for part, count in sorted(parts.items())]
     kinds = Counter(kind for f in files for kind in {e.kind for e in f.entries.values()} - {"LoRA"})
     kinds += Counter("DoRA" for f in files if any(e.decomposed for e in f.entries.values()))
-    notes += [f"{count} files hold {kind}: converted without loss" for kind, count in sorted(kinds.items())]
+    notes += [f"{count} files have {kind}: converted without loss" for kind, count in sorted(kinds.items())]
     no_alpha = sum(1 for f in files if any(e.alpha is None for e in f.entries.values()))
     if no_alpha:
-        notes.append(f"{no_alpha} files give no alpha: their scale is 1")
+        notes.append(f"{no_alpha} files have no alpha: their scale is 1")
     return notes

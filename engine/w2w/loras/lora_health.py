@@ -1,4 +1,4 @@
-"""What is broken in a LoRA's tensors, and where its change of the weights lies. Its tensors alone, no model."""
+"""Damage in a LoRA's tensors, and the distribution of its weight update; needs no model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KINDS = (
     ("modulation and time", r"time|norm|mod|embed"), ("resnet convolution", r"resnets|samplers|conv"),
     ("attention", r"attn|attention|to_[qkv]$|to_out|qkv|\.proj$"),
 )  # fmt: skip
-"""Kind of a layer -> pattern of its path; the first that fits."""
+"""Kind of a layer -> pattern of its path; the first match counts."""
 _BLOCK = re.compile(
     r"^(down_blocks\.\d+|up_blocks\.\d+|mid_block|[a-z_]*blocks?\.\d+|layers\.\d+|[a-z_]+)", re.IGNORECASE
 )
@@ -36,14 +36,14 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class LayerHealth:
-    """One layer.
+    """The state of one layer.
 
     Attributes:
         path: in diffusers' naming.
-        squared: |dW|^2, the sum of squares of its change of the weight; NaN where it is broken.
+        squared: |dW|^2, the squared norm of its weight update; NaN if it is broken.
         rank: of its factors.
-        used: effective rank, the participation ratio of the squared singular values of its change (1 .. rank).
-        problem: ``NaN or infinite``, ``at the end of its number format``, ``changes nothing``; empty if it is sound.
+        used: effective rank, the participation ratio of the squared singular values of its update (1 .. rank).
+        problem: ``NaN or infinite``, ``at the end of its number format``, ``changes nothing``; empty without a problem.
     """
 
     path: str
@@ -54,44 +54,44 @@ class LayerHealth:
 
     @property
     def kind(self) -> str:
-        """What the layer does, in words."""
+        """The layer's kind, in words."""
         return next((kind for kind, pattern in _KINDS if re.search(pattern, self.path)), "other")
 
     @property
     def block(self) -> str:
-        """Which part of the network it is in, such as ``down_blocks.1``."""
+        """The block that it is in, such as ``down_blocks.1``."""
         match = _BLOCK.match(self.path)
         return match[1] if match else self.path
 
 
 @dataclass(frozen=True)
 class LoraHealth:
-    """All layers of a file that change something or should."""
+    """The state of all layers of a file."""
 
     layers: tuple[LayerHealth, ...]
 
     def broken(self, problem: str) -> list[str]:
-        """Paths of the layers with one problem."""
+        """Paths of the layers with the given problem."""
         return [layer.path for layer in self.layers if layer.problem == problem]
 
     @property
     def total(self) -> float:
-        """|dW|^2 over the layers that are sound."""
+        """|dW|^2 over the layers without a problem."""
         return sum(layer.squared for layer in self.layers if layer.squared == layer.squared)
 
-    def shares(self, by: str) -> dict[str, float]:
-        """Share of |dW|^2 by ``kind`` or ``block``, largest first for kinds, in the order of the file for blocks."""
+    def fractions(self, by: str) -> dict[str, float]:
+        """Fraction of |dW|^2 by ``kind`` or ``block``, largest first for kinds, in the order of the file for blocks."""
         sums: dict[str, float] = defaultdict(float)
         for layer in self.layers:
             if layer.squared == layer.squared:
                 sums[getattr(layer, by)] += layer.squared
         total = max(self.total, 1e-300)
-        shares = {name: value / total for name, value in sums.items()}
-        return dict(sorted(shares.items(), key=lambda pair: -pair[1])) if by == "kind" else shares
+        fractions = {name: value / total for name, value in sums.items()}
+        return dict(sorted(fractions.items(), key=lambda pair: -pair[1])) if by == "kind" else fractions
 
     @property
     def used(self) -> float:
-        """Mean effective rank, each layer weighed by its share of the change."""
+        """Mean effective rank, weighted by each layer's fraction of the update."""
         sound = [layer for layer in self.layers if layer.squared == layer.squared and layer.squared]
         return sum(layer.used * layer.squared for layer in sound) / max(sum(y.squared for y in sound), 1e-300)
 
@@ -101,20 +101,20 @@ class LoraHealth:
         norms = {layer.path: round(layer.squared**0.5, 6) for layer in self.layers if layer.squared == layer.squared}
         return {
             "broken": {problem: self.broken(problem) for problem in sorted(problems)}, "norm": self.total**0.5,
-            "effective_rank": round(self.used, 2), "by_kind": _rounded(self.shares("kind")),
-            "by_block": _rounded(self.shares("block")), "norm_by_layer": norms,
+            "effective_rank": round(self.used, 2), "by_kind": _rounded(self.fractions("kind")),
+            "by_block": _rounded(self.fractions("block")), "norm_by_layer": norms,
         }  # fmt: skip
 
 
-def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in shares.items()}
+def _rounded(fractions: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in fractions.items()}
 
 
 def health_of(file: LoraFile) -> LoraHealth:
-    """Every layer of a file, one held at a time.
+    """The state of every layer of a file, one in memory at a time.
 
     Raises:
-        VitrineError: If the file is cut short.
+        VitrineError: If the file is truncated.
     """
     from safetensors import safe_open
 
@@ -164,7 +164,7 @@ def _squared_and_used(layer: LoraLayer) -> tuple[float, float]:
 
 
 def readable_health(file: LoraFile) -> tuple[LoraHealth | None, str]:
-    """:func:`health_of`, or None and why not."""
+    """(:func:`health_of`, "") or (None, reason)."""
     try:
         return health_of(file), ""
     except VitrineError as error:

@@ -1,6 +1,6 @@
-"""Which prompts a report asks of a LoRA: its captions, its trigger alone, natural ones, and ordinary ones.
+"""Prompts of a LoRA report: captions, the trigger alone, natural and ordinary prompts.
 
-Natural prompts are its captions without rare words: what somebody writes who has never heard of the LoRA.
+Natural prompts are its captions without rare words, as written by someone who does not know the LoRA.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ CLASS_WORDS = frozenset({
     "its", "this", "that", "photo", "picture", "image", "portrait", "painting", "drawing", "illustration", "person",
     "man", "woman", "boy", "girl", "child", "dog", "cat", "face", "style", "art", "character", "object",
 })  # fmt: skip
-"""Words that stay in a natural prompt even where they are part of a trigger phrase."""
+"""Words that stay in a natural prompt even if they are part of a trigger phrase."""
 USUAL = (
     "a dog in the snow", "a street at night", "a bowl of soup", "a woman reading a book", "a mountain lake",
     "an old car", "a man playing the guitar", "a plate of fruit",
 )  # fmt: skip
-"""Ordinary prompts, where the caller gives none."""
+"""Default ordinary prompts."""
 
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """One prompt, and which kind it is: ``caption``, ``trigger alone``, ``natural`` or ``ordinary``."""
+    """One prompt and its kind: ``caption``, ``trigger alone``, ``natural`` or ``ordinary``."""
 
     text: str
     kind: str
@@ -37,15 +37,15 @@ def prompts_of(
     facts: LoraFacts, captions: Sequence[str], triggers: Sequence[str], ordinary: Sequence[str] = USUAL, most: int = 4,
     pieces: Callable[[str], int] | None = None,
 ) -> list[AskedPrompt]:  # fmt: skip
-    """The prompts of a report on one LoRA, ``most`` of each kind at most, each text once.
+    """The prompts of a report on one LoRA, at most ``most`` of each kind, without repetition.
 
-    Without captions the header's tags take their place; without tags the trigger before ordinary prompts; without
-    anything the ordinary prompts themselves, as such a LoRA acts on all.
+    Without captions the header's tags replace them; without tags, the trigger before ordinary prompts; without either,
+    the ordinary prompts themselves, since such a LoRA affects all prompts.
 
     Args:
-        captions: of its training pictures.
-        triggers: words that ask for it; none: those that the header names.
-        pieces: a word -> number of its tokens: what is cut into several is no word the text encoder knows.
+        captions: of its training images.
+        triggers: trigger words; none: those of the header.
+        pieces: word -> number of tokens: words of several tokens are unknown to the text encoder.
     """
     triggers = [*triggers] or [*facts.triggers]
     own = _spread([c for c in dict.fromkeys(captions) if c.strip()], most)
@@ -67,9 +67,9 @@ def prompts_of(
 def rare_words(
     captions: Sequence[str], triggers: Sequence[str], pieces: Callable[[str], int] | None = None
 ) -> set[str]:
-    """Words that only somebody who knows the LoRA writes: those of its triggers, and what is cut into several tokens.
+    """Words specific to the LoRA: those of its triggers, and words of several tokens.
 
-    A long common word may be cut, too; it is then missing from a natural prompt, which stays natural.
+    A long common word may have several tokens, too; it is then missing from natural prompts.
     """
     rare = {word for phrase in triggers for word in _words(phrase) if word not in CLASS_WORDS}
     if pieces is not None:
@@ -78,7 +78,7 @@ def rare_words(
 
 
 def natural(caption: str, rare: set[str]) -> str:
-    """A caption without rare words; empty where nothing but class words is left."""
+    """A caption without rare words; empty if only class words remain."""
     kept = re.sub(r"[\w'-]+", lambda match: "" if match[0].lower() in rare else match[0], caption)
     kept = re.sub(r"\s+([,.;])", r"\1", " ".join(kept.split())).strip(" ,;")
     kept = re.sub(r"([,;])(\s*[,;])+", r"\1", kept)
@@ -90,7 +90,7 @@ def _words(text: str) -> list[str]:
 
 
 def _spread(texts: Sequence[str], most: int) -> list[str]:
-    """At most so many, evenly from the whole list."""
+    """At most ``most`` texts, evenly spaced over the list."""
     if len(texts) <= most:
         return list(texts)
     return [texts[round(i * (len(texts) - 1) / max(most - 1, 1))] for i in range(most)]

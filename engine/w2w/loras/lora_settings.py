@@ -1,7 +1,7 @@
-"""LoRA settings that stand outside the tensors: PEFT's adapter_config.json, or a header that diffusers wrote.
+"""LoRA settings outside the tensors: PEFT's adapter_config.json, or a header that diffusers wrote.
 
-What they say decides what the tensors mean, so they are a list of what is understood: a kind of adapter or a setting
-that is not on it is refused by name. Patterns of layer names are never run, see ``name_patterns.py``.
+They determine what the tensors mean, so only known kinds of adapters and settings are accepted: any
+other is refused by name. Patterns of layer names are never executed, see ``name_patterns.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...io.files import named, parse_table
 from .name_patterns import NameTable
 
 KINDS = ("LORA", "ADALORA", "LOHA", "LOKR")
-"""PEFT's kinds of adapter whose tensors are understood."""
+"""Supported adapter kinds of PEFT."""
 LARGEST_ALPHA = 1e6
-"""Of any trainer; beyond it a file is damaged, or meant to damage."""
+"""Largest alpha of any trainer; a larger one means a damaged or malicious file."""
 _STARTS = (True, False, None, "gaussian", "eva", "orthogonal", "mica", "true", "false")
-"""Initialisations that leave the base weights as they are; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them."""
+"""Initialisations that keep the base weights; PiSSA, OLoRA, CorDA, LoftQ and LoRA-GA change them."""
 _HARMLESS = {
     "adapter_name", "alpha", "alpha_pattern", "auto_mapping", "base_model_class", "base_model_name_or_path", "beta1",
     "beta2", "bias", "corda_config", "decompose_both", "decompose_factor", "deltaT", "ensure_weight_tying",
@@ -31,7 +31,7 @@ _HARMLESS = {
     "runtime_config", "target_modules", "target_r", "task_type", "tfinal", "tinit", "total_step",
     "trainable_token_indices", "unsloth_fixed", "use_dora", "use_effective_conv2d", "use_rslora", "velora_config",
 }  # fmt: skip
-"""Settings that do not change what the factors mean, or that are read here."""
+"""Settings that do not change the meaning of the factors, or that are read here."""
 _NAMES = {
     "kasa_config": "KaSA", "alora_invocation_tokens": "aLoRA", "use_qalora": "QA-LoRA",
     "monteclora_config": "MonteCLoRA", "use_bdlora": "BD-LoRA", "arrow_config": "Arrow",
@@ -41,7 +41,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class LoraRules:
-    """PEFT's settings of one adapter; empty where a file has none. alphas, ranks: of single layers."""
+    """PEFT's settings of one adapter; empty if a file has none. alphas, ranks: of single layers."""
 
     values: Mapping[str, Any]
     alphas: NameTable = field(default_factory=lambda: NameTable({}))
@@ -49,26 +49,26 @@ class LoraRules:
 
     @property
     def adaptive(self) -> float | None:
-        """AdaLoRA's scale of every layer, lora_alpha / init_r; None where the settings are not AdaLoRA's."""
+        """AdaLoRA's scale of every layer, lora_alpha / init_r; None if the settings are not AdaLoRA's."""
         if str(self.values.get("peft_type", "")).upper() != "ADALORA":
             return None
         alpha, rank = float(self.values.get("lora_alpha", 8)), float(self.values.get("init_r", 12))
         return (alpha if alpha > 0 else rank) / (rank + 1e-5)  # peft.tuners.adalora.layer.SVDLinear
 
     def alpha(self, path: str, rank: int) -> float | None:
-        """Alpha of a layer; None where nothing says it, and the scale is 1.
+        """Alpha of a layer; None if it is not given, and the scale is 1.
 
-        PEFT's rules: the first pattern that fits the end of the module's name, else the common alpha; rank-stabilised
-        LoRA divides by sqrt(r). Ranks need no pattern here: the factors have them.
+        PEFT's rules: the first pattern that matches the end of the module's name, else the common alpha;
+        rank-stabilised LoRA divides by sqrt(r). Ranks need no pattern here: the factors have them.
         """
-        # of LoHa and LoKr it is called alpha
+        # for LoHa and LoKr it is called alpha
         alpha = self.alphas.value(path, self.values.get("lora_alpha", self.values.get("alpha")))
         if alpha is None:
             return None
         return float(alpha) * (rank**0.5 if self.values.get("use_rslora") else 1.0)
 
     def rank(self, path: str) -> int | None:
-        """The rank that PEFT divides a layer's alpha by; None where nothing says it. Whole LoKr factors have none."""
+        """The rank by which PEFT divides a layer's alpha; None if it is not given. Full LoKr factors have none."""
         return self.ranks.value(path, self.values.get("r"))
 
 
@@ -79,10 +79,10 @@ def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
         VitrineError: If PEFT's JSON file is damaged.
         ValueError: If an alpha, a rank or a pattern is impossible, or a kind or a setting is not understood.
     """
-    beside = path.with_name("adapter_config.json")
-    if path.stem == "adapter_model" and beside.is_file():
-        with named(beside, "LoRA settings", "PEFT's JSON file", "export the LoRA again"):
-            return _checked(parse_table(beside.read_text(encoding="utf-8")))
+    settings_file = path.with_name("adapter_config.json")
+    if path.stem == "adapter_model" and settings_file.is_file():
+        with named(settings_file, "LoRA settings", "PEFT's JSON file", "export the LoRA again"):
+            return _checked(parse_table(settings_file.read_text(encoding="utf-8")))
     values = parse_table(metadata.get("lora_adapter_metadata", "{}"))
     starts = ("unet.", "transformer.")
     return _checked({k.split(".", 1)[1]: v for k, v in values.items() if k.startswith(starts)} or values)
@@ -98,9 +98,9 @@ def _checked(values: dict[str, Any]) -> LoraRules:
     strange = [name for name, value in values.items() if value and name not in _HARMLESS]
     if strange:
         shown = ", ".join(f"{_NAMES[name]} ({name})" if name in _NAMES else name for name in strange[:5])
-        raise ValueError(f"has settings that are not understood: {shown}")
+        raise ValueError(f"has unknown settings: {shown}")
     patterns, ranks = (_table(values, name) for name in ("alpha_pattern", "rank_pattern"))
-    ranks = {} if kind == "ADALORA" else ranks  # there it says which factors are left
+    ranks = {} if kind == "ADALORA" else ranks  # there it says which ranks remain
     for alpha in (values.get("lora_alpha"), values.get("alpha"), *patterns.values()):
         check_alpha(0.0 if alpha is None else float(alpha))
     for rank in (values.get("r"), values.get("init_r"), *ranks.values()):
@@ -113,15 +113,15 @@ def _checked(values: dict[str, Any]) -> LoraRules:
 def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = values.get(name) or {}
     if not isinstance(table, dict):
-        raise ValueError(f"{name} is no table")
+        raise ValueError(f"{name} is not a table")
     return table
 
 
 def check_alpha(alpha: float) -> float:
-    """The alpha itself, if it is one.
+    """The alpha itself, if it is valid.
 
     Raises:
-        ValueError: If it is not finite, or beyond what any trainer writes.
+        ValueError: If it is not finite, or larger than any trainer writes.
     """
     if not math.isfinite(alpha) or abs(alpha) > LARGEST_ALPHA:
         raise ValueError(f"alpha {alpha:g}")

@@ -1,4 +1,4 @@
-"""A LoRA's change of the weights in fewer factors, and how much of it these keep."""
+"""Low-rank approximation of a LoRA's weight update, and the fraction that it keeps."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import torch
 from ...io.lora_layer import Lora, LoraLayer
 
 SMALL = 512
-"""Matrices up to this side are decomposed whole; of larger ones only the leading singular vectors are looked for."""
+"""Largest side of matrices that are fully decomposed; of larger ones only leading singular vectors are computed."""
 PROBE = 128
-"""Factors with which a large change is tried, before it is kept as one factor of full size."""
+"""Rank that is tried for a large update before it is kept as a full matrix."""
 
 
 def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
-    """The same weight change in at most ``rank`` factors, the best ones; the result has alpha = rank.
+    """The best approximation of the weight update with rank at most ``rank``; the result has alpha = rank.
 
-    With ``rank`` None the change is exact: of small layers without singular values below ``tolerance`` of the largest;
-    a large one (see ``SMALL``) becomes one factor of full size beside the identity, unless ``PROBE`` factors are
-    enough, as a decomposition would take seconds for each layer.
+    With ``rank`` None the update is exact: small layers drop singular values below ``tolerance`` of the largest; a
+    large one (see ``SMALL``) becomes a full matrix times the identity, unless rank ``PROBE`` suffices, since a
+    decomposition would take seconds per layer.
     """
     down, up = layer.down.flatten(1).double(), layer.up.flatten(1).double() * layer.scale
     shape = layer.down.shape[1:]  # (in,), or (in, k, k) of a convolution
@@ -27,10 +27,10 @@ def refactor(layer: LoraLayer, rank: int | None = None, tolerance: float = 1e-6)
 
 
 def factored(change: torch.Tensor, shape: torch.Size, rank: int | None = None, tolerance: float = 1e-6) -> LoraLayer:
-    """:func:`refactor` of a change that is formed already, (out, in) float64.
+    """:func:`refactor` of a given update (out, in), float64.
 
     Args:
-        shape: of its input side, (in,) or (in, k, k).
+        shape: shape of its input side, (in,) or (in, k, k).
     """
     up, down = _of_change(change, rank, tolerance)
     up_shape = (-1, up.shape[1], *[1] * (len(shape) - 1))
@@ -40,8 +40,8 @@ def factored(change: torch.Tensor, shape: torch.Size, rank: int | None = None, t
 def _factors(
     up: torch.Tensor, down: torch.Tensor, rank: int | None, tolerance: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, r), (r, in) with the product of (out, R), (R, in), or the nearest to it of that rank."""
-    if 2 * len(down) <= min(len(up), down.shape[1]):  # fewer factors than rows: decompose between them
+    """(out, r), (r, in) with the product of (out, R), (R, in), or its best approximation of that rank."""
+    if 2 * len(down) <= min(len(up), down.shape[1]):  # fewer factors than rows: decompose the small matrix between them
         q_up, r_up = torch.linalg.qr(up)
         q_down, r_down = torch.linalg.qr(down.T)
         inner_up, inner_down = _factors(r_up, r_down.T, rank, tolerance)
@@ -50,8 +50,8 @@ def _factors(
 
 
 def _of_change(change: torch.Tensor, rank: int | None, tolerance: float) -> tuple[torch.Tensor, torch.Tensor]:
-    wanted = rank or (min(change.shape) if min(change.shape) <= SMALL else PROBE)
-    vectors, strengths = _leading(change, min(wanted, *change.shape))
+    target = rank or (min(change.shape) if min(change.shape) <= SMALL else PROBE)
+    vectors, strengths = _leading(change, min(target, *change.shape))
     if rank is None and min(change.shape) > SMALL:
         missing = change - vectors @ (vectors.T @ change)
         if missing.norm() > tolerance * change.norm():
@@ -79,13 +79,13 @@ def _leading(change: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tens
     return basis @ u[:, :count], s[:count]
 
 
-def share_kept(whole: Lora, part: Lora) -> float:
-    """The share, 0 .. 1, of a LoRA's squared change that a re-factored one keeps, over all layers."""
+def fraction_kept(whole: Lora, part: Lora) -> float:
+    """The fraction, 0 .. 1, of a LoRA's squared update that a re-factored one keeps, over all layers."""
     return min(1.0, squared_change(part) / max(squared_change(whole), 1e-300))
 
 
 def squared_change(lora: Lora) -> float:
-    """|BA|^2 over all layers: sum((B^T B) * (A A^T)), or of the product itself where that is smaller."""
+    """|BA|^2 over all layers: sum((B^T B) * (A A^T)), or of the product itself if that is smaller."""
     total = 0.0
     for layer in lora.values():
         down, up = layer.down.flatten(1).double(), layer.up.flatten(1).double() * layer.scale

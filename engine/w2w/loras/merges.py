@@ -1,4 +1,4 @@
-"""Whether a LoRA is a merge of others: a weighted sum of their changes of the weights."""
+"""Detects LoRAs that are a merge of others: a weighted sum of their weight updates."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from .near_copies import NEAR
 
 MOST, LEAST = 4, 0.05
-"""LoRAs that a merge is looked for among, and the smallest weight of one that is named."""
+"""Most parts of a merge, and the smallest weight of a part."""
 RESIDUAL = 0.2
-"""|LoRA - weighted sum| over |LoRA| below which it is a merge: merges that were re-factored to a rank lose some."""
+"""|LoRA - weighted sum| over |LoRA| below which it counts as a merge: re-factored merges are inexact."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Merge:
 
     Attributes:
         name: of the LoRA.
-        parts: (name, weight) of each, the largest first.
-        residual: what the sum misses, over the LoRA's length.
+        parts: (name, weight) of each part, the largest first.
+        residual: |LoRA - sum| / |LoRA|.
     """
 
     name: str
@@ -31,18 +31,18 @@ class Merge:
 
     def __str__(self) -> str:
         terms = " + ".join(f"{weight:.2f} {name}" for name, weight in self.parts)
-        return f"{self.name} is {terms}, but for {self.residual:.0%}"
+        return f"{self.name} is {terms}, except for {self.residual:.0%}"
 
 
 def merge_of(row: torch.Tensor, others: torch.Tensor, name: str, names: Sequence[str]) -> Merge | None:
-    """The weighted sum of at most ``MOST`` other LoRAs that is nearest to one; None where it is no merge.
+    """The weighted sum of at most ``MOST`` other LoRAs that is nearest to a LoRA; None if it is not a merge.
 
-    Orthogonal matching pursuit (Pati et al. 1993): the other LoRA most alike to what is missing is added, then all
-    weights are fitted anew by least squares.
+    Orthogonal matching pursuit (Pati et al. 1993): the LoRA most similar to the residual is added, then all weights are
+    refitted by least squares.
 
     Args:
         row: (D,) the LoRA's sketch (see :func:`~.near_copies.sketch`).
-        others: (N, D) those of the others, without copies of it.
+        others: (N, D) the sketches of the others, without copies of it.
     """
     length, lengths = float(row.norm()), others.norm(dim=1)
     usable = (lengths > 0).nonzero()[:, 0].tolist()
@@ -58,7 +58,7 @@ def merge_of(row: torch.Tensor, others: torch.Tensor, name: str, names: Sequence
         weights = torch.linalg.lstsq(table[chosen].T, target[:, None]).solution[:, 0]
         missing = target - weights @ table[chosen]
     residual = float(missing.norm()) / length
-    # of a weight what it contributes, in the LoRA's own length
+    # the contribution of each weight, relative to the LoRA's norm
     sizes = weights.abs() * lengths[chosen].double() / length
     parts = sorted(zip(chosen, weights.tolist(), sizes.tolist(), strict=True), key=lambda part: -part[2])
     named = tuple((names[i], round(w, 3)) for i, w, size in parts if size >= LEAST)

@@ -1,6 +1,6 @@
-"""Tables of a LoRA's settings by layer name. PEFT's keys are regular expressions; none from a file is ever run here.
+"""Tables of a LoRA's settings by layer name. PEFT's keys are regular expressions; none from a file is ever executed.
 
-A regular expression can be written so that matching takes for ever. So a key is read as the names that it stands for:
+A regular expression may take exponential time. A key is therefore expanded to the names that it matches:
 a dotted name, with alternatives in ``(q|v)`` or ``[12]``, an anchor at either end, and ``.*\\.`` in front.
 """
 
@@ -18,7 +18,7 @@ _PART = re.compile(r"(?P<literal>[\w-]|\\?\.|\\-)|\[(?P<characters>\w+)\]|\((?P<
 
 
 def names_of(key: str) -> tuple[bool, list[str]]:
-    """(whether a key is anchored to a path's start, the names it stands for).
+    """(whether a key is anchored to a path's start, the names that it matches).
 
     Raises:
         VitrineError: If it is anything but a dotted name with alternatives.
@@ -51,7 +51,7 @@ def names_of(key: str) -> tuple[bool, list[str]]:
 
 
 class NameTable:
-    """Values by the end of a layer's dotted path, as PEFT's ``rank_pattern`` and ``alpha_pattern`` give them."""
+    """Values by suffix of a layer's dotted path, for PEFT's ``rank_pattern`` and ``alpha_pattern``."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._at_end: dict[str, tuple[int, Any]] = {}
@@ -62,10 +62,10 @@ class NameTable:
             for name in names:
                 known.setdefault(name, (position, value))
             if len(self._at_end) + len(self._whole) > _MOST:
-                raise refuse("LoRA patterns", f"more than {_MOST} names", "one for each layer", "export the LoRA again")
+                raise refuse("LoRA patterns", f"more than {_MOST} names", "one per layer", "export the LoRA again")
 
     def value(self, path: str, common: Any) -> Any:
-        """The value of the first key that fits the end of ``path``; ``common`` where none does."""
+        """The value of the first key that matches the end of ``path``, else ``common``."""
         parts = path.split(".")
         ends = (".".join(parts[i:]) for i in range(len(parts)))
         fitting = [self._at_end[end] for end in ends if end in self._at_end]

@@ -1,6 +1,6 @@
-"""Which LoRAs are copies of one another, under whatever spelling, and how many directions a folder really has.
+"""Detects near-duplicate LoRAs in any key format, and estimates a folder's variance by direction.
 
-A LoRA's changes of the weights are too large to be compared as they are. Random projections from both sides, the same
+A LoRA's weight updates are too large for direct comparison. Random projections from both sides, the same
 for all LoRAs, keep inner products and distances on average (Johnson & Lindenstrauss 1984), and those of copies exactly.
 """
 
@@ -16,17 +16,17 @@ import torch
 from ...io.lora_layer import Lora
 
 SAME, NEAR = 1e-4, 0.1
-"""Distance over length below which two LoRAs are one file twice, or nearly: half precision moves a LoRA by 0.001,
+"""Relative distance below which two LoRAs count as near-duplicates: half precision changes a LoRA by 0.001,
 another epoch of one training by a few hundredths."""
 
 
 @dataclass(frozen=True)
 class Copy:
-    """Two LoRAs that are nearly one.
+    """Two near-duplicate LoRAs.
 
     Attributes:
         first, second: their names.
-        distance: |difference of the weight changes| over the length of the longer one.
+        distance: |difference of the weight updates| over the larger norm.
     """
 
     first: str
@@ -43,11 +43,11 @@ class Copy:
 
 
 def sketch(lora: Lora, shapes: Mapping[str, tuple[int, ...]], side: int) -> torch.Tensor:
-    """(len(shapes) side^2,) L dW R of each layer, zero where the LoRA lacks it; exact where a layer is that small.
+    """(len(shapes) side^2,) L dW R of each layer, zero if the LoRA lacks the layer; exact for small layers.
 
     Args:
         shapes: layer path -> (out, in), in the order of the numbers.
-        side: rows of L and columns of R, Gaussian with variance 1 / side and drawn from the layer's name.
+        side: rows of L and columns of R, Gaussian with variance 1 / side and seeded by the layer's name.
     """
     parts = []
     for path, (height, width) in shapes.items():
@@ -69,7 +69,7 @@ def _projection(name: str, length: int, side: int) -> torch.Tensor:
 
 
 def near_copies(rows: torch.Tensor, names: Sequence[str], near: float = NEAR, most: int = 100) -> list[Copy]:
-    """Pairs of rows (N, D) nearer than ``near`` times the longer one's length, nearest first, at most ``most``."""
+    """Pairs of rows (N, D) with a relative distance below ``near``, nearest first, at most ``most``."""
     return sorted(_pairs(rows, names, near), key=lambda pair: pair.distance)[:most]
 
 
@@ -78,7 +78,7 @@ def _pairs(rows: torch.Tensor, names: Sequence[str], near: float) -> Iterator[Co
     for start in range(0, len(rows), 256):
         block = slice(start, start + 256)
         longer = torch.maximum(lengths[block, None], lengths[None])
-        # |a|^2 + |b|^2 - 2 a b loses the digits that tell a copy: it only chooses candidates
+        # |a|^2 + |b|^2 - 2 a b is too inexact to identify copies: it only selects candidates
         squares = lengths[block, None] ** 2 + lengths[None] ** 2 - 2 * rows[block] @ rows.T
         close = squares <= (near * 1.01 * longer) ** 2 + 1e-5 * longer**2
         for i, j in (close & (longer > 0)).nonzero().tolist():
@@ -87,8 +87,8 @@ def _pairs(rows: torch.Tensor, names: Sequence[str], near: float) -> Iterator[Co
                 yield Copy(names[start + i], names[j], round(distance, 6))
 
 
-def variance_shares(rows: torch.Tensor) -> torch.Tensor:
-    """(N - 1,) share of the variance of rows (N, D) along each principal component, largest first; zeros if equal."""
+def variance_fractions(rows: torch.Tensor) -> torch.Tensor:
+    """(N - 1,) fraction of the variance of rows (N, D) per principal component, largest first; zeros if equal."""
     centred = (rows - rows.mean(0)).double()
     values = torch.linalg.eigvalsh(centred @ centred.T).flip(0)[:-1].clamp_min(0)
     return (values / values.sum().clamp_min(1e-300)).float()

@@ -1,4 +1,4 @@
-"""What a principal component analysis has summed so far, in a file from which a killed one goes on."""
+"""The resumable state of a principal component analysis."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing_extensions import Self
 from ...jobs.run import Run
 
 SAVE_SECONDS = 60.0
-"""What a killed build loses at most, and one shard: sums of many models take a while to write."""
+"""Most seconds of work that a killed build loses, plus one shard: sums of many models are slow to write."""
 
 
 class BuildState:
-    """Named sums, and which columns are in them.
+    """Named sums, and the columns that they include.
 
     Attributes:
         tensors: ``mean`` and ``scale`` (D,) float32, ``done`` (D,) uint8, and the sums of the route.
@@ -30,7 +30,7 @@ class BuildState:
 
     @classmethod
     def of(cls, path: str | Path | None, inputs: Mapping[str, Any]) -> Self:
-        """The state in a file, or an empty one; ``inputs`` are what makes two builds the same.
+        """The state in a file, or an empty one; ``inputs`` identify the build.
 
         Raises:
             VitrineError: If the file belongs to another build.
@@ -40,33 +40,33 @@ class BuildState:
         return cls(run, {} if state is None else state.tensors["sums"])
 
     def begin(self, d: int, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """New tensors: those of all routes, and ``sums``."""
+        """Initialises the tensors: those of all routes, and ``sums``."""
         self.tensors |= {"mean": torch.zeros(d), "scale": torch.zeros(d), "done": torch.zeros(d, dtype=torch.uint8)}
         self.tensors |= sums
         return self.tensors
 
     def describe(self, start: int, stop: int, z: torch.Tensor, mean: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        """Notes the means and deviations of some columns, which now enter the sums; returns z."""
+        """Stores means and deviations of columns before they enter the sums; returns z."""
         self._entering = True
         self.tensors["mean"][start:stop], self.tensors["scale"][start:stop] = mean, scale
         return z
 
     def finish(self, start: int, stop: int) -> None:
-        """Columns are in all sums."""
+        """Marks columns as included in all sums."""
         self.tensors["done"][start:stop] = 1
         self._entering = False
         if time.monotonic() - self._saved_at >= SAVE_SECONDS:
             self.save()
 
     def next_turn(self) -> None:
-        """The columns are gone through once more."""
+        """Starts another pass over the columns."""
         self.tensors["done"].zero_()
         self.tensors["turn"] += 1
         self.save()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Around a loop over columns: saved at its end, and when it is interrupted between two shards."""
+        """Context manager around a loop over columns: saves at its end, and on an interruption between two shards."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""A space over the products B A, for LoRAs of any ranks and starts. The products themselves are never formed.
+"""A space over the products B A, for LoRAs of any rank and initialisation. The products are never formed.
 
 A model is mean + sum_k beta_k v_k with v_k = D^T q_k / S_k, so it is a weighted sum of the training LoRAs:
 Delta W = sum_i c_i s_i B_i A_i with c = 1/N + Q (beta / S).
@@ -40,13 +40,13 @@ STACK_KEYS = ("down/", "up/", "ranks/")
 
 @dataclass(frozen=True)
 class DeltaSpace:
-    """A space in ``delta`` mode: handled as a :class:`~.space.WeightSpace`, but it has no ``decode``.
+    """A space in ``delta`` mode: with the interface of :class:`~.space.WeightSpace`, except ``decode``.
 
     Attributes:
         stacks: layer path -> the training LoRAs' factors.
         vectors: (N, K) left singular vectors Q of the centred products.
         singular_values: (K,) S.
-        gram: (N, N) inner products of the weight changes, not centred.
+        gram: (N, N) inner products of the weight updates, not centred.
         names, directions, total_variance, info: as in ``WeightSpace``.
     """
 
@@ -69,7 +69,7 @@ class DeltaSpace:
         """PCA of the products of LoRAs of any ranks.
 
         Raises:
-            VitrineError: If more than N - 1 components are asked for, or all LoRAs are equal.
+            VitrineError: If more than N - 1 components are requested, or all LoRAs are equal.
         """
         stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
         return cls.of_stacks(stacks, names, components, progress, info)
@@ -80,7 +80,7 @@ class DeltaSpace:
         progress: Progress = silent, info: Mapping[str, Any] | None = None, memory: int = 2 * 2**30,
         state: GramState | None = None,
     ) -> DeltaSpace:  # fmt: skip
-        """:meth:`of`, from LoRAs that stand side by side already; ``memory`` and ``state`` as in :func:`gram`."""
+        """:meth:`of`, from stacked factors; ``memory`` and ``state`` as in :func:`gram`."""
         n = len(stacks.files) if isinstance(stacks, LinkedStacks) else len(next(iter(stacks.values())).ranks)
         if components is not None and not 0 < components < n:
             raise refuse("components", components, f"1 .. {n - 1} for {n} models", "leave it out for all")
@@ -112,30 +112,30 @@ class DeltaSpace:
 
     @property
     def explained(self) -> torch.Tensor:
-        """(K,) share of the total variance each component holds."""
+        """(K,) fraction of the total variance of each component."""
         return (self.deviations.double() ** 2 / self.total_variance).float()
 
     @property
     def inputs(self) -> list[object]:
-        """What models of it depend on, for a :class:`~vitrine.engine.jobs.run.Run`: all but names and directions."""
+        """Inputs of its models for a :class:`~vitrine.engine.jobs.run.Run`: all but names and directions."""
         return [self.stacks, self.vectors, self.singular_values, self.gram]
 
     @property
     def identity(self) -> str:
-        """A short hash of what coefficients mean in this space."""
+        """A short hash of everything that gives coefficients their meaning."""
         digest = hashlib.sha256(json.dumps([list(self.stacks), list(self.names)]).encode())
         digest.update(self.singular_values.float().contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def weights(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """(..., k) -> (..., N), the share of each training LoRA in the model; differentiable.
+        """(..., k) -> (..., N), the weight of each training LoRA in the model; differentiable.
 
         Raises:
             VitrineError: If there are more coefficients than components.
         """
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
-            raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space they were made in")
+            raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space that they belong to")
         q = self.vectors[:, :k].to(coefficients.device)
         s = self.singular_values[:k].to(coefficients.device)
         # c = 1 / N + Q (beta / S)
@@ -147,7 +147,7 @@ class DeltaSpace:
         return {path: stack.mixed(c) for path, stack in self.stacks.items()}
 
     def lora(self, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: exactly, see :func:`~.low_rank.refactor`)."""
+        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: exact, see :func:`~.low_rank.refactor`)."""
         c, out = self.weights(coefficients), {}
         for path, stack in self.stacks.items():
             few = len(stack.down) <= TOGETHER
@@ -156,16 +156,16 @@ class DeltaSpace:
         return out
 
     def encode_lora(self, lora: Lora) -> torch.Tensor:
-        """A LoRA of any rank -> (K,): the nearest point of the space. Layers unknown to the space are ignored."""
+        """A LoRA of any rank -> (K,): the nearest point of the space. Unknown layers are ignored."""
         return self.encode_products(self.products_with(lora))
 
     def encode_products(self, products: torch.Tensor) -> torch.Tensor:
-        """(N,) inner products of a LoRA's change with the members' -> (K,), as :meth:`encode_lora`."""
+        """(N,) inner products of a LoRA's update with the training LoRAs' -> (K,), as :meth:`encode_lora`."""
         centred = products - self.gram.mean(1)
         return ((centred - centred.mean()) @ self.vectors.double() / self.singular_values).float()
 
     def products_with(self, lora: Lora) -> torch.Tensor:
-        """(N,) float64 inner products of a LoRA's change of the weights with each member's."""
+        """(N,) float64 inner products of a LoRA's weight update with each training LoRA's."""
         cross = torch.zeros(self.count, dtype=torch.float64)
         for path in self.stacks:
             if path in lora:
@@ -184,9 +184,9 @@ class DeltaSpace:
         )  # fmt: skip
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
-        """Writes one safetensors file, whole or not at all; ``dtype`` is that of the LoRAs' factors.
+        """Writes one safetensors file atomically; ``dtype`` is that of the LoRAs' factors.
 
-        A linked space (see :class:`~.linked.LinkedStacks`) keeps where its LoRA files are instead of factors.
+        A linked space (see :class:`~.linked.LinkedStacks`) stores the paths of its LoRA files instead of factors.
 
         Raises:
             VitrineError: If the dtype is unknown.
@@ -208,16 +208,17 @@ class DeltaSpace:
 
     @classmethod
     def load(cls, path: str | Path, folders: Sequence[str | Path] = ()) -> DeltaSpace:
-        """Reads what :meth:`save` wrote.
+        """Reads a file of :meth:`save`.
 
         Args:
-            folders: where a linked space's LoRAs may lie, see :func:`~.build.load_space`.
+            folders: further folders with a linked space's LoRAs, see :func:`~.build.load_space`.
 
         Raises:
-            VitrineError: If the file is missing, truncated, not a space, of a later version, or holds NaN or infinity.
+            VitrineError: If the file is missing, truncated, not a space, of a later version, or has NaN or infinite
+                values.
         """
         tensors, header = read_artefact(path, KIND, LINKED_VERSION)
-        with named(path, "space", "a header that fits its tensors", "build it anew"):
+        with named(path, "space", "a header that fits its tensors", "build it again"):
             return cls._rebuilt(tensors, header, Path(path), folders)
 
     @classmethod
@@ -268,8 +269,8 @@ Space = WeightSpace | DeltaSpace
 
 
 def member_names(space: Space) -> tuple[str, ...]:
-    """Names of the training models whose coefficients the space holds: as it says, else ``0``, ``1``, ...
+    """Names of the training models whose coefficients the space has; ``0``, ``1``, ... without names.
 
-    Published spaces have none of their own, see :func:`~.official.import_official`.
+    Published spaces have no names, see :func:`~.official.import_official`.
     """
     return space.names or tuple(map(str, range(len(space.coefficients))))

@@ -38,13 +38,13 @@ def published_direction(space: Space, labels: torch.Tensor, components: int | No
 def direction(
     space: Space, labels: torch.Tensor, method: str = "least_squares", components: int | None = None
 ) -> torch.Tensor:
-    """(K,) direction of an attribute, one standard deviation long.
+    """(K,) direction of an attribute, of length one standard deviation.
 
     Args:
         labels: (N,) one number per training model: classes 0 / 1 or -1 / +1, or any score. NaN leaves a model out.
-        method: ``least_squares`` (the paper's) and ``logistic`` (scikit-learn; classes only) find what tells the
-            classes apart best; ``means``, the difference of their means, moves a model from one to the other.
-        components: how many to use; None takes a third of the number of models.
+        method: ``least_squares`` (the paper's) and ``logistic`` (scikit-learn; classes only) find what separates the
+            classes best; ``means``, the difference of their means, moves a model from one to the other.
+        components: number of components to use; None takes a third of the number of models.
 
     Raises:
         VitrineError: If there are not N labels, they are all equal, or the method is unknown.
@@ -68,17 +68,16 @@ def direction(
 def joint_directions(
     space: Space, table: Mapping[str, torch.Tensor], exclusive: Sequence[Sequence[str]] = ()
 ) -> dict[str, torch.Tensor]:
-    """Label -> (K,) direction: how coefficients change with each label while the others stay the same.
+    """Label -> (K,) direction: how coefficients change with each label while the others are constant.
 
-    Coefficients are regressed on all labels at once. Where ``least_squares`` gives the weights that *read* an attribute
-    best (a filter), this gives what models with the attribute *have* (a pattern; Haufe et al. 2014): moving along it
-    leads to where they are and leaves the other labels alone. Each component is then shrunk by what chance alone would
-    give it (James and Stein 1961, positive part), so that a direction from few models does not also turn one person
-    into another.
+    Coefficients are regressed on all labels at once. While ``least_squares`` gives the weights that best *read* an
+    attribute (a filter), this gives the mean difference of models with the attribute (a pattern; Haufe et al. 2014):
+    moving along it leads towards such models and keeps other labels. Each component is shrunk by its expected chance
+    value (James and Stein 1961, positive part), so that a direction from few models does not also change the identity.
 
     Args:
         table: label -> (N,) numbers; unknown ones (NaN) count as average.
-        exclusive: groups of labels of which a model trades one for another, such as kinds of hair: these are not held
+        exclusive: groups of mutually exclusive labels, such as hair styles: these are not kept
             constant for each other.
 
     Raises:
@@ -94,7 +93,7 @@ def joint_directions(
     p = _coefficients(space).double()
     p = p - p.mean(0)
     if len(p) < len(columns) + 2:
-        raise refuse("models", len(p), f"more than {len(columns) + 1} for {len(columns)} labels", "train them singly")
+        raise refuse("models", len(p), f"more than {len(columns) + 1} for {len(columns)} labels", "train each alone")
     directions = {}
     for label in columns:
         rivals = {other for group in exclusive if label in group for other in group} - {label}
@@ -105,7 +104,7 @@ def joint_directions(
 
 
 def _pattern(p: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """(K,) change of centred coefficients (N, K) with the first of centred labels (N, L), less chance."""
+    """(K,) change of centred coefficients (N, K) with the first of centred labels (N, L), shrunk by chance."""
     slopes = torch.linalg.lstsq(labels, p).solution
     residual = (p - labels @ slopes).square().sum(0) / (len(p) - labels.shape[1] - 1)
     chance = residual * torch.linalg.pinv(labels.T @ labels)[0, 0]
@@ -114,7 +113,7 @@ def _pattern(p: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def usual_components(space: Space) -> int:
-    """A third of the number of models: as the paper uses 1,000 components, lest directions fit single models."""
+    """A third of the number of models: like the paper's 1,000 components, to avoid overfitting."""
     return max(1, min(int((space.singular_values > 0).sum()), space.count // 3))
 
 
@@ -144,7 +143,7 @@ def spread_along(space: Space, vector: torch.Tensor) -> float:
 
 
 def one_deviation(space: Space, vector: torch.Tensor) -> torch.Tensor:
-    """A direction (K,) at the length that all directions of a space have: one deviation of its models along it."""
+    """A direction (K,) scaled to one standard deviation of the training models along it."""
     return vector / vector.norm().clamp_min(1e-30) * spread_along(space, vector)
 
 
@@ -156,15 +155,15 @@ def reach(space: Space, vector: torch.Tensor) -> float:
 
 
 def score(vector: torch.Tensor, coefficients: torch.Tensor) -> torch.Tensor:
-    """Where models (..., K) stand along a direction, in deviations from the mean model."""
+    """Scores of models (..., K) along a direction, in deviations from the mean model."""
     return (coefficients @ vector) / vector.dot(vector)
 
 
 def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "joint") -> torch.Tensor:
-    """A direction cleared of others: moving along it leaves their scores unchanged.
+    """A direction without its component along others: moving along it keeps their scores.
 
-    ``official_sequential`` is the published ``debias``: one after another in the caller's order, exact for the last
-    one only. ``joint`` projects onto the complement of their span.
+    ``official_sequential`` is the published ``debias``: sequential in the caller's order, exact only for the last
+    one. ``joint`` projects onto the complement of their span.
 
     Raises:
         VitrineError: If the mode is unknown.
@@ -184,11 +183,11 @@ def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "j
 
 @dataclass(frozen=True)
 class Quality:
-    """How well directions tell attributes apart.
+    """Separation of attributes by their directions.
 
     Attributes:
-        accuracy: label -> share of held-out models on the right side; 0.5 is chance for even classes.
-        balanced: the same with both classes weighted equally.
+        accuracy: label -> fraction of held-out models on the correct side; 0.5 is chance for even classes.
+        balanced: likewise with both classes weighted equally.
         entanglement: (L, L) |cosine| between directions (weights2weights, Fig. 9).
         labels: the order of its rows.
     """
@@ -203,7 +202,7 @@ def quality(
     space: Space, table: Mapping[str, torch.Tensor], method: str = "least_squares", components: int | None = None,
     folds: int = 5,
 ) -> Quality:  # fmt: skip
-    """Cross-validated accuracy of each label's direction, and how much the directions share.
+    """Cross-validated accuracy of each label's direction, and the similarity of the directions.
 
     Raises:
         VitrineError: As :func:`direction`.
@@ -223,7 +222,7 @@ def quality(
 def _held_out(
     space: Space, y: torch.Tensor, high: torch.Tensor, method: str, components: int | None, folds: int
 ) -> torch.Tensor:
-    """(N,) 1 where a held-out model lies on its own side of the midpoint of the fitted models, 0 where not, or NaN."""
+    """(N,) 1 if a held-out model is on the correct side of the fitted models' midpoint, else 0; NaN if unknown."""
     p, fold = _coefficients(space), torch.arange(len(y)) % folds
     hits = torch.full((len(y),), float("nan"))
     for i in range(folds):
@@ -244,17 +243,16 @@ def with_directions(space: S, directions: Mapping[str, torch.Tensor]) -> S:
 
 
 def listed(space: Space) -> dict[str, torch.Tensor]:
-    """The directions that lists name: all but those that ``space.info["retired"]`` names.
+    """The listed directions: all except ``space.info["retired"]``.
 
-    Retired ones still work where a saved workflow names them, and still take part in how models are drawn, so that a
-    seed stays the model that it is.
+    Retired ones still work in saved workflows, and still take part in sampling, so that a seed keeps its model.
     """
     retired = space.info.get("retired", ())
     return {label: d for label, d in space.directions.items() if label not in retired}
 
 
 def labelled(space: Space) -> dict[str, torch.Tensor]:
-    """The directions that tell the training models apart: all but sliders trained from pairs (``pair_slider.py``)."""
+    """The directions that describe the training models: all except sliders trained from pairs (``pair_slider.py``)."""
     trained = space.info.get("pair_sliders", {})
     return {label: d for label, d in space.directions.items() if label not in trained}
 
@@ -263,7 +261,7 @@ def direction_named(space: Space, label: str) -> torch.Tensor:
     """A direction of the space by label.
 
     Raises:
-        VitrineError: If there is no such direction; the message names the nearest labels.
+        VitrineError: If the label is unknown; the message has the most similar labels.
     """
     from difflib import get_close_matches
 
@@ -275,13 +273,13 @@ def direction_named(space: Space, label: str) -> torch.Tensor:
 
 
 def _padded(space: Space, vector: torch.Tensor) -> torch.Tensor:
-    """Zeros for the components of which the models' coefficients are not known, or not used."""
+    """Pads with zeros for components with unknown or unused coefficients."""
     return torch.nn.functional.pad(vector, (0, space.dimension - len(vector)))
 
 
 def _coefficients(space: Space) -> torch.Tensor:
     if not len(space.coefficients):
-        raise refuse("space", "without its models' coefficients", "a space that contains them", "build it anew")
+        raise refuse("space", "without its models' coefficients", "a space that contains them", "build it again")
     return space.coefficients.float()
 
 

@@ -1,4 +1,4 @@
-"""Factors of many LoRAs side by side, layer by layer: what a delta space is made of, and the products of all pairs."""
+"""Stacked factors of many LoRAs, layer by layer, for delta spaces, and inner products of all pairs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..loras.layer_sizes import layer_fits
 from .gram_state import GramState
 
 TOGETHER = 4096
-"""Most factors of a layer that are combined as they stand; of more, their sum is formed."""
+"""Most factors of a layer that are kept as factors; for more, their sum is formed."""
 TILE = 2**28
-"""Bytes of formed changes at a time, however much memory there is: more of them do not stay in a processor's cache."""
+"""Most bytes of formed updates at a time, so that they stay in the CPU cache."""
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One layer of all training LoRAs side by side: down (R, in), up (out, R), scales included, and ranks (N,)."""
+    """One layer of all training LoRAs, stacked: down (R, in), up (out, R), scales included, and ranks (N,)."""
 
     down: torch.Tensor
     up: torch.Tensor
@@ -30,37 +30,37 @@ class Stack:
 
     @classmethod
     def of(cls, path: str, loras: Sequence[Lora]) -> Stack:
-        """Stacks layer ``path``; a LoRA without it has rank 0 here."""
+        """Stacks layer ``path``; a LoRA without it has rank 0."""
         present = [x[path] for x in loras if path in x]
         ranks = torch.tensor([x[path].rank if path in x else 0 for x in loras])
         up = torch.cat([v.up.flatten(1) * v.scale for v in present], dim=1)
-        form = max((v.down.shape[1:] for v in present), key=len)  # of a 1 x 1 projection (in, 1, 1), if any has that
+        form = max((v.down.shape[1:] for v in present), key=len)  # (in, 1, 1) of a 1 x 1 projection, if any
         return cls(torch.cat([v.down.reshape(-1, *form) for v in present]), up, ranks)
 
     def without(self, bad: set[int]) -> Stack:
-        """The stack of the other LoRAs."""
+        """The stack without the given LoRAs."""
         good = torch.tensor([i not in bad for i in range(len(self.ranks))])
         kept = good[self.owner]
         return Stack(self.down[kept], self.up[:, kept], self.ranks[good])
 
     @property
     def owner(self) -> torch.Tensor:
-        """(R,) index of the LoRA that each of the R factors belongs to."""
+        """(R,) index of each factor's LoRA."""
         return torch.repeat_interleave(torch.arange(len(self.ranks), device=self.ranks.device), self.ranks)
 
     @property
     def outer(self) -> tuple[int, int]:
-        """(out, in), of a convolution (out, in k k)."""
+        """(out, in), for a convolution (out, in k k)."""
         return len(self.up), self.down[:1].numel()
 
-    def mixed(self, shares: torch.Tensor) -> LoraLayer:
-        """sum_i c_i B_i A_i for (N,) shares c, as one layer of rank R; differentiable."""
-        up = self.up.to(shares.device) * shares[self.owner.to(shares.device)]
-        return LoraLayer(self.down.to(shares.device), up, float(len(self.down)))
+    def mixed(self, weights: torch.Tensor) -> LoraLayer:
+        """sum_i c_i B_i A_i for (N,) weights c, as one layer of rank R; differentiable."""
+        up = self.up.to(weights.device) * weights[self.owner.to(weights.device)]
+        return LoraLayer(self.down.to(weights.device), up, float(len(self.down)))
 
-    def total(self, shares: torch.Tensor) -> torch.Tensor:
-        """The same sum formed, (out, in) float64; products of some factors at a time in float32."""
-        change, weights = torch.zeros(self.outer, dtype=torch.float64), shares.float()[self.owner]
+    def total(self, of_models: torch.Tensor) -> torch.Tensor:
+        """The sum as a matrix, (out, in) float64; products of some factors at a time in float32."""
+        change, weights = torch.zeros(self.outer, dtype=torch.float64), of_models.float()[self.owner]
         for first in range(0, len(self.down), TOGETHER):
             block = slice(first, first + TOGETHER)
             change += (self.up[:, block] * weights[block]) @ self.down[block].flatten(1)
@@ -70,23 +70,23 @@ class Stack:
         """Checks that the factors are those of ``count`` LoRAs with these ranks.
 
         Raises:
-            VitrineError: If the shapes do not fit each other.
+            VitrineError: If the shapes do not match.
         """
         down, up, ranks = tuple(self.down.shape), tuple(self.up.shape), self.ranks
         sound = ranks.shape == (count,) and len(down) > 1 and 0 not in down + up and bool((ranks >= 0).all())
         sound = sound and len(up) == 2 and layer_fits(path, up[0] * math.prod(down[1:]))
         if not sound or len(up) != 2 or not int(ranks.sum()) == down[0] == up[1]:
             shown = f"{path}: {down}, {up}, ranks {ranks.flatten()[:9].tolist()}"
-            raise refuse("space", shown, f"(R, in), (out, R) of {count} LoRAs", "build it anew")
+            raise refuse("space", shown, f"(R, in), (out, R) of {count} LoRAs", "build it again")
 
 
 def read_stacks(
     ranks: Mapping[str, Sequence[int]], loras: Iterable[Lora | None], progress: Progress = silent
 ) -> dict[str, Stack]:
-    """Stacks of LoRAs that are read one at a time; a None is left out.
+    """Stacks of LoRAs that are read one at a time; None is skipped.
 
     Args:
-        ranks: layer path -> the rank of each LoRA there, 0 where it lacks the layer.
+        ranks: layer path -> the rank of each LoRA, 0 if it lacks the layer.
     """
     stacks: dict[str, Stack] = {}
     ends = {path: torch.tensor(list(column)).cumsum(0).tolist() for path, column in ranks.items()}
@@ -109,21 +109,21 @@ def read_stacks(
 def gram(
     stacks: Mapping[str, Stack], progress: Progress = silent, memory: int = 2 * 2**30, state: GramState | None = None
 ) -> torch.Tensor:
-    """(N, N) float64 inner products of the weight changes, within ``memory`` bytes beside one layer's factors.
+    """(N, N) float64 inner products of the weight updates, within ``memory`` bytes in addition to one layer's factors.
 
     G_ij = sum over layers of s_i s_j sum((B_i^T B_j) * (A_i A_j^T)): <BA, B'A'> = tr(A^T B^T B' A'). A layer of R
-    factors takes R^2 (in + out) / 2 multiplications so; N changes formed, some rows of them at a time, about
-    N^2 in out / 2 + R in out. Whichever is less is done.
+    factors takes R^2 (in + out) / 2 multiplications this way; forming N updates, some rows at a time, takes about
+    N^2 in out / 2 + R in out. The cheaper way is used.
 
     Args:
-        state: keeps the sums, from which a killed run goes on.
+        state: stores the sums, from which a killed run resumes.
     """
     n = len(next(iter(stacks.values())).ranks)
     state = state or GramState()
     products = state.begin(n)
     for path, stack in _undone(stacks, state):
         paired, formed = multiplications(n, len(stack.down), *stack.outer)
-        # what one layer adds comes whole: a killed run must not count half of it
+        # a layer is added completely: a killed run must not count half of it
         products += (_formed if formed < paired else _paired)(stack, memory)
         state.finish(path)
         progress(len(stacks) - state.left(stacks), len(stacks))
@@ -132,8 +132,8 @@ def gram(
 
 
 def multiplications(models: int, factors: int, out: int, width: int) -> tuple[float, float]:
-    """What products of all pairs of a layer's changes cost: by pairs of factors, and with the changes formed."""
-    formed = models**2 * out * width * 9 / 16 + factors * out * width  # of eight blocks each with those after it
+    """Multiplications for the products of all pairs in a layer: by pairs of factors, and with formed updates."""
+    formed = models**2 * out * width * 9 / 16 + factors * out * width  # each of eight blocks with those after it
     return factors**2 * (out + width) / 2, formed
 
 
@@ -144,7 +144,7 @@ def _undone(stacks: Mapping[str, Stack], state: GramState) -> Iterator[tuple[str
 
 
 def _paired(stack: Stack, memory: int) -> torch.Tensor:
-    """By pairs of blocks of factors; of two blocks only one order is computed."""
+    """Inner products by pairs of blocks of factors, each pair once."""
     n, owner, rows = len(stack.ranks), stack.owner, _block(stack, memory)
     products = torch.zeros(n, n, dtype=torch.float64)
     for first in range(0, len(owner), rows):
@@ -162,12 +162,12 @@ def _paired(stack: Stack, memory: int) -> torch.Tensor:
 
 
 def _formed(stack: Stack, memory: int) -> torch.Tensor:
-    """By some rows of all changes at a time; of two blocks of models only one order is computed."""
+    """Inner products from some rows of all updates at a time; each pair of blocks once."""
     n, (out, width) = len(stack.ranks), stack.outer
     rows = max(1, min(out, min(memory, TILE) // (8 * width * (n + 2))))
     ends = stack.ranks.cumsum(0).tolist()
     products, side = torch.zeros(n, n, dtype=torch.float64), max(64, -(-n // 8))
-    space = torch.empty(n, rows * width, dtype=torch.float64)  # once: a second would stand beside it
+    space = torch.empty(n, rows * width, dtype=torch.float64)  # allocated once, since a second would double the memory
     for first in range(0, out, rows):
         changes = space[:, : min(rows, out - first) * width]
         for i, (end, rank) in enumerate(zip(ends, stack.ranks.tolist(), strict=True)):
@@ -185,7 +185,7 @@ def _double(stack: Stack, block: slice) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _block(stack: Stack, memory: int) -> int:
-    """How many factors at a time: two blocks of them, their products (twice, while multiplied) and a row a model."""
+    """Factors per block: two blocks, their products (twice during multiplication) and a row per model."""
     each = 8 * (2 * (stack.down[0].numel() + len(stack.up)) + len(stack.ranks))
     # 16 x^2 + each x <= memory
     rows = int(((each * each + 64 * memory) ** 0.5 - each) / 32)

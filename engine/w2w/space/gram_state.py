@@ -1,4 +1,4 @@
-"""Sums of a Gram matrix over layers, in a file from which a killed build goes on."""
+"""The resumable sums of a Gram matrix over layers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .build_state import SAVE_SECONDS
 
 
 class GramState:
-    """(N, N) sums so far, and the layers in them.
+    """(N, N) sums so far, and the layers that they include.
 
     Args:
-        path: of the file; None keeps none.
-        inputs: what makes two builds the same.
+        path: path of the file; None stores none.
+        inputs: identify the build.
 
     Raises:
         VitrineError: If the file belongs to another build.
@@ -33,17 +33,17 @@ class GramState:
             self._sums, self.done = state.tensors["sums"]["G"], list(state.facts["done"])
 
     def begin(self, count: int) -> torch.Tensor:
-        """The sums, zero where nothing was done; they are changed in place."""
+        """The sums, initially zero; they are changed in place."""
         if self._sums is None:
             self._sums = torch.zeros(count, count, dtype=torch.float64)
         return self._sums
 
     def left(self, layers: Collection[str]) -> int:
-        """How many layers are not in the sums."""
+        """The number of layers that are not in the sums."""
         return len(layers) - len(self.done)
 
     def finish(self, layer: str) -> None:
-        """A layer is in the sums; at most a minute of work is lost with the process."""
+        """Marks a layer as included; a killed process loses at most a minute of work."""
         self.done.append(layer)
         if time.monotonic() - self._saved_at >= SAVE_SECONDS:
             self.save()

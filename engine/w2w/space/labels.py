@@ -17,7 +17,7 @@ from ...io.tables import lines_of, read_text, rows_of
 
 
 def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
-    """(N,) numbers from lines ``name-or-pattern number``; later lines win, NaN where no line matches.
+    """(N,) numbers from lines ``name-or-pattern number``; later lines take precedence, NaN without a match.
 
     Name and number are separated by a comma, a colon or blanks.
 
@@ -44,12 +44,12 @@ def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
 
 
 def names_in(path: str | Path, count: int) -> tuple[str, ...]:
-    """The models' names, from the first column of a table of labels with a row for each model, in their order.
+    """The models' names in order, from the first column of a label table with a row per model.
 
-    The table may lack a head row where the number of models tells.
+    The header row is optional if ``count`` is given.
 
     Args:
-        count: how many models there are; 0 where that is unknown, and takes any number.
+        count: number of models; 0 if unknown, which accepts any number.
 
     Raises:
         VitrineError: If the file is missing, or has another number of rows.
@@ -65,17 +65,17 @@ def names_in(path: str | Path, count: int) -> tuple[str, ...]:
 def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor]:
     """Label -> (N,) from a table: the model's name, then one column per label; empty cells are unknown.
 
-    Models may go by their file's name alone where only one has it. Columns without any number, such as file names, are
-    left out. Cells are separated by commas, semicolons or tabs.
+    Models may be given by their file name alone if it is unique. Columns without any number, such as file names, are
+    ignored. Cells are separated by commas, semicolons or tabs.
 
     Raises:
-        VitrineError: If the file is missing or has no head or columns, a cell is no finite number, or a name is not in
-            the space or stands there twice.
+        VitrineError: If the file is missing or has no header or columns, a cell is not a finite number, or a name is
+            not in the space or occurs twice.
     """
     rows, file = _rows(path), Path(path).name
-    places = _places(stems := list(map(_stem, names)))
+    indices = _indices(stems := list(map(_stem, names)))
     labels = [cell.strip() for cell in rows[0]]
-    if _stem(labels[0]) in places:
+    if _stem(labels[0]) in indices:
         raise refuse(
             "labels", f"{file}: first line {labels[0]!r}, a model", "a header line that names the labels", _HEAD
         )
@@ -84,23 +84,23 @@ def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor
     ]
     chosen = [labels[j] for j in columns]
     if "" in chosen or len(set(chosen)) < len(chosen):
-        raise refuse("labels", f"{file}: columns {chosen}", "a different name for each column", _HEAD)
+        raise refuse("labels", f"{file}: columns {chosen}", "a different name per column", _HEAD)
     table, seen = {label: torch.full((len(names),), math.nan) for label in chosen}, set[int]()
     for row in rows[1:]:
-        place = places.get(_stem(row[0].strip()))
-        if place is None or place in seen:
-            shown = f"names such as {stems[:3]}" if stems else "names of the space's models, of which it holds none"
-            problem = f"{file}: model {row[0]!r}" + ("" if place is None else " a second time")
-            raise refuse("labels", problem, shown if place is None else "one vector for each model", "remove it")
-        seen.add(place)
+        index = indices.get(_stem(row[0].strip()))
+        if index is None or index in seen:
+            shown = f"names such as {stems[:3]}" if stems else "names of the space's models, of which it has none"
+            problem = f"{file}: model {row[0]!r}" + ("" if index is None else " a second time")
+            raise refuse("labels", problem, shown if index is None else "one vector for each model", "remove it")
+        seen.add(index)
         for j in columns:
             if j < len(row) and row[j].strip():
-                table[labels[j]][place] = _number(file, labels[j], row[j])
+                table[labels[j]][index] = _number(file, labels[j], row[j])
     return table
 
 
-def _places(stems: Sequence[str]) -> dict[str, int]:
-    """Name -> index; also by the last part of a name, where only one model has it."""
+def _indices(stems: Sequence[str]) -> dict[str, int]:
+    """Name -> index; also by the last part of a name, if it is unique."""
     bases = [Path(stem).name for stem in stems]
     counts = Counter(bases)
     unique = {base: i for i, base in enumerate(bases) if counts[base] == 1}
@@ -111,10 +111,10 @@ def _rows(path: str | Path) -> list[list[str]]:
     path = Path(path)
     if not path.is_file():
         raise refuse("labels", path.name, "a CSV file", "check the path")
-    with named(path, "labels", "a table in UTF-8: a header line, then one line a model", "save it as CSV"):
+    with named(path, "labels", "a table in UTF-8: a header line, then one line for each model", "save it as CSV"):
         rows = rows_of(read_text(path))
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise refuse("labels", f"{path.name}: {len(rows)} lines", "a header line, then one line a model", _HEAD)
+        raise refuse("labels", f"{path.name}: {len(rows)} lines", "a header line, then one line for each model", _HEAD)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Factors of a delta space that stay in the LoRA files: one layer of all of them is read when it is asked for."""
+"""Factors of a delta space that stay in the LoRA files: one layer of all files is read on demand."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .factor_stacks import Stack
 from .space import KIND, LINKED_VERSION
 
 _TAIL = 65_536
-"""Bytes at a file's end by which it is known again, beside its size, in spaces of earlier versions."""
+"""Bytes at a file's end that identify it, in addition to its size, in spaces of earlier versions."""
 _PIECES, _PIECE = 256, 1024
-"""By so many pieces, evenly over the file, of so many bytes it is known now: all of it up to 256 kB."""
+"""A file is now identified by that many pieces of that many bytes, evenly spaced: all of a file up to 256 kB."""
 _DIGITS = 32
 """Of the hash of these pieces; that of a tail has 16."""
 
 
 class LinkedStacks(Mapping[str, Stack]):
-    """Layer path -> :class:`~.stacks.Stack`, read anew each time; only one layer need be held.
+    """Layer path -> :class:`~.stacks.Stack`, read again in each access; only one layer is in memory.
 
     Args:
-        files: of the members, in their order, with 1 x 1 projections in one form.
+        files: of the training LoRAs, in order, with 1 x 1 projections in one form.
 
     Raises:
-        VitrineError: If one is a DoRA, which would need its base model at every reading; when a layer is read, if a
+        VitrineError: If one is a DoRA, which would need its base model in every access; when a layer is read, if a
             file has changed since.
     """
 
@@ -74,61 +74,63 @@ class LinkedStacks(Mapping[str, Stack]):
         return len(self._paths)
 
     def header(self, space: Path) -> dict[str, Any]:
-        """What a space file keeps of the files: where they are from its folder, and how they are known again."""
-        rows = [[place_of(space, file.path), *_known(file.path)] for file in self.files]
+        """The header entry of a space file: relative paths of the files, and what identifies them."""
+        rows = [[relative_path(space, file.path), *_known(file.path)] for file in self.files]
         return {"files": rows, "layers_per_block": self.layers_per_block}
 
     @classmethod
     def of_header(cls, header: Mapping[str, Any], space: Path, folders: Sequence[str | Path] = ()) -> LinkedStacks:
-        """Opens what :meth:`header` says.
+        """Opens the files of a :meth:`header`.
 
         Args:
-            folders: where the LoRAs may lie, see :func:`~.build.load_space`.
+            folders: further folders with the LoRAs, see :func:`~.build.load_space`.
 
         Raises:
-            VitrineError: If a file lies elsewhere, is missing or is another one.
+            VitrineError: If a file is elsewhere, is missing or has changed.
         """
         files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
         if not 0 < layers < 100 or len(header["files"]) > 1 << 20:
             raise ValueError(f"{layers} layers per block, {len(header['files'])} files")
-        for place, size, digest in header["files"]:
-            path = linked_file(space, place, folders)
+        for link, size, digest in header["files"]:
+            path = linked_file(space, link, folders)
             if not path.is_file() or _known(path, len(str(digest))) != (size, digest):
                 state = "is another file" if path.is_file() else "is missing"
-                shown = f"linked to {place}, which {state}"
-                raise refuse("space", shown, "the LoRAs it was built from", "put them back, or build it anew")
+                shown = f"linked to {link}, which {state}"
+                raise refuse("space", shown, "the LoRAs it was built from", "put them back, or build it again")
             file = read_header(path, layers)
             files.append(replace(file, entries=layouts.setdefault(tuple(file.entries.items()), file.entries)))
         return cls(one_form(files), layers)
 
 
-def linked_file(space: Path, place: str, folders: Sequence[str | Path] = ()) -> Path:
-    """Where a space's file says that a LoRA lies, if it may lie there; nothing is opened.
+def linked_file(space: Path, link: str, folders: Sequence[str | Path] = ()) -> Path:
+    """The path of a linked LoRA, if it is in an allowed folder; nothing is opened.
 
-    A space may come from a stranger. So its LoRAs are looked for in its own folder, in a folder ``loras`` next to that
-    or to one above it, and in ``folders``; links that lie there may lead elsewhere.
+    A space may be untrusted. Its LoRAs are therefore only looked for in its own folder, in a folder ``loras`` in or
+    above it, and in ``folders``; links in these folders may lead elsewhere.
 
     Raises:
-        VitrineError: If it is an absolute path, one of another system, or leads out of these folders.
+        VitrineError: If it is an absolute path, one of another system, or leaves these folders.
     """
-    plain = isinstance(place, str) and not set(place) & set("\\:") and printable(place) == place
-    usable = plain and not Path(place).is_absolute() and has_ending(place, ".safetensors")
-    homes = dict.fromkeys((Path(os.path.abspath(space.parent)), space.resolve().parent))  # the latter in older files
+    plain = isinstance(link, str) and not set(link) & set("\\:") and printable(link) == link
+    usable = plain and not Path(link).is_absolute() and has_ending(link, ".safetensors")
+    folders_of_space = dict.fromkeys(  # the latter in older files
+        (Path(os.path.abspath(space.parent)), space.resolve().parent)
+    )
     named = [Path(os.path.abspath(folder)) for folder in folders] + [Path(folder).resolve() for folder in folders]
     targets = []
-    for home in homes if usable else ():
-        target = Path(os.path.normpath(home / place))
-        if any(target.is_relative_to(f) for f in (home, *(above / "loras" for above in home.parents), *named)):
+    for own in folders_of_space if usable else ():
+        target = Path(os.path.normpath(own / link))
+        if any(target.is_relative_to(f) for f in (own, *(above / "loras" for above in own.parents), *named)):
             targets.append(target)
     if not targets:
-        shown = f"linked to {printable(str(place))}, outside its folder"
-        accepted = "LoRAs in the space's folder, or in a folder loras beside or above it"
+        shown = f"linked to {printable(str(link))}, outside its folder"
+        accepted = "LoRAs in the space's folder, or in a folder loras next to or above it"
         raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or next to it")
     return next((target for target in targets if target.is_file()), targets[0])
 
 
-def place_of(space: Path, path: Path) -> str:
-    """Where a file is from the folder of a space's file."""
+def relative_path(space: Path, path: Path) -> str:
+    """The path of a file relative to the folder of a space file."""
     try:
         return Path(os.path.relpath(path, space.parent)).as_posix()
     except ValueError:  # another drive

@@ -1,4 +1,4 @@
-"""Which numbers of a flat weight vector belong to which LoRA factor; kept with a space, never derived from modules.
+"""The layout of LoRA factors in a flat weight vector; stored with a space, never derived from modules.
 
 Order: layers by name as strings, and in each layer the down factor (A), then the up factor (B), both row-major. For
 rank 1 adapters on the q and v projections of SD1.5 this is the order of the published space (99,648 numbers).
@@ -23,13 +23,13 @@ from ..loras.lora_settings import LARGEST_ALPHA
 
 @dataclass(frozen=True)
 class Layer:
-    """Where one layer's factors lie in a flat vector.
+    """The position of one layer's factors in a flat vector.
 
     Attributes:
         path: module path in diffusers' UNet naming, without ``.weight``.
         down, up: shapes of the factors; the rank is ``down[0]``.
         offset: index of the first number of the down factor; the up factor follows it.
-        alpha: constant of every model of the space.
+        alpha: constant, of every model of the space.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Layer:
 
     @property
     def numbers(self) -> int:
-        """Of the weight that the two factors change."""
+        """Number of weights that the two factors change."""
         return self.up[0] * math.prod(self.down[1:])
 
     @property
@@ -70,7 +70,7 @@ class Manifest(Sequence[Layer]):
 
     Raises:
         VitrineError: If the layers leave a gap or overlap, the two factors of one differ in rank, or one is larger than
-            any layer or has an alpha that no trainer writes.
+            any layer or has an implausible alpha.
     """
 
     layers: tuple[Layer, ...]
@@ -114,10 +114,10 @@ class Manifest(Sequence[Layer]):
         return self.layers[-1].end if self.layers else 0
 
     def flatten(self, lora: Lora) -> torch.Tensor:
-        """A LoRA -> (D,) float32; up factors are scaled where its alpha differs from the manifest's.
+        """A LoRA -> (D,) float32; up factors are scaled if its alpha differs from the manifest's.
 
         Raises:
-            VitrineError: If the LoRA's layers or shapes are not the manifest's.
+            VitrineError: If the LoRA's layers or shapes differ from the manifest's.
         """
         if set(lora) != {layer.path for layer in self}:
             unmatched = sorted(set(lora) ^ {layer.path for layer in self})[:3]
@@ -153,13 +153,13 @@ class Manifest(Sequence[Layer]):
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Reads what :meth:`to_json` wrote."""
+        """The inverse of :meth:`to_json`."""
         layers = parse_json(text)
         return cls(tuple(Layer(**(d | {"down": tuple(d["down"]), "up": tuple(d["up"])})) for d in layers))
 
 
 def _flat_factors(layer: Layer, factors: LoraLayer) -> tuple[torch.Tensor, torch.Tensor]:
-    shapes = [tuple(f.flatten(1).shape) for f in (factors.down, factors.up)]  # 1 x 1 projections also come as (r, in)
+    shapes = [tuple(f.flatten(1).shape) for f in (factors.down, factors.up)]  # 1 x 1 projections may also be (r, in)
     if shapes != [(side[0], math.prod(side[1:])) for side in (layer.down, layer.up)]:
         shown = f"{layer.path}: {tuple(factors.down.shape)} and {tuple(factors.up.shape)}"
         raise refuse("LoRA shapes", shown, f"{layer.down} and {layer.up}", "use delta mode for mixed ranks")

@@ -1,4 +1,4 @@
-"""A model of a space as a small file: coefficients, the space's hash, and how it came to be."""
+"""Model files: coefficients, the space's hash, and the model's history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class W2WModel:
         if self.coefficients.ndim != 2 or not self.coefficients.numel():
             raise refuse("coefficients", tuple(self.coefficients.shape), "(B, K)", "one vector for each model")
         if not all_finite(self.coefficients):
-            raise refuse("coefficients", "NaN or Inf", "finite numbers", "look at the step before: it made no model")
+            raise refuse("coefficients", "NaN or Inf", "finite numbers", "check the step that made this model")
 
     def __len__(self) -> int:
         return len(self.coefficients)
@@ -50,23 +50,23 @@ class W2WModel:
         return W2WModel(self.coefficients[index : index + 1 or None], self.space, self.history)
 
     def moved_to(self, coefficients: torch.Tensor, **step: Any) -> W2WModel:
-        """These models moved to other coefficients (B, K), with one more step of history, such as ``edit={...}``."""
+        """These models with other coefficients (B, K) and one more step of history, such as ``edit={...}``."""
         return W2WModel(coefficients, self.space, (*self.history, step))
 
     @property
     def start(self) -> float:
-        """The timestep from which its last step acts, an edit by calibrated sliders; else 1000, the whole run."""
+        """The timestep from which its last edit is applied; 1000, the whole run, by default."""
         return float(self.history[-1].get("start", 1000.0)) if self.history else 1000.0
 
     def belongs(self, space: Space) -> W2WModel:
-        """The model itself, if it was made in this space.
+        """The model itself, if it belongs to this space.
 
         Raises:
-            VitrineError: If it was made in another one.
+            VitrineError: If it belongs to another space.
         """
         if self.space != space.identity:
             shown, accepted = f"a model of space {self.space}", f"one of space {space.identity}"
-            raise refuse("model", shown, accepted, "load the space it was made in, or encode its LoRA in this one")
+            raise refuse("model", shown, accepted, "load the space it belongs to, or encode its LoRA in this one")
         return self
 
     def only(self, space: Space) -> torch.Tensor:
@@ -81,16 +81,16 @@ class W2WModel:
         return self.belongs(space).coefficients[0]
 
     def save(self, path: str | Path) -> Path:
-        """Writes one safetensors file, whole or not at all."""
+        """Writes one safetensors file atomically."""
         header = {"space": self.space, "history": json.dumps(list(self.history))}
         return save_artefact(path, {"beta": self.coefficients.float()}, KIND, VERSION, header)
 
     @classmethod
     def load(cls, path: str | Path) -> W2WModel:
-        """Reads what :meth:`save` wrote.
+        """Reads a file of :meth:`save`.
 
         Raises:
-            VitrineError: If the file is missing, truncated, a pickle, of another kind, or holds NaN or infinity.
+            VitrineError: If the file is missing, truncated, a pickle, of another kind, or has NaN or infinite values.
         """
         if has_ending(path, ".pt"):
             remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"

@@ -1,4 +1,4 @@
-"""Import of the published weights2weights files, which users download themselves: the licence is non-commercial.
+"""Imports the published weights2weights files, which users download themselves: their licence is non-commercial.
 
 Tensors are opened with ``weights_only=True``. The label table is a pickled DataFrame and is never opened here: one
 line of pandas turns it into a CSV that :func:`~.labels.read_table` reads.
@@ -24,22 +24,22 @@ FILES = ("mean.pt", "std.pt", "V.pt", "weight_dimensions.pt")
 PROJECTIONS, WEIGHTS, TABLE = "proj_1000pc.pt", "all_weights.pt", "labels.csv"
 ALPHA = 27.0
 _CHECKED = 1 << 33
-"""Bytes of a tensor whose numbers are looked at when it is read; rows of a larger one are when they are projected."""
+"""Largest tensor in bytes that is checked when it is read; larger ones are checked while they are projected."""
 CONVERT = "pandas.read_pickle('identity_df.pt').to_csv('labels.csv')"
 
 
 def import_official(folder: str | Path, components: int | None = 1000, alpha: float = ALPHA) -> WeightSpace:
-    """A space from ``mean.pt, std.pt, V.pt, weight_dimensions.pt`` and, where present, three more.
+    """A space from ``mean.pt, std.pt, V.pt, weight_dimensions.pt`` and, if present, three more.
 
-    ``proj_1000pc.pt``, or else ``all_weights.pt``, says how far the models spread, without which there is nothing to
-    sample; ``labels.csv``, the converted table of labels in the order of their rows, names the models. Projections hold
-    1,000 components: those beyond can be inverted into, and stay at the mean in sampling and directions.
+    ``proj_1000pc.pt``, or else ``all_weights.pt``, has the deviations of the models, which are needed to
+    sample; ``labels.csv``, the converted label table in row order, names the models. Projections have
+    1,000 components: further ones are used by inversion only.
 
     Args:
-        components: how many of V's columns to take; None takes all.
+        components: number of V's columns to use; None uses all.
 
     Raises:
-        VitrineError: If a file is missing, cannot be opened without unpickling, or does not fit the others.
+        VitrineError: If a file is missing, cannot be opened without unpickling, or does not match the others.
     """
     check_components(components)
     folder = Path(folder)
@@ -59,7 +59,7 @@ def _imported(folder: Path, components: int | None, alpha: float) -> WeightSpace
     basis = basis[:, :k].T.contiguous()
     projections, notes = _projections(folder, mean, std, basis), []
     info: dict[str, Any] = {"base": "RealisticVision v5.1 (SD1.5)", "source": "official"}
-    info["licence"] = "non-commercial, do not pass on"
+    info["licence"] = "non-commercial, do not redistribute"
     negative = int((std < 0).sum())
     if negative:
         notes.append(f"{negative} negative deviations in std.pt, kept: projection and its inverse both use them")
@@ -72,13 +72,13 @@ def _imported(folder: Path, components: int | None, alpha: float) -> WeightSpace
         singular[: len(centre)] = deviations * (count - 1) ** 0.5
         coefficients = projections - centre
         if bool((centre.abs() > 1e-3 * deviations).any()):
-            # sample_weights() draws around the projections' mean; a space of ours has it in its mean model instead
+            # sample_weights() samples around the projections' mean, which our spaces include in the mean model
             mean = mean + std * (centre @ basis[: len(centre)])
             notes.append("projections off centre: their mean became the mean model")
             info["centre"] = centre.tolist()
     names = names_in(folder / TABLE, len(coefficients)) if (folder / TABLE).is_file() else ()
     info |= {"note": "; ".join(notes)} if notes else {}
-    # standardised: each number has a variance of one
+    # standardised: each weight has variance one
     return WeightSpace(manifest, mean, std, basis, singular, coefficients, count, names, {}, float(len(mean)), info)
 
 
@@ -86,7 +86,7 @@ def official_manifest(folder: str | Path, alpha: float = ALPHA) -> Manifest:
     """The layers of a published space, from ``weight_dimensions.pt`` alone.
 
     Raises:
-        VitrineError: If the file is missing, or is another.
+        VitrineError: If the file is missing, or is not this file.
     """
     path = Path(folder) / FILES[3]
     if not path.is_file():
@@ -110,10 +110,10 @@ def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: tor
 
 
 def coefficients_in(path: Path, most: int) -> torch.Tensor:
-    """``w2wmodel.pt`` -> (B, most), zeros behind what it holds.
+    """``w2wmodel.pt`` -> (B, most), padded with zeros.
 
     Raises:
-        VitrineError: If it holds anything else, or more than ``most`` columns.
+        VitrineError: If it has anything else, or more than ``most`` columns.
     """
     if not path.is_file():
         raise refuse("model", path.name, "an existing file", "check the path")
@@ -128,7 +128,7 @@ def coefficients_in(path: Path, most: int) -> torch.Tensor:
 def _load(path: Path) -> Any:
     try:
         return read_pt(path)
-    except Exception as error:  # a refused pickle raises a class of the pickle module, which nothing here imports
+    except Exception as error:  # a refused pickle raises an exception of the pickle module, which is not imported here
         table = "df" in path.name or "labels" in path.name
         remedy = f"convert tables first: {CONVERT}" if table else "download it again"
         raise refuse("file", f"{path.name}: {str(error)[:80]}", "plain tensors", remedy) from error

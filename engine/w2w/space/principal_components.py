@@ -1,9 +1,9 @@
-"""Principal components of many flat weight vectors: by column shards, in bounded memory, resumable.
+"""Principal components of many flat weight vectors, by column shards, in bounded memory, resumable.
 
 The Gram route reads the data twice: once for mean, deviation and G = sum of Z_l Z_l^T over shards l, once for
-V_l = Z_l^T Q / S. The randomised route never forms G and reads the data once for each power iteration, once before and
+V_l = Z_l^T Q / S. The randomised route never forms G and reads the data once per power iteration, once before and
 once after them.
-Shards depend on each other only through that sum, so they may be computed anywhere, in any order.
+Shards depend on each other only through that sum, so they may be computed in any process and order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .space import WeightSpace
 
 ROUTES = ("auto", "gram", "randomised")
 _SUMMED = 2**22
-"""Numbers that are summed over processes at once, where a copy of all would be too much."""
+"""Numbers that are summed over processes at once, to avoid a full copy."""
 
 
 class Columns(Protocol):
@@ -42,7 +42,7 @@ class Columns(Protocol):
         ...
 
     def shards(self, memory: int) -> list[tuple[int, int]]:
-        """The column ranges in which it is read, each with what is made of it within half of ``memory``."""
+        """The column ranges to read; each, with intermediate results, takes at most half of ``memory``."""
         ...
 
 
@@ -64,7 +64,7 @@ class Matrix:
         return shard.float() if self.rows is None else shard[self.rows].float()
 
     def shards(self, memory: int) -> list[tuple[int, int]]:
-        """As many columns at a time as fit."""
+        """As many columns at a time as fit into the memory."""
         return shards(*self.shape, memory)
 
 
@@ -86,21 +86,21 @@ class Stored:
         return shard if self.rows is None else shard[self.rows]
 
     def shards(self, memory: int) -> list[tuple[int, int]]:
-        """The blocks it was written in."""
+        """The blocks in which it was written."""
         return list(self.table.blocks())
 
 
 @dataclass(frozen=True)
 class PCAConfig(Config):
-    """How components are computed.
+    """Settings of a principal component analysis.
 
     Attributes:
         components: K, at most N - 1; None keeps every one with variance.
         route: ``gram`` (exact; best for N up to some ten thousand), ``randomised`` (large N, few components) or
-            ``auto``: randomised where the Gram matrix and its eigenvectors would not fit into ``memory``.
-        memory: bytes held at once beside the result.
+            ``auto``: randomised if the Gram matrix and its eigenvectors do not fit into ``memory``.
+        memory: bytes used at once in addition to the result.
         standardise: divide each number by its deviation, as the paper does.
-        power, oversample, seed: of the randomised route: iterations, extra vectors, and its start.
+        power, oversample, seed: of the randomised route: iterations, extra vectors, and its seed.
     """
 
     components: int | None = None
@@ -161,13 +161,13 @@ def principal_components(
     """PCA of the (standardised) rows.
 
     Args:
-        resume: a file that keeps what was summed so far; an interrupted run goes on from it, also after ``kill -9``.
-        workers: the processes that share the shards; all return the same.
-        inputs: what the rows were made of, as a :class:`~vitrine.engine.jobs.run.Run` takes it; None: the rows
+        resume: a file with the sums so far, from which an interrupted or killed run resumes.
+        workers: processes that divide the shards; all return the same.
+        inputs: inputs of the rows, for a :class:`~vitrine.engine.jobs.run.Run`; None: the rows
             themselves.
 
     Raises:
-        VitrineError: If there are fewer than two models, more components than N - 1 are asked for, all rows are equal,
+        VitrineError: If there are fewer than two models, more components than N - 1 are requested, all rows are equal,
             the components do not fit into the memory, or the file belongs to other rows or settings.
     """
     config = config or PCAConfig()
@@ -179,8 +179,8 @@ def principal_components(
     ranges, gram = data.shards(config.memory), _gram_route(n, config)
     own = [r for i, r in enumerate(ranges) if i % workers.count == workers.index]
     facts = {k: v for k, v in config.to_dict().items() if k != "memory"} | {"route": "gram" if gram else "randomised"}
-    share = {"settings": facts | {"shard": ranges[0][1]}, "processes": [workers.index, workers.count]}
-    state = BuildState.of(resume, {**(inputs or {"rows": data}), **share})
+    identity = {"settings": facts | {"shard": ranges[0][1]}, "processes": [workers.index, workers.count]}
+    state = BuildState.of(resume, {**(inputs or {"rows": data}), **identity})
     if gram:
         factors = _by_gram(data, own, config, progress, state, workers)
     else:
@@ -205,7 +205,7 @@ def _gram_route(n: int, config: PCAConfig) -> bool:
     Raises:
         VitrineError: If neither route fits into the memory.
     """
-    # the Gram matrix, its eigenvectors, the eigensolver's workspace; or four matrices of the width of the subspace
+    # the Gram matrix, its eigenvectors, the eigensolver's workspace; or four matrices of the subspace's width
     exact, width = 40 * n * n, min(n, (config.components or n) + config.oversample)
     needed = exact if config.route == "gram" or config.components is None else 32 * n * width
     if config.route != "randomised" and exact <= config.memory:
@@ -227,7 +227,7 @@ class _Leading(NamedTuple):
 def _standard(x: torch.Tensor, config: PCAConfig) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Standardised columns with their means and deviations, in float64; a constant column's deviation is set to 1.
 
-    Float64 because the Gram matrix squares the range of singular values, too wide for float32 products.
+    Float64, because the Gram matrix squares the range of singular values, which is too wide for float32.
     """
     z = x.double()
     deviation, mean = torch.std_mean(z, dim=0)
@@ -262,7 +262,7 @@ def _randomised(
     (n, d), k = data.shape, config.components or data.shape[0] - 1
     width = min(n, k + config.oversample)
     sums = state.tensors or state.begin(d, _start(n, width, config.seed))
-    if len(set(workers.gather(int(sums["turn"])))) > 1:  # killed while some had begun the next turn and some had not
+    if len(set(workers.gather(int(sums["turn"])))) > 1:  # killed while only some had started the next pass
         raise refuse("unfinished build", "processes at different steps", "one step", "empty the work folder")
     for turn in range(int(sums["turn"]), config.power + 1):
         with state.kept():
@@ -276,7 +276,7 @@ def _randomised(
                 progress(turn * len(own) + index + 1, (config.power + 1) * len(own))
         product = workers.total(sums["product"])
         if turn < config.power:
-            sums["q"] = sums["product"] = torch.zeros(0)  # room for the next basis
+            sums["q"] = sums["product"] = torch.zeros(0)  # frees memory for the next basis
             sums["q"] = torch.linalg.qr(product)[0]
             sums["product"] = product.zero_()
             state.next_turn()
@@ -292,7 +292,7 @@ def _randomised(
 
 
 def _start(n: int, width: int, seed: int) -> dict[str, torch.Tensor]:
-    """A random basis, and sums of nothing."""
+    """A random basis, and zero sums."""
     random = torch.randn(n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     zeros = {"square": torch.zeros((), dtype=torch.float64), "turn": torch.zeros((), dtype=torch.long)}
     return zeros | {"q": torch.linalg.qr(random)[0], "product": torch.zeros(n, width, dtype=torch.float64)}
@@ -307,7 +307,7 @@ def top_components(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor,
     n = len(gram)
     eigen, vectors = torch.linalg.eigh((gram + gram.T).div_(2))
     eigen = eigen.flip(0)[: n - 1]
-    # copies of a LoRA, and layers that were never trained, leave rounding noise behind
+    # copies of a LoRA, and layers that were never trained, leave rounding noise
     keep = int((eigen > 1e-11 * eigen[0].clamp_min(1e-300)).sum()) if float(eigen[0]) > 0 else 0
     if keep == 0:
         raise refuse("models", "all equal", "models that differ", "the folder contains copies of one LoRA")
@@ -316,6 +316,6 @@ def top_components(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor,
 
 
 def _signed(vectors: torch.Tensor) -> torch.Tensor:
-    """Makes each column's largest entry positive, in place, as the eigensolver's signs are arbitrary."""
+    """Makes each column's largest entry positive, in place, since the eigensolver's signs are arbitrary."""
     largest = vectors.gather(0, vectors.abs().argmax(0, keepdim=True))
     return vectors.mul_(torch.where(largest < 0, -1.0, 1.0))

@@ -23,7 +23,7 @@ from .space_checks import check_components, check_directions, check_info, check_
 KIND = "vitrine.w2w.space"
 VERSION = 1
 LINKED_VERSION = 2
-"""Of delta spaces whose factors stay in the LoRA files."""
+"""Marks delta spaces whose factors stay in the LoRA files."""
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -35,18 +35,18 @@ class WeightSpace:
         manifest: layers with module path, rank, shapes and offsets.
         mean: (D,) float32.
         scale: (D,) float32, the standard deviation of each weight; some are negative in the published files.
-        components: (K, D), orthonormal; as rows, so that the first m are one contiguous slice.
+        components: (K, D), orthonormal; rows, so that the first m are one contiguous slice.
         singular_values: (K,) of the standardised, centred data; the deviation of coefficient k is S_k / sqrt(N - 1).
-        coefficients: (N, M) of the training models, M <= K: the leading ones, as the published files give 1,000 of
-            10,000; (0, K) if the file holds none.
-        count: N, the number of models the space was made from.
+        coefficients: (N, M) of the training models, M <= K: the leading ones, since the published files have 1,000 of
+            10,000; (0, K) if the file has none.
+        count: N, the number of training models.
         names: of the models, in the order of ``coefficients``.
-        directions: label -> (K,), one standard deviation long (see ``directions.py``).
-        total_variance: of the standardised data (sum over all of S^2 / (N - 1)), for explained shares.
-        info: provenance, anything JSON can hold ("base", "gauge", "source", ...).
+        directions: label -> (K,), of length one standard deviation (see ``directions.py``).
+        total_variance: of the standardised data (sum over all of S^2 / (N - 1)), for explained fractions.
+        info: provenance, JSON-compatible ("base", "gauge", "source", ...).
 
     Raises:
-        VitrineError: If the parts do not fit each other.
+        VitrineError: If the shapes do not match.
     """
 
     manifest: Manifest
@@ -65,18 +65,18 @@ class WeightSpace:
 
     def __post_init__(self) -> None:
         if self.components.ndim != 2:
-            raise refuse("space components", tuple(self.components.shape), "(K, D)", "build it anew")
+            raise refuse("space components", tuple(self.components.shape), "(K, D)", "build it again")
         d, (k, width) = self.manifest.size, self.components.shape
         shapes = {"mean": self.mean.shape, "scale": self.scale.shape, "components": (width,)}
         for name, shape in shapes.items():
             if tuple(shape) != (d,):
                 raise refuse(
-                    f"space {name}", tuple(shape), (d,), "the file does not fit its own manifest: build it anew"
+                    f"space {name}", tuple(shape), (d,), "the file does not match its own manifest: build it again"
                 )
         shaped = self.singular_values.ndim == 1 and self.coefficients.ndim == 2
         if not shaped or len(self.singular_values) != k or self.coefficients.shape[1] > k or self.count < 2:
             shown = (len(self.singular_values), tuple(self.coefficients.shape), self.count)
-            raise refuse("space", shown, f"{k} components of 2 or more models", "build it anew")
+            raise refuse("space", shown, f"{k} components of 2 or more models", "build it again")
 
     @property
     def dimension(self) -> int:
@@ -90,18 +90,18 @@ class WeightSpace:
 
     @property
     def explained(self) -> torch.Tensor:
-        """(K,) share of the total variance each component holds; each standardised number has a variance of one."""
+        """(K,) fraction of the total variance of each component; each standardised weight has variance one."""
         return (self.deviations.double() ** 2 / (self.total_variance or float(self.manifest.size))).float()
 
     @property
     def inputs(self) -> list[object]:
-        """What models of it depend on, for a :class:`~vitrine.engine.jobs.run.Run`: all but names and directions."""
+        """Inputs of its models for a :class:`~vitrine.engine.jobs.run.Run`: all but names and directions."""
         numbers = [self.mean, self.scale, self.components, self.singular_values, self.coefficients, self.count]
         return [self.manifest.to_json(), *numbers]
 
     @property
     def identity(self) -> str:
-        """A short hash of what coefficients mean in this space; ties saved models to it."""
+        """A short hash of everything that gives coefficients their meaning; identifies the space in saved models."""
         digest = hashlib.sha256(self.manifest.to_json().encode())
         for tensor in (self.mean, self.singular_values):
             digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
@@ -115,7 +115,7 @@ class WeightSpace:
         """
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
-            raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space they were made in")
+            raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space that they belong to")
         device = coefficients.device
         mean, scale = self.mean.to(device), self.scale.to(device)
         basis = self.components[:k].to(device, torch.float32)
@@ -145,8 +145,9 @@ class WeightSpace:
         return self.encode(self.manifest.flatten(lora))
 
     def first(self, count: int) -> WeightSpace:
-        """The space of the first ``count`` components; itself if it has no more."""
+        """The space of the first ``count`` components; the space itself if it has no more."""
         check_components(count)
+
         return self if count >= self.dimension else replace(
             self, components=self.components[:count], singular_values=self.singular_values[:count],
             coefficients=self.coefficients[:, :count],
@@ -154,7 +155,7 @@ class WeightSpace:
         )  # fmt: skip
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
-        """Writes one safetensors file, whole or not at all; ``dtype`` is that of components and coefficients.
+        """Writes one safetensors file atomically; ``dtype`` is that of components and coefficients.
 
         Raises:
             VitrineError: If the dtype is unknown.
@@ -172,13 +173,14 @@ class WeightSpace:
 
     @classmethod
     def load(cls, path: str | Path) -> WeightSpace:
-        """Reads what :meth:`save` wrote; components keep the file's dtype, everything else is float32.
+        """Reads a file of :meth:`save`; components keep the file's dtype, everything else is float32.
 
         Raises:
-            VitrineError: If the file is missing, truncated, not a space, of a later version, or holds NaN or infinity.
+            VitrineError: If the file is missing, truncated, not a space, of a later version, or has NaN or infinite
+                values.
         """
         tensors, header = read_artefact(path, KIND, VERSION)
-        with named(path, "space", "a header that fits its tensors", "build it anew"):
+        with named(path, "space", "a header that fits its tensors", "build it again"):
             return cls._rebuilt(tensors, header)
 
     @classmethod

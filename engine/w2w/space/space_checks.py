@@ -1,4 +1,4 @@
-"""What the file of a space or a model says, checked when it is read: nothing later fails of it or makes NaN of it."""
+"""Checks of space and model files when they are read, so that later steps cannot fail or produce NaN."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import torch
 from ...errors import printable, refuse
 
 LARGEST = 1e9
-"""Of any number in a space: singular values of real ones stay below a million."""
+"""Largest number in a space: real singular values are below a million."""
 _LEAST = 1e-15
-"""Of a singular value: the square of a smaller one is none in float32."""
+"""Smallest singular value: the square of a smaller one underflows in float32."""
 _TEXTS = ("base", "reason", "source", "licence", "note")
 _COUNT = 1 << 31
 
 
 def check_numbers(tensors: Mapping[str, torch.Tensor], most: float = LARGEST) -> None:
-    """Checks that numbers are finite and small enough for their products to be.
+    """Checks that numbers are finite and small enough for finite products.
 
     Raises:
-        ValueError: If one is not; the message names its tensor.
+        ValueError: If one is not; the message has the tensor's name.
     """
     for name, tensor in tensors.items():
         largest = float(tensor.abs().max()) if tensor.numel() else 0.0
@@ -40,10 +40,10 @@ def check_components(count: int | None) -> None:
 
 
 def check_names(names: Sequence[Any], models: int) -> tuple[str, ...]:
-    """The names of a space's models: as many texts as models, or none.
+    """The names of a space's models: one text per model, or none.
 
     Raises:
-        ValueError: If they are anything else, or hold characters that a terminal obeys.
+        ValueError: If they are anything else, or contain control characters.
     """
     if not isinstance(names, (list, tuple)) or len(names) not in (0, models):
         raise ValueError(f"{len(names) if isinstance(names, list) else 'no list of'} names of {models} models")
@@ -53,10 +53,10 @@ def check_names(names: Sequence[Any], models: int) -> tuple[str, ...]:
 
 
 def check_directions(directions: Mapping[str, torch.Tensor], singular_values: torch.Tensor) -> None:
-    """Checks that each direction has a name, a number for each component, and models that differ along it.
+    """Checks that each direction has a name, a number per component, and variance along it.
 
     Raises:
-        ValueError: If one has not.
+        ValueError: If one does not.
     """
     for label, direction in directions.items():
         _check_text(label, "a label")
@@ -71,9 +71,9 @@ def check_spread(singular_values: torch.Tensor, variance: float, models: int) ->
     """Checks singular values (K,), the total variance and the number of models.
 
     Raises:
-        ValueError: If one is negative or next to nothing, or there are fewer than two models.
+        ValueError: If one is negative or almost zero, or there are fewer than two models.
     """
-    known = singular_values[singular_values != 0]  # a published space says of some components that they are unknown
+    known = singular_values[singular_values != 0]  # a published space has unknown components
     if not len(singular_values) or bool((known < _LEAST).any()):
         raise ValueError(f"singular values below {_LEAST}, or none")
     if not 0 <= variance <= LARGEST * LARGEST or not 2 <= models < _COUNT:
@@ -81,10 +81,10 @@ def check_spread(singular_values: torch.Tensor, variance: float, models: int) ->
 
 
 def check_info(info: Mapping[str, Any], dimension: int, models: int) -> None:
-    """Checks what a space's file says beside its tensors, where something here reads it.
+    """Checks the parts of a space file's metadata that are read here.
 
     Raises:
-        ValueError: If it is of another form.
+        ValueError: If an entry has another type or shape.
     """
     for name in _TEXTS:
         if name in info:
@@ -101,16 +101,16 @@ def check_info(info: Mapping[str, Any], dimension: int, models: int) -> None:
     _check_map(_table(info.get("map", {}), "map"), models)
 
 
-def _check_map(drawn: Mapping[str, Any], models: int) -> None:
-    if not drawn:
+def _check_map(layout: Mapping[str, Any], models: int) -> None:
+    if not layout:
         return
-    rows = _list(drawn.get("coordinates"), "map")
+    rows = _list(layout.get("coordinates"), "map")
     if len(rows) not in (0, models) or any(len(_list(row, "map")) != 2 for row in rows):
-        raise ValueError(f"map of {len(rows)} places, of {models} models")
+        raise ValueError(f"map of {len(rows)} positions, of {models} models")
     for value in (v for row in rows for v in row):
         _number(value, "map")
-    _check_text(drawn.get("method"), "the map's method")
-    for label, column in _table(drawn.get("labels", {}), "map labels").items():
+    _check_text(layout.get("method"), "the map's method")
+    for label, column in _table(layout.get("labels", {}), "map labels").items():
         _check_text(label, "a label of the map")
         if len(_list(column, "map labels")) != models:
             raise ValueError(f"map label {label} of {len(column)} models, not {models}")
@@ -119,7 +119,7 @@ def _check_map(drawn: Mapping[str, Any], models: int) -> None:
 
 
 def check_history(history: Any) -> tuple[Mapping[str, Any], ...]:
-    """The steps by which a model came to be; where the last one acts is a timestep.
+    """The checked history of a model; the start of the last step is a timestep.
 
     Raises:
         ValueError: If they are anything else.
@@ -127,29 +127,29 @@ def check_history(history: Any) -> tuple[Mapping[str, Any], ...]:
     for step in _list(history, "history"):
         start = _number(_table(step, "history").get("start", 1000.0), "start")
         if not -1 <= start <= 1000:
-            raise ValueError(f"a step that begins at {start}")
+            raise ValueError(f"a step that starts at {start}")
     return tuple(history)
 
 
 def _check_text(value: Any, what: str, longest: int = 1000) -> None:
     plain = value.replace("\n", "") if isinstance(value, str) else ""
     if not isinstance(value, str) or len(value) > longest or printable(plain) != plain:
-        raise ValueError(f"{what} that is no plain text: {str(value)[:60]!r}")
+        raise ValueError(f"{what} that is not plain text: {str(value)[:60]!r}")
 
 
 def _number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
-        raise ValueError(f"{what}: {str(value)[:60]!r} is no finite number")
+        raise ValueError(f"{what}: {str(value)[:60]!r} is not a finite number")
     return float(value)
 
 
 def _list(value: Any, what: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ValueError(f"{what}: a list is wanted, not a {type(value).__name__}")
+        raise ValueError(f"{what}: expected a list, not a {type(value).__name__}")
     return value
 
 
 def _table(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{what}: a table is wanted, not a {type(value).__name__}")
+        raise ValueError(f"{what}: expected a table, not a {type(value).__name__}")
     return value

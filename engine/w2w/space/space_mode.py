@@ -1,4 +1,4 @@
-"""Factors or products? What a folder's LoRAs have in common decides in which mode a space is built of them."""
+"""Chooses the mode of a space, factors or products, by what a folder's LoRAs have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPARED = 48
 
 
 def unlike(scan: FolderScan) -> str:
-    """Why the factors do not form a matrix; empty if they do."""
+    """Why the factors do not form a matrix, or empty."""
     first = scan.good[0].entries
     for file in scan.good[1:]:
         if file.entries is first:
@@ -33,25 +33,25 @@ def unlike(scan: FolderScan) -> str:
     return ""
 
 
-def choose_mode(wanted: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
-    """The mode, and why; ``mixed`` is what :func:`unlike` says.
+def choose_mode(requested: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
+    """(mode, reason); ``mixed`` is the result of :func:`unlike`.
 
     Raises:
-        VitrineError: If factors are wanted of LoRAs whose factors do not form a matrix.
+        VitrineError: If factors are requested for LoRAs whose factors do not form a matrix.
     """
-    if wanted == "delta":
-        return "delta", "asked for"
+    if requested == "delta":
+        return "delta", "as requested"
     if mixed:
-        if wanted == "factors":
+        if requested == "factors":
             raise refuse("mode", f"factors, but {mixed}", "one set of layers and one rank", "use delta or auto")
         return "delta", mixed
-    if wanted == "factors" and not gauge.shared:
-        return "factors", f"asked for, although {gauge.reason()}: results may mean nothing, delta is safe"
+    if requested == "factors" and not gauge.shared:
+        return "factors", f"as requested, although {gauge.reason()}: results may be meaningless, delta is safe"
     return ("factors" if gauge.shared else "delta"), gauge.reason()
 
 
 def some_readable(files: Sequence[LoraFile], memory: int) -> list[dict[str, LoraLayer]]:
-    """Some LoRAs spread over the folder, as many as a part of the memory holds, without those that cannot be read.
+    """LoRAs evenly sampled from the folder, as many as fit into a part of the memory, without unreadable ones.
 
     Raises:
         VitrineError: If none can be read.
@@ -66,7 +66,7 @@ def some_readable(files: Sequence[LoraFile], memory: int) -> list[dict[str, Lora
 
 
 def read_or_problem(file: LoraFile) -> tuple[dict[str, LoraLayer] | None, str]:
-    """The LoRA, or None and its problem."""
+    """(LoRA, "") or (None, problem)."""
     try:
         return read_lora(file), ""
     except VitrineError as error:
@@ -74,5 +74,5 @@ def read_or_problem(file: LoraFile) -> tuple[dict[str, LoraLayer] | None, str]:
 
 
 def _bytes(entries: dict[str, Entry]) -> int:
-    """Of a LoRA in float32."""
+    """Bytes of a LoRA in float32."""
     return 4 * sum(math.prod(e.down) + math.prod(e.up) for e in entries.values())

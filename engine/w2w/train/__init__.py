@@ -1,1 +1,1 @@
-"""Training the LoRAs of a space, many at once."""
+"""Trains the LoRAs of a space, many at once."""

@@ -1,7 +1,7 @@
-"""Many LoRAs at once on one frozen network: row block m of the batch goes through the adapter of model m.
+"""Many LoRAs at once on one frozen network: block m of the batch goes through the adapter of model m.
 
 The weights are one leaf (M, D) in the manifest's order, so AdamW on it is M separate AdamWs, and one backward pass
-gives every model its own gradient. Each layer adds two batched products; the frozen products see M times the rows.
+gives every model its gradient. Each layer adds two batched products; the frozen products have an M times larger batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..loras.base_weights import modules_of
 from ..space.manifest import Layer, Manifest
 
 PAPER_TARGETS = ("to_q", "to_v")
-"""What the paper trains: query and value of every attention, self and cross."""
+"""The paper's layers: query and value of every attention, self and cross."""
 
 Hook = Callable[[nn.Module, tuple, torch.Tensor], torch.Tensor]
 Clock = Callable[[tuple, dict[str, Any]], float | None]
@@ -32,22 +32,22 @@ Clock = Callable[[tuple, dict[str, Any]], float | None]
 
 
 class LoraTarget(NamedTuple):
-    """Where a LoRA's layer is: its module, and which of that one's outputs are its own where several are fused."""
+    """The module of a LoRA's layer, and the layer's slice of its outputs if several are fused."""
 
     module: nn.Module
     rows: slice = slice(None)
 
 
 def lora_targets(backbone: nn.Module, manifest: Manifest) -> dict[str, LoraTarget]:
-    """Layer path -> where it is; of ComfyUI's transformers too, which call layers otherwise and fuse some.
+    """Layer path -> module and outputs; also for ComfyUI's transformers, which have other names and fuse some layers.
 
     Raises:
-        VitrineError: The network lacks a layer.
+        VitrineError: If the network lacks a layer.
     """
-    spots = {path: LoraTarget(module) for path, module in modules_of(backbone).items()}
+    targets = {path: LoraTarget(module) for path, module in modules_of(backbone).items()}
 
     def lacking() -> list[str]:
-        return [layer.path for layer in manifest if not _takes_lora(_unwrapped(spots.get(layer.path)))]
+        return [layer.path for layer in manifest if not _takes_lora(_unwrapped(targets.get(layer.path)))]
 
     if lacking():
         layers = dict(backbone.named_modules())
@@ -55,15 +55,15 @@ def lora_targets(backbone: nn.Module, manifest: Manifest) -> dict[str, LoraTarge
             name: LoraTarget(layers[path], slice(None) if rows is None else slice(rows[0], sum(rows)))
             for name, path, rows in spelled_layers(backbone)
         }
-        spots = by_family | spots
+        targets = by_family | targets
     if missing := lacking():
-        remedy = "use the base model the LoRAs were made for"
+        remedy = "use the base model of the LoRAs"
         raise refuse("LoRA layers", missing[:3], "linear or convolution layers of this model", remedy)
-    return {layer.path: spots[layer.path] for layer in manifest}
+    return {layer.path: targets[layer.path] for layer in manifest}
 
 
 def target_layers(backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS) -> dict[str, nn.Linear]:
-    """Module path -> linear layer for each module whose path ends in one of ``targets``.
+    """Module path -> linear layer, for each module whose path ends with one of ``targets``.
 
     Raises:
         VitrineError: If nothing matches.
@@ -83,9 +83,9 @@ def target_layers(backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS)
 def initial_lora(
     backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS, rank: int = 1, alpha: float = 27.0, seed: int = 0
 ) -> dict[str, LoraLayer]:
-    """PEFT's start: A ~ U(-1 / sqrt(in), 1 / sqrt(in)), B = 0, layers in sorted order from one seed.
+    """PEFT's initialisation: A ~ U(-1 / sqrt(in), 1 / sqrt(in)), B = 0, layers in sorted order from one seed.
 
-    All models of a space must share it: only a common start makes their factors comparable (see ``gauge.py``).
+    All models of a space must share it: only a common initialisation makes their factors comparable (see ``gauge.py``).
 
     Raises:
         VitrineError: If no layer matches the targets.
@@ -99,22 +99,22 @@ def initial_lora(
 
 
 class BatchedLora(AbstractContextManager):
-    """The adapters of M models on a diffusers or ComfyUI backbone while the block is open; no trace remains afterwards.
+    """Applies the adapters of M models to a diffusers or ComfyUI backbone while the block is open.
 
     Args:
         weights: (M, D) in ``manifest`` order, with or without gradients; may be replaced while the block is open.
-        tiled: batch row i belongs to model i % M, as where guidance doubles it; else batch rows are M equal blocks.
+        tiled: batch row i belongs to model i % M, as under guidance; else the batch is M equal blocks.
 
     Raises:
-        VitrineError: If the weights do not fit the manifest, the backbone lacks a layer, or (in a forward) the batch is
-            not a multiple of M; on exit, if forwards ended without a call of its hooks.
+        VitrineError: If the weights do not match the manifest, the backbone lacks a layer, or (in a forward) the batch
+            is not a multiple of M; on exit, if forwards ended without calling its hooks.
     """
 
     def __init__(self, backbone: nn.Module, manifest: Manifest, weights: torch.Tensor, tiled: bool = False) -> None:
         if weights.ndim != 2 or weights.shape[1] != manifest.size:
             raise refuse("weights", tuple(weights.shape), f"(M, {manifest.size})", "one flat vector for each model")
         self._backbone = backbone
-        self._spots = lora_targets(uncompiled(backbone), manifest)
+        self._targets = lora_targets(uncompiled(backbone), manifest)
         self.manifest, self.weights, self.tiled = manifest, weights, tiled
         self._handles, self._reached = list[Any](), Reached("LoRA")
         self._columns: tuple[torch.Tensor, bool, dict[int, torch.Tensor]] | None = None
@@ -127,12 +127,12 @@ class BatchedLora(AbstractContextManager):
         self._handles += eager_runs(self._backbone)
         self._handles.append(hook_before(backbone, self._count, with_kwargs=True))
         for layer in self.manifest:
-            spot = self._spots[layer.path]
-            # Before all other hooks: edits and captures see it as the layer's weight.
-            hook = self._hook(layer) if spot.rows == slice(None) else self._fused_hook(layer, spot.rows)
-            # by blocks, for experts of HiDream that no token chose are not run
+            target = self._targets[layer.path]
+            # Before all other hooks, so that edits and captures see it as part of the layer.
+            hook = self._hook(layer) if target.rows == slice(None) else self._fused_hook(layer, target.rows)
+            # by blocks, since HiDream's experts without tokens are not run
             self._handles.append(
-                hook_after(spot.module, self._reached.noting(block_of(layer.path), hook), prepend=True)
+                hook_after(target.module, self._reached.noting(block_of(layer.path), hook), prepend=True)
             )
         self._reached.watch(backbone)
         return self
@@ -164,7 +164,7 @@ class BatchedLora(AbstractContextManager):
             if isinstance(plain, nn.Conv2d):
                 change = _convolved(plain, self._by_model(x), down, up)
                 return output + layer.scale * self._as_batch(change, output).to(output.dtype)
-            # Hu et al. 2021, Eq. 3, for M models side by side: W x + (alpha / r) B_m (A_m x)
+            # Hu et al. 2021, Eq. 3, for M models: W x + (alpha / r) B_m (A_m x)
             rows, base = (self._by_model(v).reshape(models, -1, v.shape[-1]) for v in (x, output))
             inner = torch.bmm(rows, down.mT).to(output.dtype)
             adapted = torch.baddbmm(base, inner, up.mT.to(output.dtype), alpha=layer.scale)
@@ -182,14 +182,14 @@ class BatchedLora(AbstractContextManager):
         return add
 
     def _of_pictures(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
-        """(B n, T, C), n rows for each picture (Krea 2's text) -> (B, n T, C)."""
+        """(B n, T, C), n rows per image (Krea 2's text) -> (B, n T, C)."""
         if x.ndim < 3 or len(x) % self._rows:  # Z-Image's embedders: tokens of prompts that may differ in length
-            remedy = f"{layer.path} sees the tokens of all pictures in one row: draw one picture in each call"
+            remedy = f"{layer.path} sees the tokens of all pictures in one row: generate one picture per call"
             raise refuse("models", len(self.weights), "one for all pictures of this model", remedy)
         return x.reshape(self._rows, -1, x.shape[-1])
 
     def _split(self) -> dict[int, torch.Tensor]:
-        """Offset -> columns, split once for all layers: each of 2 L slices would make a whole (M, D) gradient."""
+        """Offset -> columns, split once, since each of 2 L slices would allocate a full (M, D) gradient."""
         weights, graph = self.weights, torch.is_grad_enabled()
         if self._columns is None or self._columns[0] is not weights or self._columns[1] != graph:
             starts = [at for layer in self.manifest for at in (layer.offset, layer.middle)]
@@ -211,13 +211,13 @@ class BatchedLora(AbstractContextManager):
 
 
 def _takes_lora(module: Any) -> bool:
-    """Whether it is a linear layer, be it one of quantised weights that is no ``nn.Linear``, or a convolution."""
+    """Whether it is a linear layer, also a quantised one that is not an ``nn.Linear``, or a convolution."""
     linear = all(isinstance(getattr(module, name, None), int) for name in ("in_features", "out_features"))
     return isinstance(module, (nn.Linear, nn.Conv2d)) or (isinstance(module, nn.Module) and linear)
 
 
 def _unwrapped(module: nn.Module | LoraTarget | None) -> Any:
-    """The layer inside PEFT's wrapper, if diffusers has loaded a LoRA of its own; both then add up."""
+    """The layer inside PEFT's wrapper, if diffusers has loaded a LoRA; both are then added."""
     module = module.module if isinstance(module, LoraTarget) else module
     return getattr(module, "base_layer", module)
 
@@ -239,12 +239,12 @@ def late_lora(
     start: float = 1000.0,
     now: Clock | None = None,
 ) -> Iterator[None]:
-    """Inside the block each picture of a batch has a LoRA of its own, and from timestep ``start`` down another one.
+    """Applies a different LoRA to each image of a batch, and another one below timestep ``start``.
 
     Args:
-        weights, late: (B, D) flat weights of B pictures, which guidance's halves of a batch share; without ``late``,
-            ``weights`` stay.
-        now: tells a forward's timestep; by default the network's own argument, which is it for UNets.
+        weights, late: (B, D) flat weights of B pictures, shared by the two halves of guidance; without ``late``,
+            ``weights`` are used throughout.
+        now: reads a forward's timestep; by default the network's timestep argument, as for UNets.
 
     Raises:
         VitrineError: As :class:`BatchedLora`.

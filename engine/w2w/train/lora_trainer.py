@@ -1,9 +1,9 @@
-"""Training the LoRAs of a space, M subjects at a time, each exactly as if it were trained alone.
+"""Trains the LoRAs of a space, M subjects at a time, each exactly as if trained alone.
 
-DreamBooth's objective (Ruiz et al. 2023) as the paper uses it: noise prediction on a few pictures of one subject, one
-prompt, AdamW, every model from the same initial weights; networks that predict something else, v or a flow's velocity,
-are trained on that. Random numbers belong to the subject, gradients are clipped per model, and AdamW works element by
-element, so results do not depend on who shares the batch.
+DreamBooth's objective (Ruiz et al. 2023) as in the paper: noise prediction on a few images of one subject, one
+prompt, AdamW, every model from the same initial weights; networks that predict v or a flow's velocity
+are trained on that. Random numbers depend on the subject, gradients are clipped per model, and AdamW is
+elementwise, so results do not depend on the batch.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ class LoraTrainConfig(Config):
 
     Attributes:
         rank, alpha: of every layer; the update is scaled by alpha / rank.
-        targets: ends of module paths.
-        steps, batch: optimiser steps, and pictures of one subject in each.
+        targets: suffixes of module paths.
+        steps, batch: optimiser steps, and images per subject in each.
         lr, weight_decay: of AdamW.
         clip: largest gradient norm of one model.
         schedule: of the learning rate: ``constant`` as in the paper, or ``cosine`` to zero, for short runs.
-        seed: of the common start and, with the subject's own number, of its draws.
+        seed: of the common initialisation and, with the subject's number, of its random numbers.
         weighting: of the loss: ``uniform`` as in the paper, on the network's own output, or ``debiased``, by
-            1 / sqrt(SNR) up to 4 (Yu et al. 2023), as the portraits model was trained. That weighs the error in eps
-            whatever the network predicts, so that a flow's velocity has s (1 - s), little at both ends.
+            1 / sqrt(SNR) up to 4 (Yu et al. 2023), as for the portraits model. That weights the error in eps
+            for any prediction type, so that a flow's velocity has weight s (1 - s), small at both ends.
 
     Raises:
-        VitrineError: If a value is outside its range.
+        VitrineError: If a value is out of range.
     """
 
     rank: int = 1
@@ -87,14 +87,14 @@ class LoraTrainConfig(Config):
 
 @dataclass(frozen=True)
 class Subject:
-    """The encoded pictures of one identity.
+    """The encoded images of one subject.
 
     Attributes:
         name: of the LoRA file.
         latents: (n, C, H, W) scaled posterior means.
-        cond: n rows (a prompt per picture), or one row for all.
-        number: seeds this subject's draws. Subjects with one number draw the same pictures, timesteps and noise, as in
-            the paper (seed 0 for every model): their weights then differ by identity alone.
+        cond: n rows (a prompt per image), or one row for all.
+        number: seed of this subject's random numbers. Subjects with one number sample the same images, timesteps and
+            noise, as in the paper (seed 0 for every model): their weights then differ only by identity.
         deviations: (n, C, H, W) of the posterior, scaled; None trains on the means.
     """
 
@@ -104,8 +104,8 @@ class Subject:
     number: int
     deviations: torch.Tensor | None = None
 
-    def draw(self, batch: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Condition]:
-        """x0 (b, C, H, W), t (b,), noise (b, C, H, W) and the prompts of one step, all from ``random``."""
+    def sample(self, batch: int, random: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Condition]:
+        """x0 (b, C, H, W), t (b,), noise (b, C, H, W) and prompts of one step, sampled with ``random``."""
         picture = torch.randint(len(self.latents), (batch,), generator=random)
         t = torch.randint(1000, (batch,), generator=random)
         x0 = self.latents[picture]
@@ -117,11 +117,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class SubjectMaker:
-    """Makes a subject when its turn comes, and says what of.
+    """Makes a subject on demand, and has its inputs.
 
     Attributes:
-        make: the maker.
-        inputs: its files, prompts and what encodes them, as a :class:`~vitrine.engine.jobs.run.Run` takes them.
+        make: makes the subject.
+        inputs: its files, prompts and their encoders, for a :class:`~vitrine.engine.jobs.run.Run`.
     """
 
     make: Callable[[], Subject]
@@ -136,7 +136,7 @@ class BatchedTrainer:
     """Trains M subjects on one frozen backbone.
 
     Attributes:
-        weights: (M, D) the leaf in training, in the order of ``manifest``.
+        weights: (M, D) the trained leaf, in the order of ``manifest``.
         optimizer: AdamW on it.
         done: optimiser steps so far.
 
@@ -158,7 +158,7 @@ class BatchedTrainer:
         self._random = generators([config.seed * 1_000_003 + s.number for s in self.subjects])
 
     def step(self) -> torch.Tensor:
-        """One optimiser step; (M,) losses."""
+        """One optimiser step; returns (M,) losses."""
         losses = self.losses()
         self._finite.see(losses)
         losses.sum().backward()
@@ -171,10 +171,10 @@ class BatchedTrainer:
         return losses.detach()
 
     def losses(self) -> torch.Tensor:
-        """(M,) losses on freshly drawn pictures, timesteps and noise."""
-        draws = [s.draw(self.config.batch, g) for s, g in zip(self.subjects, self._random, strict=True)]
-        x0, t, noise = (torch.cat(tensors).to(self.device) for tensors in list(zip(*draws, strict=True))[:3])
-        cond = Condition.batch([draw[3] for draw in draws]).to(self.device)
+        """(M,) losses on newly sampled images, timesteps and noise."""
+        batches = [s.sample(self.config.batch, g) for s, g in zip(self.subjects, self._random, strict=True)]
+        x0, t, noise = (torch.cat(tensors).to(self.device) for tensors in list(zip(*batches, strict=True))[:3])
+        cond = Condition.batch([sample[3] for sample in batches]).to(self.device)
         with BatchedLora(self.model.backbone, self.manifest, self.weights), NarrowHeads():
             x_t = self.model.network_input(x0, noise, t)
             output = self.model.forward(x_t, t, cond)
@@ -186,13 +186,13 @@ class BatchedTrainer:
         if self.config.weighting == "uniform":
             return torch.ones(len(t), device=t.device)
         signal, level = self.model.schedule.scales(t)
-        weight = (level / signal).clamp(max=4.0)  # of the squared error in eps, which outputs enlarge by:
+        weight = (level / signal).clamp(max=4.0)  # for the squared error in eps, which the output scales by:
         square = signal.square()
         enlarged = {"eps": torch.ones_like(square), "x0": square / level.square()}.get(self.model.prediction, square)
         return (weight * enlarged).to(t.device, torch.float32)
 
     def _clip(self) -> None:
-        """Clips each model's own gradient norm: a huge one must not scale the others down."""
+        """Clips each model's own gradient norm: a large one must not scale down the others."""
         assert self.weights.grad is not None
         norms = self.weights.grad.norm(dim=1, keepdim=True)
         self.weights.grad.mul_((self.config.clip / (norms + 1e-6)).clamp(max=1.0))
@@ -211,24 +211,24 @@ def train_loras(
     *,
     together: int = 16,
     progress: Progress = silent,
-    share: tuple[int, int] = (0, 1),
+    part: tuple[int, int] = (0, 1),
 ) -> list[Path]:
-    """Trains every subject that has no file in ``folder`` yet, ``together`` at a time; writes whole kohya files.
+    """Trains every subject that has no file in ``folder`` yet, ``together`` at a time; writes kohya files atomically.
 
     Args:
-        subjects: functions that make a subject when its turn comes, so that a large set is never encoded at once;
-            those that are trained already are made again and compared, unless they are :class:`SubjectMaker`.
-        share: (index of this process, of how many): it trains every n-th subject.
+        subjects: functions that make a subject on demand, so that a large set is never encoded at once;
+            trained ones are made again and compared, unless they are :class:`SubjectMaker`.
+        part: (index of this process, number of processes): it trains every n-th subject.
 
     Raises:
-        VitrineError: If the folder holds LoRAs trained on another model, other pictures or with other settings, or
-            another run trains there.
+        VitrineError: If the folder has LoRAs trained on another model, other images or with other settings, or
+            another process trains there.
     """
     folder, makers = Path(folder), list(subjects)
     inputs = {"model": model, "settings": config}
-    with Run(folder, "LoRA training", inputs, ("*.safetensors",), Workers(*share)):
-        mine = range(share[0], len(names), share[1])  # of all names: what is missing changes as other processes work
-        count = max(1, math.ceil(len(mine) / together))  # groups of even sizes, the same ones after a kill
+    with Run(folder, "LoRA training", inputs, ("*.safetensors",), Workers(*part)):
+        mine = range(part[0], len(names), part[1])  # of all names: the missing ones change meanwhile
+        count = max(1, math.ceil(len(mine) / together))  # groups of even sizes, the same after a kill
         groups = [group.tolist() for group in np.array_split(mine, count)] if mine else []
         missing = [[i for i in group if not _trained(folder, names[i], makers[i])] for group in groups]
         done, total = 0, sum(map(len, missing)) * config.steps
@@ -246,7 +246,7 @@ def _trained(folder: Path, name: str, maker: Callable[[], Subject]) -> bool:
     """Whether a subject has its file.
 
     Raises:
-        VitrineError: If it was trained on other pictures.
+        VitrineError: If it was trained on other images.
     """
     from safetensors import safe_open
 
@@ -261,7 +261,7 @@ def _trained(folder: Path, name: str, maker: Callable[[], Subject]) -> bool:
 
 
 def _made_of(maker: Callable[[], Subject], subject: Subject | None = None) -> str:
-    """The digest of what a subject is made of: as its maker says, or else itself."""
+    """The digest of a subject's inputs: those of its maker, else the subject itself."""
     return digest(maker.inputs if isinstance(maker, SubjectMaker) else subject or maker())
 
 

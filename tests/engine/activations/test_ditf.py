@@ -146,7 +146,7 @@ def test_a_planted_channel_breaks_raw_matching_and_the_remedy_mends_it(scene):
     [
         ({"addresses": "vit-block0-q", "modulate": True}, "block inputs"),
         ({"addresses": "vit-block0-in", "discard": (99,)}, "channels 0 .. 31"),
-        ({"addresses": "vit-block0-ctx-q", "discard": (1,)}, "places with a grid"),
+        ({"addresses": "vit-block0-ctx-q", "discard": (1,)}, "layers with a grid"),
     ],
 )
 def test_places_without_adaln_and_channels_that_are_not_there_are_refused(settings, word):

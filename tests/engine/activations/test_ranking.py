@@ -19,7 +19,7 @@ from vitrine.engine.activations.qualitative_filter import (
     noise_score,
 )
 from vitrine.engine.activations.ranked_pictures import Pair, Pictures
-from vitrine.engine.activations.ranking import RankingConfig, rank_places, spatial_places
+from vitrine.engine.activations.ranking import RankingConfig, rank_sites, spatial_sites
 from vitrine.engine.activations.splits import SPLITS, folds_of, stratified
 from vitrine.engine.cli.main import main
 from vitrine.engine.diffusion.denoiser import Denoiser
@@ -136,10 +136,10 @@ def test_transformers_are_ranked_too():
     net = models.sd3()
     denoiser = Denoiser.from_diffusers(net, FlowMatchEulerDiscreteScheduler())
     cond = Condition(torch.randn(1, 5, 24), torch.randn(1, 20))
-    names = spatial_places(net)
+    names = spatial_sites(net)
     rule = FilterRule(None, None, (None, None))
     pictures = Pictures.of(torch.randn(3, 4, 16, 16), cond)
-    ranking = rank_places(denoiser, pictures, RankingConfig(timestep=100.0, rule=rule))
+    ranking = rank_sites(denoiser, pictures, RankingConfig(timestep=100.0, rule=rule))
     assert list(ranking.properties) == names and not ranking.dropped and len(ranking.chosen) == 4
     assert not [n for n in names if "ctx" in n or n.endswith("-map")]
 
@@ -148,7 +148,7 @@ def test_transformers_are_ranked_too():
 def test_bad_requests_are_refused_before_any_forward(pipe, pictures):
     images, masks = pictures
     for told, word in (
-        ({"masks": masks[:5]}, "one mask a picture"),
+        ({"masks": masks[:5]}, "one mask per picture"),
         ({"masks": masks * 0}, "two or more"),
         ({"patterns": "up-level9-*"}, "addresses"),
         ({"rule": FilterRule(noise=1e-9)}, "loosen"),
@@ -169,7 +169,7 @@ def test_preset_files_refuse_other_models_and_broken_content(pipe, tmp_path):
     path = good.save(tmp_path / "p.json")
     with pytest.raises(VitrineError, match="this model"):
         FeaturePreset.load(path).check(pipe.unet)
-    with pytest.raises(VitrineError, match="not here"):
+    with pytest.raises(VitrineError, match="are missing"):
         FeaturePreset(PRESETS["Ours-v1.5"]).check(pipe.unet)
     table = json.loads(path.read_text())
     for key, value in (("version", 9), ("preset", {"name": "x"}), ("format", "other")):
@@ -193,7 +193,7 @@ def test_vitrine_taps_rank(tmp_path, pictures, capsys):
     told = ["taps", "rank", str(tmp_path / "pictures"), "--masks", str(tmp_path / "masks"), "--out", str(out), "--most"]
     assert main([*told, "1"]) == 0
     printed = capsys.readouterr().out
-    assert "places kept" in printed and "dropped" in printed
+    assert "sites kept" in printed and "dropped" in printed
     assert len(FeaturePreset.load(out).preset.addresses) == 1
     assert main(["taps", "rank", str(tmp_path / "none")]) == 2
 

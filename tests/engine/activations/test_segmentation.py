@@ -89,7 +89,7 @@ def test_published_iou_by_counting_pixels():
 
 
 def test_bad_votes_are_explained():
-    with pytest.raises(VitrineError, match="one label for each pixel"):
+    with pytest.raises(VitrineError, match="one label per pixel"):
         fit_voters(torch.randn(4, 2), torch.zeros(3, dtype=torch.long), 2)
     with pytest.raises(VitrineError, match="raise classes"):
         fit_voters(torch.randn(4, 2), torch.tensor([0, 1, 2, 3]), 2)

@@ -201,7 +201,7 @@ def test_writer_refuses_other_settings_and_foreign_folders(tmp_path: Path) -> No
         ActivationWriter(tmp_path / "a", TapConfig(("a",), timestep=261))
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "index.json").write_text('{"kind": "web site"}', encoding="utf-8")
-    with pytest.raises(VitrineError, match="belongs to something else"):
+    with pytest.raises(VitrineError, match="written by another program"):
         ActivationWriter(tmp_path / "b")
     with pytest.raises(VitrineError, match="folder"):
         ActivationReader(tmp_path / "missing")

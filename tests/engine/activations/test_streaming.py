@@ -11,8 +11,8 @@ from diffusers import DDIMScheduler
 from vitrine.engine.activations import ActivationReader, TapConfig, tap_latents
 from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranked_pictures import MadeOf, Pictures
-from vitrine.engine.activations.ranking import RankingConfig, rank_places
-from vitrine.engine.activations.streaming import footprint, split_places, stream_taps
+from vitrine.engine.activations.ranking import RankingConfig, rank_sites
+from vitrine.engine.activations.streaming import footprint, split_sites, stream_taps
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
@@ -72,7 +72,7 @@ def test_a_budget_is_read_and_too_small_a_one_refused(tmp_path):
             memory_bytes(wrong)
     sizes = footprint(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)).places
     assert set(sizes) == set(tap_latents(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)))
-    assert [a for part in split_places(sizes, 2**23) for a in part] == list(sizes)
+    assert [a for part in split_sites(sizes, 2**23) for a in part] == list(sizes)
     with pytest.raises(VitrineError, match="MiB for up-level1-.*self-map"):
         stream_taps(denoiser(), source, NAMES, TapConfig("up-level1-*"), tmp_path, "1MiB")
     with pytest.raises(VitrineError, match="distinct names"):
@@ -129,12 +129,12 @@ def test_ranking_within_a_budget_is_the_ranking(tmp_path):
     config = RankingConfig("up-level1-repeat0-vit-block0-*out", rule=FilterRule(None, None, (None, None)), most=2)
     told = {"config": config}
     pictures = Pictures.of(latents, cond, masks())
-    whole = rank_places(denoiser(), pictures, **told)
-    small = rank_places(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
+    whole = rank_sites(denoiser(), pictures, **told)
+    small = rank_sites(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
     assert small.search is not None and whole.search is not None
     assert small.chosen == whole.chosen and small.search.singles == pytest.approx(whole.search.singles, abs=1e-3)
     assert {a: p.noise for a, p in small.properties.items()} == pytest.approx(
         {a: p.noise for a, p in whole.properties.items()}, abs=1e-5
     )
-    again = rank_places(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
+    again = rank_sites(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
     assert again.search == small.search

@@ -13,8 +13,8 @@ import typing
 from pathlib import Path
 
 import pytest
-from vitrine.engine.cli.console import NOISE, quiet_libraries
 from vitrine.engine.cli.main import Group, _parse, _tree, main
+from vitrine.engine.runtime.quiet import NOISE, quiet_libraries
 from vitrine.engine.settings.setting_checks import Writes, _marks
 from vitrine_tests.hangs import HANGS
 
@@ -168,6 +168,33 @@ def test_what_is_no_number_is_refused_before_the_work(monkeypatch, tmp_path, cap
         assert main([*name.split(), *words, f"--{field.replace('_', '-')}", value]) == 2, (name, field)
         said = capsys.readouterr().err
         assert f"{field}: given {value}; accepted: " in said or f"{field}: given ({value},)" in said, said
+
+
+def test_the_last_line_on_a_terminal_is_a_link_to_what_was_written(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["w2w", "sample", "--out", "people", "--seeds", "0"]
+    assert main(words) == 0 and "file://" not in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == (tmp_path / "people").as_uri()
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("nemo scroe", "score"),
+        ("nemo score prompts.txt --protokol nemo", "--protocol"),
+        ("w2w edit a.safetensors --calibratd", "--calibrated"),
+        ("reproduce nemo.blockin", "nemo.blocking"),
+        ("verify --model portraits --claim nemo.detectoin --dry", "nemo.detection"),
+        ("addresses portraits up-level1-repeat1-vit-block0-cros-q", "up-level1-repeat1-vit-block0-cross-q"),
+    ],
+)
+def test_a_wrong_word_suggests_the_right_one(words, meant, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(words.split()) == 2
+    said = capsys.readouterr().err
+    assert f"Did you mean {meant}" in said or f"Did you mean '{meant}'" in said
 
 
 def test_noise_of_libraries_is_left_out_and_warnings_are_not(caplog):

@@ -43,7 +43,7 @@ def test_places_are_ranked(drawn, pictures, tmp_path, capsys, by):
         labels.write_text(json.dumps({f"{i}.png": row for i, row in enumerate(points)}))
     out = tmp_path / "preset.json"
     assert main(["taps", "rank", str(pictures), f"--{by}", str(labels), "--most", "1", "--out", str(out), *MODEL]) == 0
-    assert "places kept" in capsys.readouterr().out
+    assert "sites kept" in capsys.readouterr().out
     preset = FeaturePreset.load(out)
     assert preset.preset.model == "FluxTransformer2DModel" and preset.preset.addresses[0].startswith("vit-block")
 

@@ -12,10 +12,10 @@ from vitrine.engine.control import (
     ReferenceBlend,
     added_delta,
     blend,
-    delta_share,
     gamma,
     reference_input,
     sinusoid,
+    weighted_delta,
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.unet import sizes
@@ -133,7 +133,7 @@ def test_the_delta_gives_the_same_vector_beside_the_models_own():
     neutral = reference_input(y, sizes(net), "target")
     assert torch.equal(neutral, vector(net, REFERENCE))
     delta = added_delta(net.add_embedding, y, neutral)
-    share = delta_share(delta, weight)
+    share = weighted_delta(delta, weight)
     assert bool((share[1] == 0).all())
     mixed = blend(net.add_embedding(y), net.add_embedding(neutral), weight)
     assert torch.allclose(net.add_embedding(y) + share, mixed, atol=1e-6)

@@ -55,7 +55,10 @@ def test_a_chain_is_moved_by_its_drifts_alone():
     def ends(rho):
         return e_step(rho, z, eps, config, normal_from(torch.Generator().manual_seed(1)))
 
-    walked, still = ends(case.rho()), ends(case.rho()._replace(gap=lambda x: case.rho().gap(x)._replace(delta=0 * x)))
+    walked, still = (
+        ends(case.rho()),
+        ends(case.rho()._replace(difference=lambda x: case.rho().difference(x)._replace(delta=0 * x))),
+    )
     torch.testing.assert_close(walked.moved, (walked.z - still.z).square().mean(1).sqrt())
     assert float(still.moved.max()) < 1e-15
     frozen = e_step(case.rho(), z, eps, EStepConfig(3, gz=0.0), normal_from(gen))
@@ -65,7 +68,7 @@ def test_a_chain_is_moved_by_its_drifts_alone():
 def test_what_cannot_be_reached_is_said():
     short = calibrate_gz(lambda gz, clip: torch.full((8,), gz), 0.16)
     assert short.gz == 0.04 and not short.reached and short.moved == pytest.approx(0.04)
-    assert str(short) == "gz 0.04, the largest there may be: a chain moves z by 0.04, and 0.15 cannot be reached"
+    assert str(short) == "gz 0.04, the largest allowed: a chain moves z by 0.04, and 0.15 cannot be reached"
     far = calibrate_gz(lambda gz, clip: torch.full((8,), 1e9 * gz), 0.16)
     assert not far.reached and far.gz < 1e-4 and "the smallest" in str(far)
     wild = calibrate_gz(lambda gz, clip: torch.full((8,), 10 * gz if gz < 0.03 else math.nan), 0.16)
@@ -92,7 +95,7 @@ def test_batches_of_one_measurement_are_fresh(tmp_path):
 
 @pytest.mark.nightly
 def test_the_portraits_say_how_far_they_got(tmp_path):
-    """It was the largest there may be, 0.04, for chains of every length, and nothing was said."""
+    """It was the largest allowed, 0.04, for chains of every length, and nothing was said."""
     parts = training_parts("portraits", ["a smiling face", "a pale face with glasses"])
     run = parts.trainer(EMDTrainConfig(2, 2, rank=4, guidance=3.0, chain=EStepConfig(2)), tmp_path)
     found = run.calibration

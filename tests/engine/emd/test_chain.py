@@ -9,9 +9,18 @@ from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import RowNoise
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.emd.calibration import calibrate_gz
-from vitrine.engine.emd.chain import ChainEnd, Gap, Joint, NoiseLevels, clipped, e_step, normal_from, row_rms
+from vitrine.engine.emd.chain import (
+    ChainEnd,
+    Joint,
+    NoiseLevels,
+    ScoreDifference,
+    clipped,
+    e_step,
+    normal_from,
+    row_rms,
+)
 from vitrine.engine.emd.chain_config import EStepConfig
-from vitrine.engine.emd.losses import draw_times, m_step_loss, score_gap, score_loss
+from vitrine.engine.emd.losses import m_step_loss, sample_times, score_difference, score_loss
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
 from vitrine.evidence.emd.mixture import train_mixture
@@ -38,7 +47,7 @@ def draws(seed=0):
 
 @pytest.mark.parametrize("steps", [1, 8, 64, 300])
 def test_equal_scores_give_no_direction(steps):
-    rho = Joint(mlp(0), lambda x: Gap(0 * x), LEVELS)
+    rho = Joint(mlp(0), lambda x: ScoreDifference(0 * x), LEVELS)
     end = e_step(rho, normal(1, 4, 16), normal(2, 4, 16), EStepConfig(steps, gz=0.01), draws())
     assert end.r.abs().max() < 1e-6
 
@@ -47,11 +56,11 @@ def test_equal_scores_give_no_direction(steps):
 def test_direction_is_the_weighted_sum_of_gaps(gz):
     net, teacher, student, seen, k, ge = mlp(0), mlp(1), mlp(2), [], 8, 0.16
 
-    def gap(x):
+    def difference(x):
         seen.append(student(x) - teacher(x))
-        return Gap(seen[-1])
+        return ScoreDifference(seen[-1])
 
-    end = e_step(Joint(net, gap, LEVELS), normal(1, 4, 16), normal(2, 4, 16), EStepConfig(k, ge, gz), draws())
+    end = e_step(Joint(net, difference, LEVELS), normal(1, 4, 16), normal(2, 4, 16), EStepConfig(k, ge, gz), draws())
     wanted = sum(ge * (1 - ge) ** (k - 1 - i) * d for i, d in enumerate(seen))
     assert len(seen) == k
     assert (end.r - wanted).norm() / wanted.norm() < 1e-12
@@ -75,18 +84,18 @@ def denoisers(net, form):
 @pytest.mark.parametrize("form", ["eps", "v", "x0", "flow"])
 def test_gap_is_the_same_in_every_convention(form):
     x, t = normal(3, 6, 16), torch.tensor([20.0, 150, 399, 625, 800, 980])
-    found = score_gap(denoisers(mlp(1), form), denoisers(mlp(2), form), t, Condition())(x).delta
+    found = score_difference(denoisers(mlp(1), form), denoisers(mlp(2), form), t, Condition())(x).delta
     wanted = mlp(2)(x) - mlp(1)(x)
     assert (found - wanted).norm() / wanted.norm() < 1e-4
 
 
 def test_gap_points_outwards_where_the_student_is_narrower():
     x = normal(0, 100, 16)
-    gap = score_gap(
+    difference = score_difference(
         Denoiser(torch.nn.Identity(), VP, "eps", lambda x, t, c: 0.5 * x),
         Denoiser(torch.nn.Identity(), VP, "eps", lambda x, t, c: 0.9 * x), torch.full((100,), 500.0), Condition(),
     )  # fmt: skip
-    assert bool(((gap(x).delta * x).sum(1) > 0).all())
+    assert bool(((difference(x).delta * x).sum(1) > 0).all())
 
 
 @pytest.mark.parametrize("form", ["eps", "v", "x0"])
@@ -94,7 +103,7 @@ def test_one_step_of_emd_is_diff_instruct(form):
     net, t, z, eps = mlp(0), torch.tensor([100.0, 400, 700, 900]), normal(1, 4, 16), normal(2, 4, 16)
     teacher, student = denoisers(mlp(1), form), denoisers(mlp(2), form)
     alpha, sigma = levels = NoiseLevels.at(VP, t, z)
-    rho = Joint(net, score_gap(teacher, student, t, Condition()), levels)
+    rho = Joint(net, score_difference(teacher, student, t, Condition()), levels)
     end = e_step(rho, z, eps, EStepConfig.diff_instruct(), draws())
     ours = torch.autograd.grad(m_step_loss(net(end.z), end, levels), list(net.parameters()))
     y = net(z)
@@ -118,11 +127,11 @@ def test_only_the_teacher_is_guided():
 
     cond, null = Condition(torch.full((3, 2, 2), 2.0)), Condition(torch.ones(1, 2, 2))
     x, t = torch.ones(3, 4), torch.full((3,), 500.0)
-    delta = score_gap(spy("teacher"), spy("student"), t, cond, null, 3.0)(x).delta
+    delta = score_difference(spy("teacher"), spy("student"), t, cond, null, 3.0)(x).delta
     assert sizes == {"teacher": [6], "student": [3]}
     torch.testing.assert_close(delta, torch.full((3, 4), 2.0 - (1 + 3 * (2 - 1))))
     with pytest.raises(VitrineError, match="empty prompt"):
-        score_gap(spy("teacher"), spy("student"), t, cond, None, 3.0)
+        score_difference(spy("teacher"), spy("student"), t, cond, None, 3.0)
 
 
 def test_score_loss_sees_uncorrected_samples_and_no_generator_gradient():
@@ -186,7 +195,7 @@ def test_settings_and_small_parts():
             EStepConfig(**bad)
     short = clipped(torch.tensor([[3.0, 3.0], [0.1, 0.1]]), 1.0)
     torch.testing.assert_close(short, torch.tensor([[1.0, 1.0], [0.1, 0.1]]))
-    t = draw_times(VP, 1000, torch.Generator().manual_seed(0))
+    t = sample_times(VP, 1000, torch.Generator().manual_seed(0))
     assert t.min() >= 19 and t.max() <= 980
     two = RowNoise([5, 6]).like(torch.zeros(2, 3))
     torch.testing.assert_close(two[1:], RowNoise([6]).like(torch.zeros(1, 3)))
@@ -217,7 +226,10 @@ def test_chain_reaches_the_joint(long_chain):
 def test_raw_direction_is_the_likelihood_gradient(long_chain):
     case, end = long_chain
     wanted = case.likelihood_gradient()
-    for name, r in (("raw", end.r), ("last", case.gap(case.alpha * case.net(end.z) + case.sigma * end.eps).delta)):
+    for name, r in (
+        ("raw", end.r),
+        ("last", case.difference(case.alpha * case.net(end.z) + case.sigma * end.eps).delta),
+    ):
         found = case.alpha / case.sigma * r.T @ end.z / len(r)
         assert (found - wanted).norm() / wanted.norm() < 0.05, name
 

@@ -57,7 +57,7 @@ def test_tensorboard_is_written_where_it_is_installed(tmp_path):
 
 def test_gradients_of_several_batches_are_their_mean(tmp_path):
     run, found = trainer(tmp_path, accumulate=2, log_every=0, **MOVES), []
-    batches = [run._draw(), run._draw()]
+    batches = [run._sample_batch(), run._sample_batch()]
     assert not torch.equal(batches[0][1], batches[1][1])
     adam = run.optimizers[SCORE]
     adam.step = lambda: found.append([p.grad.clone() for p in run.roles.parameters(SCORE).values()])

@@ -10,7 +10,7 @@ from vitrine.engine.emd import (
     PRESETS,
     CorrectConfig,
     Networks,
-    StudentContract,
+    StudentPreset,
     check_base,
     correct,
     noise_scale,
@@ -44,7 +44,7 @@ def test_same_as_lcm_scheduler(prediction, noise, t):
     from diffusers import LCMScheduler
 
     student, calls = network(prediction=prediction)
-    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentContract(timestep=t, noise=noise)
+    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentPreset(timestep=t, noise=noise)
     with torch.no_grad():
         ours = one_step(student, z, Condition(), contract)
         assert len(calls) == 1, "one network call"
@@ -62,55 +62,55 @@ def test_the_wrong_convention_shows():
     student, _ = network()
     z = seeded_noise([1], (4, 8, 8))
     with torch.no_grad():
-        unit, vp = (one_step(student, z, Condition(), StudentContract(timestep=399, noise=n)) for n in ("unit", "vp"))
+        unit, vp = (one_step(student, z, Condition(), StudentPreset(timestep=399, noise=n)) for n in ("unit", "vp"))
     assert (unit - vp).norm() / unit.norm() > 0.1
-    assert noise_scale(VP, StudentContract(timestep=399, noise="vp")) == pytest.approx(0.7576, abs=1e-4)
+    assert noise_scale(VP, StudentPreset(timestep=399, noise="vp")) == pytest.approx(0.7576, abs=1e-4)
 
 
 def test_seeds_are_per_picture():
     student, _ = network()
     with torch.no_grad():
-        many = one_step(student, seeded_noise([3, 4, 5], (4, 8, 8)), Condition(), StudentContract())
-        one = one_step(student, seeded_noise([4], (4, 8, 8)), Condition(), StudentContract())
+        many = one_step(student, seeded_noise([3, 4, 5], (4, 8, 8)), Condition(), StudentPreset())
+        one = one_step(student, seeded_noise([4], (4, 8, 8)), Condition(), StudentPreset())
     torch.testing.assert_close(many[1:2], one, rtol=1e-5, atol=1e-5)  # float32 convolutions, times 1 / alpha = 14.6
 
 
 def test_contract_round_trips_through_the_header(tmp_path):
-    contract = StudentContract("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01)
-    assert StudentContract.from_metadata(contract.to_metadata()) == contract
+    contract = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01)
+    assert StudentPreset.from_metadata(contract.to_metadata()) == contract
     save_file({"lora_unet_x.lora_down.weight": torch.ones(1)}, tmp_path / "s.safetensors", contract.to_metadata())
     assert read_student(tmp_path / "s.safetensors")[0] == contract
     assert PRESETS["DMD2 SDXL 1-step (UNet)"].timestep == 399
 
 
 def test_the_header_is_what_it_always_was():
-    contract = StudentContract("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01, (0.1, 0.2))
+    contract = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01, (0.1, 0.2))
     header = (
         '{"base": "SD1.5", "betas": [0.1, 0.2], "ge": 0.16, "guidance": 1.0, "gz": 0.01, "latent_scale": 0.18215, '
         '"noise": "vp", "prediction": "eps", "shape": [4, 64, 64], "steps": 4, "timestep": 625.0, '
         '"trained_guidance": 2.0, "version": 1}'
     )
     assert contract.to_metadata() == {"vitrine.student": header}
-    assert StudentContract.from_metadata({"vitrine.student": header}) == contract
+    assert StudentPreset.from_metadata({"vitrine.student": header}) == contract
 
 
 def test_clear_refusals(tmp_path):
     save_file({"lora_unet_x.lora_down.weight": torch.ones(1)}, tmp_path / "bare.safetensors")
     with pytest.raises(VitrineError, match="student preset: given none in bare"):
         read_student(tmp_path / "bare.safetensors")
-    save_file({"unet.x.lora_A.weight": torch.ones(1)}, tmp_path / "peft.safetensors", StudentContract().to_metadata())
+    save_file({"unet.x.lora_A.weight": torch.ones(1)}, tmp_path / "peft.safetensors", StudentPreset().to_metadata())
     with pytest.raises(VitrineError, match="PEFT"):
         read_student(tmp_path / "peft.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"nonsense")
     with pytest.raises(VitrineError, match="cannot be read"):
         read_student(tmp_path / "broken.safetensors")
     with pytest.raises(VitrineError, match="distilled from SDXL"):
-        check_base(StudentContract("SDXL"), "SD1.5")
+        check_base(StudentPreset("SDXL"), "SD1.5")
     for bad in ({"guidance": 7.5}, {"noise": "x"}, {"timestep": 2000.0}, {"prediction": "x"}):
         with pytest.raises(VitrineError):
-            StudentContract(**bad)
+            StudentPreset(**bad)
     with pytest.raises(VitrineError, match="colour"):
-        StudentContract.from_dict({"colour": 1})
+        StudentPreset.from_dict({"colour": 1})
 
 
 def roles():
@@ -119,7 +119,7 @@ def roles():
 
 def test_correction_off_is_identity_and_steps_move():
     networks = roles()
-    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentContract()
+    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentPreset()
     with torch.no_grad():
         plain = one_step(networks.generator, z, Condition(), contract)
     off, _ = correct(networks, z, Condition(), contract, CorrectConfig(0), [1, 2])
@@ -146,7 +146,7 @@ def test_correction_stops_within_one_step():
             roles(),
             seeded_noise([1], (4, 8, 8)),
             Condition(),
-            StudentContract(),
+            StudentPreset(),
             CorrectConfig(50),
             [1],
             progress=stop,
@@ -163,7 +163,7 @@ def test_a_consistency_model_is_told_its_guidance():
     student = Denoiser.from_diffusers(unet, LCMScheduler())
     z, text = seeded_noise([1, 2], (4, 16, 16)), torch.randn(2, 5, models.TEXT)
     embedding = LatentConsistencyModelPipeline.get_guidance_scale_embedding
-    for guidance, contract in ((8.5, StudentContract()), (4.0, StudentContract(trained_guidance=4.0))):
+    for guidance, contract in ((8.5, StudentPreset()), (4.0, StudentPreset(trained_guidance=4.0))):
         with torch.no_grad():
             told = embedding(None, torch.full((2,), guidance - 1), 32)
             theirs = unet(z, torch.tensor([999, 999]), text, timestep_cond=told).sample

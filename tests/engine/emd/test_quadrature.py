@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from vitrine.engine.emd.chain import ChainEnd, Gap, Joint, NoiseLevels, e_step, normal_from
+from vitrine.engine.emd.chain import ChainEnd, Joint, NoiseLevels, ScoreDifference, e_step, normal_from
 from vitrine.engine.emd.chain_config import EStepConfig
 from vitrine.engine.emd.losses import m_step_loss
 
@@ -62,7 +62,7 @@ def gradient_of(loss):
 
 def scores(x):
     """sigma (s_q - s_phi) at x, by differences of the log densities."""
-    return Gap(SIGMA * (difference(log_q, x) - difference(lambda u: log_p(THETA, u), x)))
+    return ScoreDifference(SIGMA * (difference(log_q, x) - difference(lambda u: log_p(THETA, u), x)))
 
 
 def grid():
@@ -119,7 +119,7 @@ def test_the_chain_climbs_the_log_density():
 
     gen = torch.Generator().manual_seed(0)
     z, eps = (torch.randn(64, 1, generator=gen, dtype=torch.float64) for _ in range(2))
-    gap, drift = Joint(lambda u: g(THETA, u), scores, LEVELS).z_drift(z, eps)
+    found, drift = Joint(lambda u: g(THETA, u), scores, LEVELS).z_drift(z, eps)
     by_eps, by_z = difference(lambda e: log_rho(e, z), eps), difference(lambda u: log_rho(eps, u), z)
-    assert (gap.delta - eps - by_eps).abs().max() < 1e-7
+    assert (found.delta - eps - by_eps).abs().max() < 1e-7
     assert (drift - z - by_z).abs().max() < 1e-7

@@ -82,7 +82,7 @@ def test_one_step_presets_keep_their_names():
     assert len(set(ONE_STEP.values())) == len(ONE_STEP), "no student under two names"
     assert ONE_STEP["SDXL-Lightning, 1 step"].prediction == "x0"
     with pytest.raises(VitrineError, match="one of 4 steps"):
-        _ = STUDENTS["TCD-LoRA, 4 steps"].contract
+        _ = STUDENTS["TCD-LoRA, 4 steps"].one_step
     for bad in ({"timesteps": (1.0, 2.0)}, {"timesteps": ()}, {"sampler": "heun"}, {"eta": 2.0}):
         with pytest.raises(VitrineError):
             StudentSampling(**{"base": "", "timesteps": (999.0,)} | bad)
@@ -166,7 +166,7 @@ def test_the_base_takes_the_first_step(name):
     theirs.clear()
     few_steps(student, z, text, sampling, [1, 2], guided)
     assert [rows for rows, _ in theirs] == [4] * 3
-    with pytest.raises(VitrineError, match="no step left"):
+    with pytest.raises(VitrineError, match="no further step"):
         few_steps(student, z, Condition(), sampling, [1, 2], Base(teacher, Condition(), None, FirstSteps(count)))
     with pytest.raises(VitrineError, match="empty prompt"):
         few_steps(student, z, text, sampling, [1, 2], guided._replace(null=None))

@@ -96,7 +96,7 @@ def test_export_loads_in_diffusers_both_ways(tmp_path):
     with torch.no_grad():
         wanted = run.generate(z, texts(2))
     contract, tensors = read_student(files[0])
-    assert contract == run.contract and contract.steps == 2 and contract.trained_guidance == 2.0
+    assert contract == run.preset and contract.steps == 2 and contract.trained_guidance == 2.0
     assert sum(k.endswith(".alpha") for k in tensors) * 3 == len(tensors)
     for file in files:
         base = teacher()
@@ -225,8 +225,8 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
     assert run.roles.net.conv_in.weight.dtype == torch.bfloat16 and base.backbone.conv_in.weight.dtype == torch.float32
     assert digest(base.backbone) == kept, "the caller's own network is left alone"
     assert samples["bfloat16"].dtype == torch.float32
-    gap = (samples["bfloat16"] - samples["float32"]).norm() / samples["float32"].norm()
-    assert 0 < gap < 0.05, gap
+    difference = (samples["bfloat16"] - samples["float32"]).norm() / samples["float32"].norm()
+    assert 0 < difference < 0.05, difference
 
 
 # --- full students ------------------------------------------------------------------------------------------------
@@ -237,11 +237,11 @@ def test_a_full_student_has_weights_of_its_own(tmp_path):
     run = trainer(tmp_path, base, student="full", ema=0.0)
     with torch.no_grad():
         first = run.generate(z, texts(2))
-        assert torch.equal(first, one_step(teacher(), z, texts(2), run.contract)), "it starts at the teacher's x0"
+        assert torch.equal(first, one_step(teacher(), z, texts(2), run.preset)), "it starts at the teacher's x0"
     (file,) = run.run()
     assert digest(base.backbone) == kept
     contract, tensors = read_student(file)
-    assert contract == run.contract and tensors.keys() == teacher().backbone.state_dict().keys()
+    assert contract == run.preset and tensors.keys() == teacher().backbone.state_dict().keys()
     loaded = teacher()
     loaded.backbone.load_state_dict(tensors)
     with torch.no_grad():
@@ -325,7 +325,7 @@ def test_two_processes_average_their_gradients(tmp_path):
     other = trainer(tmp_path / "two", steps=3, batch=4)  # one process goes on where two stopped
     assert other.done == 3
     with torch.no_grad():
-        start = one_step(teacher(), z, texts(2), one.contract)
+        start = one_step(teacher(), z, texts(2), one.preset)
         alone, shared = one.generate(z, texts(2)), other.generate(z, texts(2))
     assert (alone - shared).norm() < 0.01 * (alone - start).norm(), "the batch is the same, however it is shared"
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import save_file
-from vitrine.engine.emd import StudentContract
+from vitrine.engine.emd import StudentPreset
 from vitrine.engine.emd.export import export
 from vitrine.engine.io.lora_writing import kohya, of_peft
 from vitrine.engine.nemo.erase import Erased
@@ -75,7 +75,7 @@ def test_students_and_erasures_are_written_alike(network, tmp_path):
     for path, layer in on(network).items():
         adapter |= {f"{path}.lora_A.generator.weight": layer.down, f"{path}.lora_B.generator.weight": layer.up}
     wanted = deltas(of_peft(adapter))
-    files = export(tmp_path, adapter, "generator", StudentContract(), half=False)
+    files = export(tmp_path, adapter, "generator", StudentPreset(), half=False)
     files = (*files, Erased(kohya(of_peft(adapter)), 2).save(tmp_path / "erased.safetensors"))
     assert [f.name for f in files] == [
         "generator_kohya.safetensors", "generator_diffusers.safetensors", "erased.safetensors"

@@ -1,6 +1,7 @@
 """Pictures as people have them: held upright, with transparency, deep, small, in folders that systems write into."""
 
 import ast
+import math
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,13 @@ from diffusers.utils import load_image
 from PIL import Image
 from vitrine.engine.activations.labelled import read_masks
 from vitrine.engine.activations.picture_latents import picture_sizes, to_pixels
+from vitrine.engine.activations.segmentation import ProbeSettings, fit_probe
 from vitrine.engine.activations.spair_dataset import read_spair
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.picture_files import Stored, open_picture, open_rgb, pictures_in, stored, turned, turned_point
 from vitrine.engine.pipelines import copy_checks as copies
 from vitrine.engine.pipelines import w2w_training
+from vitrine.engine.pipelines.conventions import soft_masks
 
 ROOT = Path(__file__).parents[3]
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -153,8 +156,9 @@ def test_folders_hold_what_people_put_there(tmp_path):
 
 
 def test_there_is_one_reader():
-    """Nothing else opens a picture's file: charts open what they have drawn themselves, in memory."""
-    allowed = {"engine/io/picture_files.py", "evidence/charts.py"}
+    """Nothing else opens a picture's file: charts open what they have drawn themselves, in memory, and the claims on
+    photographed objects need the transparency of one package's PNG files."""
+    allowed = {"engine/io/picture_files.py", "evidence/charts.py", "evidence/photograph_folder.py"}
     for path in (p for wing in ("engine", "nodes", "evidence") for p in (ROOT / wing).rglob("*.py")):
         calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
         opens = [
@@ -169,3 +173,36 @@ def test_a_point_is_where_its_pixel_is():
         for x, y in ((0, 0), (8, 5), (3, 1)):
             column, row = turned_point(x, y, Stored(9, 6, orientation))
             assert np.array_equal(seen[int(row), int(column)], COLOURS[y, x])
+
+
+# --- tensors and arrays of other kinds ------------------------------------------------------------------------------
+def test_arrays_and_tensors_of_other_types():
+    picture = np.linspace(0, 1, 8 * 8 * 3, dtype=np.float32).reshape(8, 8, 3)
+    wanted, tensor = to_pixels(picture), torch.from_numpy(picture).movedim(-1, 0)
+    assert torch.equal(to_pixels(picture.astype(">f4")), wanted)
+    eight = to_pixels(tensor.to(torch.float8_e4m3fn))
+    assert eight.dtype == torch.float32 and float((eight - wanted).abs().max()) < 0.1
+    for strange in (picture.astype(object), picture.astype(str), tensor > 0.5, tensor * math.nan, tensor.long()):
+        with pytest.raises(VitrineError, match="image values"):
+            to_pixels(strange)
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.bool, torch.int64, torch.float32, torch.float16])
+def test_labels_of_any_type_are_whole_numbers(kind):
+    features, masks = torch.randn(1, 3, 4, 4), torch.zeros(1, 8, 8, dtype=kind)
+    masks[:, :4] = 1
+    assert fit_probe(features, masks, settings=ProbeSettings(steps=1)).scores(features, (8, 8)).shape[1] == 2
+    strange = [masks * math.nan, masks * 0.7] if kind.is_floating_point else []
+    strange += [masks * 2**40] if kind == torch.int64 else []
+    for other in strange:
+        with pytest.raises(VitrineError, match="labels: given .*whole numbers"):
+            fit_probe(features, other)
+
+
+def test_masks_are_from_0_to_1_or_refused():
+    mask = torch.ones(4, 4)
+    assert torch.equal(soft_masks(mask.byte() * 255, (1, 4, 4)), mask[None])
+    assert torch.equal(soft_masks(mask.to(torch.float8_e4m3fn), (1, 4, 4)), mask[None])
+    for strange in (255 * mask, -mask, mask * math.nan, mask.long() * 255, None, "mask", mask.to(torch.complex64)):
+        with pytest.raises(VitrineError, match="masks: given"):
+            soft_masks(strange, (1, 4, 4))

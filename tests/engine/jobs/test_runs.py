@@ -183,7 +183,7 @@ def test_a_state_that_another_process_went_on_with_is_not_written_over(tmp_path)
     assert first.load() is None
     with second:
         second.save({}, facts={"done": 3})
-    with pytest.raises(VitrineError, match="another process has gone on with"), first:
+    with pytest.raises(VitrineError, match="another process has continued"), first:
         raise AssertionError("entered")
 
 

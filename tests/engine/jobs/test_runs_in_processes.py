@@ -84,8 +84,8 @@ def everything(folder, out):
     job, workers = JOBS["LoRA training"].inputs, launched()
     denoiser = Denoiser.from_diffusers(job["network"]().requires_grad_(False), job["scheduler"]())
     made = [lambda i=i: Subject(f"s{i}", job["latents"][i : i + 1], job["prompt"], i) for i in range(3)]
-    share = (workers.index, workers.count)
-    train_loras(denoiser, made, ["s0", "s1", "s2"], folder / "loras", job["config"], together=1, share=share)
+    part = (workers.index, workers.count)
+    train_loras(denoiser, made, ["s0", "s1", "s2"], folder / "loras", job["config"], together=1, part=part)
 
 
 @pytest.fixture(scope="module")

@@ -11,9 +11,12 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, FewStepConfig, FewStepSampler, SampleThreshold, sample_agreement
 from vitrine.engine.nemo import sample_threshold as threshold_of
 from vitrine.engine.nemo.block import block
+from vitrine.engine.nemo.find import find_neurons, make_probe
+from vitrine.engine.nemo.neuron_statistics import NeuronStatistics, gather
 from vitrine.engine.nemo.neurons import NeuronSet, fingerprint_of
 from vitrine.engine.nemo.noise_similarity import Request
-from vitrine.engine.nemo.sites import value_sites
+from vitrine.engine.nemo.search_config import ProbeConfig, SearchConfig
+from vitrine.engine.nemo.sites import value_activations, value_sites
 from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 from vitrine_tests.families import lumina2
@@ -111,18 +114,23 @@ def test_a_verdict_needs_a_threshold_and_carries_what_it_is_made_of(usual):
         Agreement.of(noise(1, 4, *SHAPE) * float("nan"), FewStepConfig())
 
 
-def test_one_ordinary_caption_in_a_hundred_is_below(usual):
-    """Of normal distances; from few captions as from many."""
+def test_one_ordinary_caption_in_a_hundred_is_below():
+    """Of distances whose logarithms are normal, or have a heavy tail (Laplace); few captions give fewer alarms."""
     generator = torch.Generator().manual_seed(0)
-    below = {}
-    for count in (8, 200):
+
+    def alarms(count, heavy):
         shares = []
         for _ in range(300):
-            drawn = (torch.randn(count + 500, generator=generator) * 0.3 - 1).exp()
+            logs = torch.randn(count + 500, generator=generator)
+            if heavy:
+                logs = logs.sign() * -torch.rand(count + 500, generator=generator).log()
+            drawn = (0.3 * logs - 1).double().exp()
             known = SampleThreshold.of(drawn[:count].tolist(), torch.ones(64, 64), FewStepConfig())
-            shares.append(float((drawn[count:] < known.distance).float().mean()))
-        below[count] = sum(shares) / len(shares)
-    assert 0.006 < below[8] < 0.016 and 0.007 < below[200] < 0.013, below
+            shares.append(float((drawn[count:] < known.distance).double().mean()))
+        return sum(shares) / len(shares)
+
+    for heavy in (False, True):
+        assert 0.007 < alarms(200, heavy) < 0.013 and 0.006 < alarms(100, heavy) < 0.014 > alarms(8, heavy), heavy
     with pytest.raises(VitrineError, match="2 or more"):
         SampleThreshold.of([1.0], torch.ones(64, 64), FewStepConfig())
 
@@ -157,3 +165,28 @@ def test_two_stages_leave_out_what_differs_at_once(denoiser, conds, usual):
         assert torch.allclose(a.distances[0], b.distances[0], atol=1e-4)
         assert a.count == 2 or torch.allclose(a.distances, b.distances, atol=1e-4)
         assert a.rows == 8 * a.count
+
+
+def test_an_exhausted_search_begins_again_in_all_layers_that_the_statistics_know(denoiser, conds):
+    sites = value_sites(denoiser.backbone, "all")
+    every = gather([value_activations(denoiser, Condition.batch(conds), sites)], [s.address for s in sites])
+    probe = make_probe(denoiser, config=ProbeConfig(seeds=2, data_range=1.0))
+    few = [s.address for s in probe.sites]
+    narrow = NeuronStatistics({a: every.means[a] for a in few}, {a: every.stds[a] for a in few}, every.count)
+    config = SearchConfig(tau=0.01, tau_search=1e-6, theta=1.5, theta_step=0.5)
+
+    def searched(statistics, **change):
+        (result,) = find_neurons(probe, ["a"], conds[:1], statistics, SHAPE, replace(config, **change))
+        return result
+
+    wide, kept, published = searched(every), searched(narrow), searched(every, protocol="nemo")
+    assert wide.search.exhausted and kept.search.exhausted and wide.forwards > kept.forwards
+    assert wide.settings["sites"] == [s.address for s in sites]
+    assert kept.settings["sites"] == published.settings["sites"] == few, "as published, it ends in its own layers"
+    judged = replace(wide, samples=(agreeing(0.01), agreeing(1.0)))
+    assert judged.verdict == "reduced", "samples that differ do not make an exhausted search a success"
+
+
+def agreeing(spread):
+    known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
+    return Agreement.of(spread * noise(5, 4, *SHAPE), FewStepConfig(), known)

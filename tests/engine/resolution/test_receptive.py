@@ -149,8 +149,9 @@ def test_the_report_says_it(pipe):
     facts = facts_of(pipe)
     spread, plain, near = (plan_transfer(facts, c) for c in (
         config((128, 192)), ResolutionTransferConfig((128, 128)), config((72, 72))))  # fmt: skip
-    assert "taps of the inner convolutions 3 x 2 cells" in spread.lines[-2] and "draws things once" in spread.lines[0]
-    assert plain.lines[-1].endswith("receptive_field dilate cures them") and "once" not in plain.lines[0]
+    assert "taps of the inner convolutions 3 x 2 cells" in spread.lines[-2]
+    assert "draws objects only once" in spread.lines[0]
+    assert plain.lines[-1].endswith("receptive_field dilate prevents them") and "once" not in plain.lines[0]
     assert near.step == (1, 1) and "neither side is 1.5 times" in near.lines[-1]
 
 

@@ -180,7 +180,7 @@ def test_config_round_trips_and_refuses():
 def test_relabel_needs_metadata(tmp_path):
     facts = ModelFacts("unet", SD, (512, 512), convolutional=True)
     wanted = config(schedule="relabel")
-    with pytest.raises(VitrineError, match="does not say so"):
+    with pytest.raises(VitrineError, match="without it in its header"):
         plan_transfer(facts, wanted)
     assert plan_transfer(facts, config(schedule="relabel", override=True)).schedule == "relabel"
     path, said = tmp_path / "m.safetensors", {"mode": "relabel", "s_pre": 512, "s_now": 1024}
@@ -202,7 +202,7 @@ def test_reports_say_the_numbers():
     unet = plan_transfer(
         ModelFacts("unet", SD, (512, 512), convolutional=True), config(guidance_law=True, guidance=7.5)
     )
-    assert unet.guidance == 14 and unet.positions == "keep" and "repeated objects" in unet.summary
+    assert unet.guidance == 14 and unet.positions == "keep" and "repeating objects" in unet.summary
     assert "r = 2.0000, log-SNR -1.3863" in unet.summary and "14.61" in unet.summary
     law = (256, 4096, 0.5, 1.15)
     flux = ModelFacts("flux", NoiseSchedule.flow(), (1024, 1024), 8, 2, flux_shift(4096), law, Positions("rope"))
@@ -221,7 +221,7 @@ def test_reports_say_the_numbers():
         plan_transfer(ModelFacts("x", SD), ResolutionTransferConfig((512, 512)))
     with pytest.raises(VitrineError, match="multiples of 8"):
         plan_transfer(ModelFacts("x", SD, (512, 512)), ResolutionTransferConfig((500, 512)))
-    with pytest.raises(VitrineError, match="auto takes what fits"):
+    with pytest.raises(VitrineError, match="auto takes what suits"):
         plan_transfer(ModelFacts("x", SD, (512, 512)), config(pos_embed="grid"))
 
 

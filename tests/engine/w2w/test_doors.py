@@ -8,10 +8,10 @@ from vitrine.engine.w2w import (
     DeltaSpace,
     LoraLayer,
     SampleConfig,
+    fraction_kept,
     load_space,
     materialise,
     sample,
-    share_kept,
     usual_sampling,
     with_sampling,
 )
@@ -84,7 +84,7 @@ def test_large_layers_are_never_decomposed_whole(monkeypatch):
     monkeypatch.undo()
     s = torch.linalg.svdvals(next(iter(deltas(wanted).values())))
     best = float(s[:64].square().sum() / s.square().sum())
-    assert best - 0.02 < share_kept(exact, few) <= best + 1e-6
+    assert best - 0.02 < fraction_kept(exact, few) <= best + 1e-6
 
 
 def test_a_rank_is_kept_in_factors_mode_too(space):
@@ -93,5 +93,9 @@ def test_a_rank_is_kept_in_factors_mode_too(space):
         materialise(space, beta, 0)
     wide = {p: LoraLayer(v.down, v.up, 4.0) for p, v in lora(1, rank=4).items()}
     narrow = {p: refactor(v, 2) for p, v in wide.items()}
-    assert {v.rank for v in narrow.values()} == {2} and 0 < share_kept(wide, narrow) < 1 and share_kept(wide, wide) == 1
+    assert (
+        {v.rank for v in narrow.values()} == {2}
+        and 0 < fraction_kept(wide, narrow) < 1
+        and fraction_kept(wide, wide) == 1
+    )
     assert all(torch.equal(v.up, space.lora(beta)[p].up) for p, v in materialise(space, beta, 3).items())

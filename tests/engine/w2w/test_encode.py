@@ -13,13 +13,13 @@ from vitrine.engine.w2w import (
     LoraLayer,
     W2WModel,
     encode,
+    fraction_inside,
     load_space,
     materialise,
     member,
     official_model,
     read_lora,
     sample,
-    share_inside,
     write_lora,
 )
 from vitrine.engine.w2w.space.official_files import import_official
@@ -42,19 +42,19 @@ def either(request, space, loras):
 def test_a_member_is_held_whole_and_a_stranger_is_not(either):
     own = materialise(either, sample(either, [1])[0])
     found = encode(either, own, "own")
-    assert found.held > 0.999 and found.ignored == 0 and found.model.belongs(either) is found.model
+    assert found.captured > 0.999 and found.ignored == 0 and found.model.belongs(either) is found.model
     torch.testing.assert_close(found.model.coefficients[0], sample(either, [1])[0], atol=2e-3, rtol=1e-2)
     other = encode(either, stranger(own))
-    assert other.held < 0.5 and "lies outside" in other.summary(either) and share_inside(either, own) > 0.99
+    assert other.captured < 0.5 and "is outside" in other.summary(either) and fraction_inside(either, own) > 0.99
     # by hand: 1 - |D - D'|^2 / |D|^2
     d, near = deltas(stranger(own)), deltas(materialise(either, other.model.coefficients[0]))
     missed = sum(float((d[p] - near[p]).square().sum()) for p in d) / sum(float(v.square().sum()) for v in d.values())
-    assert abs(other.held - max(0.0, 1 - missed)) < 1e-4
+    assert abs(other.captured - max(0.0, 1 - missed)) < 1e-4
 
 
 def test_a_member_by_name(either):
     found = member(either, "m07")
-    assert torch.equal(found.model.coefficients[0], either.coefficients[7].float()) and found.held is None
+    assert torch.equal(found.model.coefficients[0], either.coefficients[7].float()) and found.captured is None
     assert "m07 1.00" in found.summary(either) and found.model.history == ({"encode": {"member": "m07"}},)
     with pytest.raises(VitrineError, match="names such as m07"):
         member(either, "m077")
@@ -65,7 +65,9 @@ def test_layers_that_a_delta_space_lacks_count_as_not_held(loras):
     space = DeltaSpace.of(made, [f"m{i}" for i in range(12)])
     more = dict(made[3]) | {"another.to_q": LoraLayer(torch.ones(1, 4), torch.ones(4, 1), 1.0)}
     found = encode(space, more)
-    assert found.ignored == 1 and found.held < encode(space, made[3]).held and "1 layers" in found.summary(space)
+    assert (
+        found.ignored == 1 and found.captured < encode(space, made[3]).captured and "1 layers" in found.summary(space)
+    )
     with pytest.raises(VitrineError, match="base model"):
         encode(space, {"another.to_q": more["another.to_q"]})
 

@@ -14,10 +14,10 @@ from vitrine.engine.w2w import (
     build_space,
     change_kept,
     encode,
+    fraction_kept,
     load_space,
     materialise,
     read_lora,
-    share_kept,
     write_lora,
 )
 from vitrine.engine.w2w.space.factor_stacks import TOGETHER, Stack, gram, multiplications
@@ -39,19 +39,19 @@ def folder(tmp_path):
 
 
 def test_a_linked_space_is_the_space_of_the_same_files(folder, tmp_path):
-    held = build_space(folder, BuildConfig("delta")).space
+    captured = build_space(folder, BuildConfig("delta")).space
     linked = build_space(folder, BuildConfig("delta", linked=True)).space
-    assert linked.identity == held.identity and torch.equal(linked.gram, held.gram)
+    assert linked.identity == captured.identity and torch.equal(linked.gram, captured.gram)
     path = linked.save(tmp_path / "spaces" / "a.w2w.safetensors")
-    assert path.stat().st_size < 8_000 < held.save(tmp_path / "b.w2w.safetensors").stat().st_size
+    assert path.stat().st_size < 8_000 < captured.save(tmp_path / "b.w2w.safetensors").stat().st_size
     again = load_space(path)
-    beta = torch.tensor([0.3, -1.0, 0.2, 0.1]) * held.deviations
+    beta = torch.tensor([0.3, -1.0, 0.2, 0.1]) * captured.deviations
     for space in (linked, again):
-        assert same(deltas(space.lora(beta)), deltas(held.lora(beta)), 1e-6)
-        assert same(deltas(space.lora(beta, 2)), deltas(held.lora(beta, 2)), 1e-6)
+        assert same(deltas(space.lora(beta)), deltas(captured.lora(beta)), 1e-6)
+        assert same(deltas(space.lora(beta, 2)), deltas(captured.lora(beta, 2)), 1e-6)
         other = read_lora(folder / "m2.safetensors")
-        a, b = encode(space, other), encode(held, other)
-        assert torch.equal(a.model.coefficients, b.model.coefficients) and a.held == pytest.approx(1, abs=1e-6)
+        a, b = encode(space, other), encode(captured, other)
+        assert torch.equal(a.model.coefficients, b.model.coefficients) and a.captured == pytest.approx(1, abs=1e-6)
     shutil.move(tmp_path / "loras", tmp_path / "elsewhere")
     with pytest.raises(VitrineError, match="m0.safetensors, which is missing"):
         load_space(path)
@@ -104,15 +104,15 @@ def test_space_and_loras_may_move_together(folder, tmp_path):
 
 
 def test_how_much_the_space_holds_equals_the_formed_difference(folder):
-    held = build_space(folder, BuildConfig("delta")).space.first(2)
+    captured = build_space(folder, BuildConfig("delta")).space.first(2)
     other = lora(99, rank=3)
-    encoded = encode(held, other)
-    missed = deltas(held.lora(encoded.model.coefficients[0]))
+    encoded = encode(captured, other)
+    missed = deltas(captured.lora(encoded.model.coefficients[0]))
     whole = deltas(other)
     off = sum(float((whole[p] - missed[p]).square().sum()) for p in SHAPES) / sum(
         float(v.square().sum()) for v in whole.values()
     )
-    assert encoded.held == pytest.approx(max(0.0, 1 - off), abs=1e-5)
+    assert encoded.captured == pytest.approx(max(0.0, 1 - off), abs=1e-5)
 
 
 def test_one_layer_is_read_at_a_time_and_a_stopped_build_goes_on(folder, tmp_path, monkeypatch):
@@ -164,9 +164,9 @@ def test_formed_changes_stay_within_the_memory():
     stacks = {"a.to_q": Stack.of("a.to_q", [lora(i, 64, shapes={"a.to_q": (400, 400)}) for i in range(8)])}
     paired, formed = multiplications(8, 512, 400, 400)
     budget, factors = 2**22, 4 * sum(v.down.numel() + v.up.numel() for v in stacks.values())
-    with Held() as held:
+    with Held() as captured:
         products = gram(stacks, memory=budget)
-    assert formed < paired and held.most <= budget + factors
+    assert formed < paired and captured.most <= budget + factors
     assert torch.allclose(products, gram(stacks), rtol=1e-12)
 
 
@@ -177,11 +177,11 @@ def test_a_model_of_few_factors_is_written_without_the_whole_one(tmp_path, capsy
         write_lora(tmp_path / "loras" / f"m{i}.safetensors", lora(i, rank=48, alpha=48.0, shapes=shapes))
     space = build_space(tmp_path / "loras", BuildConfig("delta", linked=True)).space
     beta = space.deviations[None] * 0.7
-    with Held() as held:
+    with Held() as captured:
         Writing(tmp_path / "new", rank=4).write(space, W2WModel(beta, space.identity), ["new"])
     few, whole = materialise(space, beta[0], 4), materialise(space, beta[0])
     layers = sum(4 * (v.down.numel() + v.up.numel()) for v in whole.values())
-    assert held.most < 0.6 * layers, (held.most, layers)
+    assert captured.most < 0.6 * layers, (captured.most, layers)
     share = change_kept(space, beta[0], few)
-    assert 0 < share < 1 and share == pytest.approx(share_kept(whole, few), abs=1e-6)
+    assert 0 < share < 1 and share == pytest.approx(fraction_kept(whole, few), abs=1e-6)
     assert f"rank 4 keeps {share:.1%} of the change" in capsys.readouterr().out

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import DeltaSpace, LoraLayer, build_space, look_at_folder, near_copies, read_lora, write_lora
-from vitrine.engine.w2w.loras.near_copies import sketch, variance_shares
+from vitrine.engine.w2w.loras.near_copies import sketch, variance_fractions
 from vitrine_tests.engine.small_loras import SHAPES, deltas, lora
 
 KEYS = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
@@ -50,7 +50,7 @@ def test_variance_is_that_of_the_products():
         loras = [lora(seed, shapes=shapes) for seed in range(6)]
         rows = torch.stack([sketch(x, shapes, 48) for x in loras])
         exact = DeltaSpace.of(loras).explained
-        assert (variance_shares(rows) - exact).abs().max() < bound
+        assert (variance_fractions(rows) - exact).abs().max() < bound
         products = torch.stack([torch.cat([d.flatten() for d in deltas(x).values()]) for x in loras])
         torch.testing.assert_close(rows.norm(dim=1), products.norm(dim=1), rtol=max(bound, 1e-5) * 2, atol=0)
 

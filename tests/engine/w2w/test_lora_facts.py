@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_layer import LoraLayer
 from vitrine.engine.io.lora_writing import write_lora
-from vitrine.engine.w2w.building.lora_neighbours import beside, names_of, neighbours_in
+from vitrine.engine.w2w.building.lora_neighbours import files_to_compare, names_of, neighbours_in
 from vitrine.engine.w2w.loras.lora_facts import facts_of
 from vitrine.engine.w2w.loras.lora_files import read_header
 from vitrine.engine.w2w.loras.lora_health import health_of
@@ -53,7 +53,7 @@ def test_wild_files_are_described_or_refused_by_name(case, tmp_path):
     if case.outcome.startswith("read") and "base weights" not in case.outcome:
         health = health_of(facts.file)
         assert len(health.layers) == len(facts.file.entries) and not health.broken("NaN or infinite")
-        assert sum(health.shares("kind").values()) == pytest.approx(1) == sum(health.shares("block").values())
+        assert sum(health.fractions("kind").values()) == pytest.approx(1) == sum(health.fractions("block").values())
     else:
         assert facts.file is None and facts.problem
 
@@ -63,10 +63,10 @@ def test_shares_are_those_of_the_change_and_broken_layers_are_named(tmp_path):
     health = health_of(read_header(written(tmp_path, "whole", layers)))
     squares = {path: float(change.double().square().sum()) for path, change in deltas(layers).items()}
     assert health.total == pytest.approx(sum(squares.values()), rel=1e-5) and not health.to_dict()["broken"]
-    assert health.shares("kind")["cross-attention: value"] == pytest.approx(
+    assert health.fractions("kind")["cross-attention: value"] == pytest.approx(
         squares["down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_v"] / sum(squares.values()), rel=1e-5
     )
-    assert set(health.shares("block")) == {"down_blocks.0", "mid_block"} and 1 < health.used < 4
+    assert set(health.fractions("block")) == {"down_blocks.0", "mid_block"} and 1 < health.used < 4
     (first, a), (second, b), (third, c) = layers.items()
     spoilt = {
         first: a,
@@ -104,7 +104,7 @@ def test_neighbours_of_one_among_files(tmp_path):
     named = {"one": first, "two": second, "three": lora(3), "sum": both}
     paths = {name: written(tmp_path, name, layers) for name, layers in named.items()}
     twin = written(tmp_path / "sub", "twin", first)
-    files = beside([paths["one"]], tmp_path)
+    files = files_to_compare([paths["one"]], tmp_path)
     assert len(files) == 5
     near = neighbours_in(read_header(paths["one"]), files)
     assert near.compared == 4 and [{c.first, c.second} for c in near.copies] == [{"one", "twin"}]

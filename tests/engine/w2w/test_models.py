@@ -19,12 +19,12 @@ from vitrine.engine.w2w import (
     direction,
     edit,
     edited_lora,
+    fraction_inside,
     nearest,
     quality,
     reach,
     sample,
     score,
-    share_inside,
     with_directions,
     without,
 )
@@ -214,9 +214,9 @@ def test_blend_and_share_inside(space, loras):
     g = torch.Generator().manual_seed(999)
     foreign = {p: LoraLayer(torch.randn(v.down.shape, generator=g), torch.randn(v.up.shape, generator=g), 1.0)
                for p, v in space.lora(a).items()}  # fmt: skip
-    assert share_inside(space, foreign) < 0.2 < 0.99 < share_inside(space, space.lora(a))
+    assert fraction_inside(space, foreign) < 0.2 < 0.99 < fraction_inside(space, space.lora(a))
     delta = DeltaSpace.of(loras(12))
-    assert share_inside(delta, foreign) < 0.1 and share_inside(delta, delta.lora(sample(delta, [0])[0])) > 0.99
+    assert fraction_inside(delta, foreign) < 0.1 and fraction_inside(delta, delta.lora(sample(delta, [0])[0])) > 0.99
 
 
 @pytest.mark.parametrize(("given", "told"), [

@@ -103,10 +103,10 @@ def refusals(net):
     with pytest.raises(VitrineError, match=r"\(Glimmer\), which has one size"):
         facts_of(pipe)
     with pytest.raises(VitrineError, match="a UNet of SD1.5"):
-        emd.check_network(emd.StudentContract("SD1.5"), net)
-    emd.check_network(emd.StudentContract("Glimmer 1"), net)
+        emd.check_network(emd.StudentPreset("SD1.5"), net)
+    emd.check_network(emd.StudentPreset("Glimmer 1"), net)
     with pytest.raises(VitrineError, match="given Glimmer 2"):
-        emd.check_network(emd.StudentContract("Glimmer 1"), GlimmerTransformer2DModel(layers=3))
+        emd.check_network(emd.StudentPreset("Glimmer 1"), GlimmerTransformer2DModel(layers=3))
 
 
 torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Which rows of a batch belong to which process."""
+"""The batch rows of each process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 
-class Shares:
-    """The rows of each batch that are this process's: every n-th of n processes.
+class BatchPart:
+    """This process's part of each batch: every n-th row for n processes.
 
     Args:
         accelerator: accelerate's ``Accelerator``.
@@ -18,17 +18,17 @@ class Shares:
         self._accelerator, self.device = accelerator, accelerator.device
 
     def rows(self, batch: torch.Tensor) -> torch.Tensor:
-        """Of something drawn for the whole batch, (B, ...), where it is."""
+        """This process's rows of a tensor (B, ...) sampled for the whole batch, on its device."""
         return batch[self._accelerator.process_index :: self._accelerator.num_processes].contiguous()
 
     def own(self, batch: torch.Tensor) -> torch.Tensor:
-        """:meth:`rows`, on this process's device."""
+        """:meth:`rows`, moved to this process's device."""
         rows = self.rows(batch)
         wide = rows.dtype == torch.float64 and self.device.type != "cpu"  # accelerators may have no float64
         return rows.to(self.device, torch.float32 if wide else rows.dtype)
 
     def in_any(self, flag: bool) -> bool:
-        """True if it is in any process: either all of them take part in an update, or none."""
+        """Whether the flag is set in any process, so that all or none take part in an update."""
         if self._accelerator.num_processes == 1:
             return flag
         present = torch.tensor(int(flag), device=self.device)
