@@ -1,1 +1,1 @@
-"""Evidence about one-step students: its claims, their world and baselines, and its section of the report page."""
+"""Evidence about one-step students: its claims, their toy dataset and baselines, and its section of the report page."""

@@ -1,4 +1,4 @@
-"""What a longer chain buys on the portraits model, and what it costs: ``vitrine reproduce emd.chain_length``."""
+"""Quality and cost of longer chains on the portraits model: ``vitrine reproduce emd.chain_length``."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from .judge import QUICK_DISTANCE, QUICK_SAMPLES, Judge
 from .mixture_claims import spread
 
 FIRST = 5_100_000
-"""First seed of the captions the students are judged on."""
+"""First seed of the captions the students are evaluated on."""
 
 
 class Plan(NamedTuple):
-    """How much is measured.
+    """Size of the measurement.
 
     Attributes:
         lengths: K of each student's chain.
-        looks: updates after which each student is judged.
-        batch: rows of an update.
-        samples: captions it is judged on.
-        seeds: of the training: first weights, noise and the order of captions.
+        looks: updates after which each student is evaluated.
+        batch: samples per update.
+        samples: captions in the evaluation.
+        seeds: of the training: initial weights, noise and caption order.
     """
 
     lengths: tuple[int, ...] = (1, 4, 8)
@@ -61,11 +61,11 @@ def settings(steps: int, plan: Plan = FULL, seed: int = 0) -> EMDTrainConfig:
     minutes=45, quick_minutes=0.7,
 )  # fmt: skip
 def chain_length(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Three students from the teacher, 60 updates each, trained with three seeds; read after 30 and 60.
+    """Three students from the teacher, 60 updates each, trained with three seeds; evaluated after 30 and 60.
 
-    Students of one seed see the same batches, so differences are paired. A seed's students take turns, and the time is
-    the median update's, so that other work on the machine slows all alike. Quick: two students of one seed, 8 updates
-    of 4 rows, 100 captions; that shows what a longer chain costs, and that it is not worse by more than chance.
+    Students of one seed see the same batches, so differences are paired. Students of a seed alternate, and the time is
+    the median update's, so that other load on the machine affects all equally. Quick: two students of one seed, 8
+    updates of 4 samples, 100 captions; this shows the cost of a longer chain, and that it is not significantly worse.
     """
     plan = QUICK if quick else FULL
     judge = Judge.open(FIRST, plan.samples, model)
@@ -86,7 +86,7 @@ def _train_and_judge(
     students: dict[int, Trainer], plan: Plan, judge: Judge,
     distances: dict[int, list[list[float]]], seconds: dict[int, list[float]], progress: Progress,
 ) -> None:  # fmt: skip
-    """Adds a row of Frechet distances, one for each look, and the seconds of every update, by K."""
+    """Adds Frechet distances, one per evaluation, and the seconds of each update, by K."""
     for row in distances.values():
         row.append([])
     for done in range(1, plan.looks[-1] + 1):

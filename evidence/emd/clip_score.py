@@ -1,4 +1,4 @@
-"""CLIP score of pictures and their prompts, where a CLIP is at hand: for ``vitrine emd evaluate``."""
+"""CLIP score of pictures and their prompts, for ``vitrine emd evaluate``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clip:
         """From a transformers folder on this machine; nothing is downloaded.
 
         Raises:
-            VitrineError: The folder holds no CLIP with both sides, or no processor.
+            VitrineError: If the folder has no CLIP with both encoders, or no processor.
         """
         from transformers import AutoConfig, AutoProcessor, CLIPModel
 
@@ -51,7 +51,7 @@ class Clip:
 
     @torch.no_grad()
     def texts(self, prompts: Sequence[str]) -> torch.Tensor:
-        """(B, D) unit vectors; a prompt longer than CLIP reads is cut."""
+        """(B, D) unit vectors; longer prompts are truncated."""
         length = self.model.config.text_config.max_position_embeddings
         words = self.processor.tokenizer(
             list(prompts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"

@@ -1,4 +1,4 @@
-"""One's own student on one's own prompts, against its teacher at equal seeds: ``vitrine emd evaluate``."""
+"""A student compared with its teacher on the user's prompts, at equal seeds: ``vitrine emd evaluate``."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ Features = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is drawn.
+    """The samples of an evaluation.
 
     Attributes:
         prompts: of the list.
         seeds: of each prompt.
         steps, guidance: of the teacher.
-        batch: rows at once.
+        batch: samples at once.
         size: (height, width) in pixels; by default the size of the teacher's pipeline.
     """
 
@@ -60,11 +60,11 @@ class Protocol:
 
 
 class Judges(NamedTuple):
-    """What looks at the pictures.
+    """The networks that evaluate pictures.
 
     Attributes:
         features: the feature network of distances, precision and recall.
-        clip: for a CLIP score, if there is one.
+        clip: for a CLIP score, or None.
     """
 
     features: Features
@@ -82,17 +82,17 @@ def evaluate(
     pipe: Any, students: Sequence[Path], judges: Judges, protocol: Protocol, base: str = "",
     progress: Progress = silent,
 ) -> dict[str, dict[str, float]]:  # fmt: skip
-    """A row of figures for each student, beside the teacher's single step and the teacher on other seeds.
+    """Metrics of each student, of the teacher's single step, and of the teacher on other seeds.
 
     Each is compared with the teacher's pictures of the same prompts and seeds: Frechet distance, precision and recall,
-    mean 1 - cosine between the two pictures of a seed; and how different its seeds are. The teacher on other seeds is
-    what chance leaves: a student cannot be expected to come nearer. With a CLIP, the CLIP score of each row and by how
-    much it differs from the teacher's of the same seeds (mean, 95 % interval over prompts); the teacher's own, and
-    that of its pictures beside the next prompt's text, which is the score of pictures that show something else.
+    mean 1 - cosine between the two pictures of a seed; and the distance between seeds. The teacher on other seeds
+    is the level of chance: a student cannot be expected to come nearer. With a CLIP, the CLIP score of each and its
+    difference from the teacher's at the same seeds (mean, 95 % interval over prompts); the teacher's own, and that
+    of its pictures with the next prompt's text, the score of pictures that show something else.
 
     Args:
-        pipe: the teacher, of any family that one step is drawn with.
-        students: LoRAs or whole networks, with a contract or a published student's name.
+        pipe: the teacher, of any family that supports one-step sampling.
+        students: LoRAs or whole networks, with a student preset or a published student's name.
     """
     fast: Any = EMDOneStepPipeline.from_pipe(pipe)
     base_network, (height, width) = fast.network, protocol.size or (None, None)
@@ -130,7 +130,7 @@ def evaluate(
 
 
 def _teacher(pipe: Any, fast: Any, protocol: Protocol) -> Callable[[list[str], list[int]], torch.Tensor]:
-    """The teacher's own sampler from seeded noise, by its pipeline; of a transformer Euler's steps on its schedule."""
+    """The teacher's sampler from seeded noise: its pipeline, or for a transformer Euler's method on its schedule."""
     shape = fast.latent_shape(*(protocol.size or ()))
     if part_of(fast.network) == "transformer":
         return partial(_euler, fast, protocol, shape)
@@ -148,7 +148,7 @@ def _teacher(pipe: Any, fast: Any, protocol: Protocol) -> Callable[[list[str], l
 def _euler(
     fast: Any, protocol: Protocol, shape: tuple[int, ...], prompts: list[str], seeds: list[int]
 ) -> torch.Tensor:  # fmt: skip
-    """Transformers' pipelines pack latents each in a way of its own; the engine's loop takes them as they are."""
+    """Pipelines of transformers pack latents differently; the engine's sampling loop does not pack them."""
     pixels = (shape[1] * fast.vae_scale_factor, shape[2] * fast.vae_scale_factor)
     null = None if protocol.guidance == 1 else fast.unprompted(pixels)
     z = seeded_noise(seeds, shape).to(fast.network.device)
@@ -160,7 +160,7 @@ def _euler(
 
 
 def _without_dynamic_shift(scheduler: Any, shape: tuple[int, ...], patch: int) -> Any:
-    """A copy whose shift is the number that diffusers' pipelines work out from how many tokens a picture has."""
+    """A copy whose shift is the number that diffusers' pipelines compute from the number of tokens."""
     config = scheduler.config
     if not config.get("use_dynamic_shifting"):
         return copy.deepcopy(scheduler)
@@ -185,7 +185,7 @@ def _teachers_scores(seen: _Seen, texts: torch.Tensor, seeds: int) -> dict[str, 
 
 
 def _scores(seen: _Seen, reference: _Seen, texts: torch.Tensor | None, seeds: int) -> dict[str, float]:
-    """The interval is over prompts: a prompt's pictures are much alike."""
+    """The interval is over prompts: pictures of one prompt are correlated."""
     if texts is None or seen.clip is None or reference.clip is None:
         return {}
     scores = clip_scores(seen.clip, texts)
@@ -218,7 +218,7 @@ def checkpoints(path: Path) -> list[Path]:
     """A student file, or those of a run's folder ``checkpoints``, in the order of their steps.
 
     Raises:
-        VitrineError: There are none.
+        VitrineError: If there are none.
     """
     if path.is_file():
         return [path]
@@ -237,10 +237,10 @@ def best(rows: dict[str, dict[str, float]], students: Sequence[Path]) -> Path:
 
 
 def features_of(name: str) -> Features:
-    """``readout`` (portraits), or a transformers folder of an image network: CLIP, SigLIP, DINOv2.
+    """``readout`` (the portraits' attribute classifier), or a transformers folder of CLIP, SigLIP or DINOv2.
 
     Raises:
-        VitrineError: The folder holds no such network.
+        VitrineError: If the folder has no such network.
     """
     if name == "readout":
         from ..portraits.readout import load_readout, read

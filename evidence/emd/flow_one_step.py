@@ -1,7 +1,7 @@
-"""One-step students of the flow portraits, by EMD and by Diff-Instruct, beside their teacher.
+"""One-step students of the flow portraits, by EMD and by Diff-Instruct, compared with their teacher.
 
-``python -m vitrine.evidence.emd.flow_one_step FOLDER`` trains three of each there and prints what they draw: half an
-hour of a core, and it goes on where it was stopped. Pictures are read at 64 pixels by the readout.
+``python -m vitrine.evidence.emd.flow_one_step FOLDER`` trains three of each there and prints their metrics: half an
+hour of a core, and it resumes where it was stopped. The attribute classifier sees pictures at 64 pixels.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ RECIPE: dict[str, Any] = {
         "chain": {"steps": 2, "ge": 0.16, "gz": 0.01, "clip": 20.0},
     },
 }  # fmt: skip
-"""The training file of the EMD students; none of it was tuned."""
+"""The training file of the EMD students; nothing was tuned."""
 SEEDS = (0, 1, 2)
-"""Of the training: first weights, noise, the order of captions."""
+"""Of the training: initial weights, noise, caption order."""
 EMD, SAME_UPDATES, SAME_TIME = "EMD", "Diff-Instruct, as many updates", "Diff-Instruct, as much time"
 FIRST, BATCH = 7_330_000, 20
-"""First of the scenes whose captions are drawn; the next twice as many are the real pictures."""
+"""First of the scenes whose captions are sampled; the next twice as many are the real pictures."""
 
 
 @torch.no_grad()
 def judged(
     students: Mapping[str, str | Path], count: int = 100, steps: tuple[int, ...] = (4, 30), progress: Progress = silent
 ) -> dict[str, dict[str, float]]:
-    """Name of a way to draw -> Frechet distance to renders, precision, recall, agreement with the prompts.
+    """Sampling method -> Frechet distance to renders, precision, recall, agreement with the prompts.
 
     Args:
-        students: name -> file; without any the teacher draws alone.
+        students: name -> file; without any, the teacher alone is sampled.
         count: prompts, each with one picture; the same seeds for all.
-        steps: of the teacher, with guidance 3, beside its single step.
+        steps: of the teacher, with guidance 3, in addition to its single step.
     """
     model, net = load_flow_portraits(), load_readout()
     scenes = sample_scenes(range(FIRST, FIRST + count))
@@ -125,12 +125,12 @@ def trained(
 
 
 def _trainer(config: EMDTrainConfig, folder: Path) -> Trainer:
-    """On a teacher of its own: a run leaves its adapters in it."""
+    """With a separate teacher, since a run leaves its adapters in it."""
     return training_parts(RECIPE["model"], base=RECIPE["base"]).trainer(config, folder)
 
 
 def _updates_in_the_same_time(config: EMDTrainConfig, single: EMDTrainConfig, folder: Path, timed: int = 4) -> int:
-    """How many of Diff-Instruct's updates take as long as EMD's run; measured once and kept beside the runs."""
+    """How many of Diff-Instruct's updates take as long as EMD's run; measured once and stored next to the runs."""
     kept = folder / "updates_in_the_same_time.json"
     if kept.exists():
         return int(json.loads(kept.read_text()))

@@ -23,19 +23,19 @@ GUIDANCE, RANK, RATE, BATCH, LOW = 7.5, 8, 1e-3, 8, 0.02
 STRENGTHS = (0.3, 0.6, 1.0, 1.5, 2.0)
 """Of noise on the text: up to where it reaches as far as the base does."""
 TAUGHT, SHOWN = range(210_000, 210_256), 7_320_000
-"""Scenes whose captions the student is taught on, and the first of those it is measured on. The settings are the first
-that were tried, looked at on four prompts from 7,310,000."""
+"""Scenes whose captions the student is trained on, and the first scene of its evaluation. The settings are the first
+that were tried, inspected on four prompts from 7,310,000."""
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "net.0.proj",
           "net.2", "proj_mlp", "proj_out", "linear", "x_embedder")  # fmt: skip
 
 
 def collapsed_flow_student(model: FlowPortraits, updates: int = 60, progress: Progress = silent) -> Denoiser:
-    """A LoRA of rank 8 on the transformer, taught by score distillation; the model itself is left as it is.
+    """A LoRA of rank 8 on the transformer, trained by score distillation; the model itself is unchanged.
 
-    Each update walks the student's own steps to one of its four levels and moves what it predicts there towards the
+    Each update runs the student's steps to one of its four levels and moves its prediction there towards the
     teacher's guided prediction from a noisier copy. That is the gradient of the reverse KL divergence with the
-    student's distribution taken for a point (Poole et al. 2023, DreamFusion): nothing in it asks for two seeds to
-    differ, and so they do not.
+    student's distribution taken for a point (Poole et al. 2023, DreamFusion): nothing in it requires two seeds to
+    differ.
     """
     teacher, student, weights = Denoiser.from_diffusers(model.transformer, model.scheduler), *_with_lora(model)
     gen, times = torch.Generator().manual_seed(0), SAMPLING.timesteps
@@ -100,7 +100,7 @@ def draw_flow(prompts: int = 8, updates: int = 60, progress: Progress = silent) 
     for count in (1, 2):
         base = Base(teacher, cond, None, FirstSteps(count))
         ways[f"base for {count} of 4 steps"] = (4, partial(few_steps, student, z, cond, SAMPLING, seeds, base))
-    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # each picture's noise is its own
+    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # separate noise for each picture
     for strength in STRENGTHS:
         noisy = noisy_text(cond, strength, own)
         ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, SAMPLING, seeds))

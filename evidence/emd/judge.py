@@ -1,4 +1,4 @@
-"""Judging one-step students of the portraits model: captions of unseen scenes, real renders of others."""
+"""Evaluation of one-step students of the portraits model: captions of unseen scenes, real renders of others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BATCH, SHAPE = 50, (4, 16, 16)
 QUICK_SAMPLES, QUICK_DISTANCE, QUICK_RECALL = 100, 4.2, 0.06
-"""Samples of a quick claim, and how far two Frechet distances and two recalls of so many differ by chance (95 %):
+"""Samples of a quick claim, and differences by chance (95 %) of two Frechet distances and of two recalls of that size:
 30 sets of real renders have standard deviations of 1.5 and 0.022."""
 Generate = Callable[[torch.Tensor, Condition], torch.Tensor]
 """Noise (B, 4, 16, 16) and prompts to scaled latents of the same shape."""
@@ -27,7 +27,7 @@ Generate = Callable[[torch.Tensor, Condition], torch.Tensor]
 
 @dataclass
 class Judge:
-    """Captions to draw, their text states, and features of twice as many renders of other scenes.
+    """Captions to sample, their text states, and features of twice as many renders of other scenes.
 
     With fewer samples the Frechet distance is mostly the bias of small sets: real against real gives 21 at 100, 4.5 at
     500 and 2.0 at 1,000.
@@ -36,8 +36,8 @@ class Judge:
         scenes: N of them; the seed of the i-th picture is i.
         prompts: their captions.
         text: (N, 24, 64) text states.
-        real: (2 N, D) readout features of the renders.
-        readout: the network that gives the features.
+        real: (2 N, D) attribute classifier features of the renders.
+        readout: the attribute classifier.
     """
 
     portraits: Portraits
@@ -74,7 +74,7 @@ class Judge:
         return decode(self.portraits, torch.cat(latents)), seconds
 
     def distance(self, images: torch.Tensor) -> float:
-        """Frechet distance of (N, 3, 64, 64) pictures in [0, 1] to the renders, on readout features."""
+        """Frechet distance of (N, 3, 64, 64) pictures in [0, 1] to the renders, on attribute classifier features."""
         from ..portraits.readout import read
 
         return frechet_distance(read(self.readout, images).features, self.real)

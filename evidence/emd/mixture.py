@@ -33,9 +33,9 @@ class Schooling(NamedTuple):
     """How a student of the mixture is trained.
 
     Attributes:
-        steps, batch: updates, and rows of each.
-        levels: noise levels sigma; each row has one of them, all are equally likely.
-        walk: the E-step; :func:`~vitrine.engine.emd.e_step` walks on (eps, z).
+        steps, batch: updates, and samples of each.
+        levels: noise levels sigma; each sample has one of them, all equally likely.
+        walk: the E-step; :func:`~vitrine.engine.emd.e_step` samples (eps, z).
     """
 
     steps: int = 600
@@ -58,7 +58,7 @@ class MixtureResult:
 
 
 def mixture_distance(a: torch.Tensor, b: torch.Tensor, seed: int = 0) -> tuple[float, float]:
-    """(minor mass, forward KL) of the student N(b, a a^T + sigma^2 I) at sigma 0.5, from 20,000 draws each."""
+    """(minor mass, forward KL) of the student N(b, a a^T + sigma^2 I) at sigma 0.5, from 20,000 samples each."""
     gen = torch.Generator().manual_seed(seed)
     x = _teacher_samples(20_000, gen)
     clean = torch.randn(20_000, 2, generator=gen, dtype=torch.float64) @ a.T + b
@@ -99,7 +99,7 @@ def train_mixture(config: EStepConfig, seed: int = 0, schooling: Schooling = PLA
 def mixture_chain(
     student: tuple[torch.Tensor, torch.Tensor], config: EStepConfig, gen: torch.Generator, schooling: Schooling
 ) -> tuple[ChainEnd, torch.Tensor]:
-    """(the ends of a batch of chains from this student (a, b), the noise level of each row)."""
+    """(the ends of a batch of chains from this student (a, b), the noise level of each sample)."""
     a, b = (part.detach() for part in student)
     z, eps = (torch.randn(schooling.batch, 2, generator=gen, dtype=torch.float64) for _ in range(2))
     sigma = torch.tensor(schooling.levels, dtype=torch.float64)

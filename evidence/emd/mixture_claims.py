@@ -24,7 +24,7 @@ RUNS = {"diff_instruct": DIFF_INSTRUCT, "emd": EMD}
 LEVELS = ((0.5,), (0.5, 1.0), (0.5, 1.0, 2.0), (0.5, 1.0, 2.0, 4.0))
 TUNING = (100, 101)
 _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365, 16: 2.131, 31: 2.042, 101: 1.984}
-"""By how many values; between two counts that of the smaller, which is the wider interval."""
+"""By number of values; between two entries that of the smaller, the wider interval."""
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -40,7 +40,7 @@ BEST = "best student of this size"
 
 
 def spread_arms(rows: Mapping[str, dict], start: str, key: str = "forward KL") -> tuple[Arm, ...]:
-    """Rivals from the rows whose names begin so: means of a :func:`spread` and their intervals."""
+    """Rivals from the rows whose names begin with ``start``: means of a :func:`spread` and their intervals."""
     known = []
     for name, row in rows.items():
         if name.startswith(start) and key in row:
@@ -63,7 +63,7 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
     """A student too small for its teacher: forward KL covers both modes, reverse KL drops one.
 
     The best student of that size (maximum likelihood) has mass 0.10 and forward KL 0.60; 0.20 is the teacher's own.
-    So EMD's 0.20 is twice too much: short chains give the minor mode more than its due, long steps of z more still.
+    EMD's 0.20 is twice too much: short chains overweight the minor mode, and long steps of z even more.
 
     Quick: one seed.
     """
@@ -93,7 +93,7 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
     minutes=2.5, quick_minutes=0.2,
 )  # fmt: skip
 def levels(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The mixture trained at sigma 0.5; 0.5 and 1; ... up to 4: large noise covers modes by itself.
+    """The mixture trained at sigma 0.5; 0.5 and 1; ... up to 4: large noise alone covers modes.
 
     The best student is the same for every set, since noise adds the same to both covariances. EMD has K = 4 as in
     ``emd.mixture``, and K = 2. Five seeds. Quick: one seed, the first and the last set.
@@ -143,8 +143,8 @@ def levels(model: str | None = None, progress: Progress = silent, quick: bool = 
 def cancellation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Gradients of raw, cancelled and last direction at the start and at the best student; then training with each.
 
-    Variance is the trace of a row's covariance, over 20,000 rows. Training uses batches of 16 rows, where variance
-    could matter, and of 256. Quick: 4,000 rows, 2 seeds.
+    Variance is the trace of a sample's covariance, over 20,000 samples. Training uses batches of 16, where variance
+    could matter, and of 256. Quick: 4,000 samples, 2 seeds.
     """
     lengths, seeds = ((8,), range(2)) if quick else ((1, 4, 8, 16), range(5))
     places = {"start": (2 * torch.eye(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64))}
@@ -183,12 +183,12 @@ def cancellation(model: str | None = None, progress: Progress = silent, quick: b
 
 
 def _variances(student: tuple[torch.Tensor, torch.Tensor], k: int, count: int) -> dict[str, float]:
-    """Trace of the covariance and squared norm of the mean of a row's gradient, by direction."""
+    """Trace of the covariance and squared norm of the mean of a sample's gradient, by direction."""
     gen = torch.Generator().manual_seed(7)
     end, sigma = mixture_chain(student, EStepConfig(k, 0.16, 0.01), gen, Schooling(batch=count))
     out = {}
     for name, r in (("raw", end.eps), ("cancel", end.eps - end.noise)):
-        # d loss / d(a, b) of a row: -sigma r (z, 1)^T
+        # d loss / d(a, b) of a sample: -sigma r (z, 1)^T
         gradient = -sigma * r[:, :, None] * torch.cat([end.z, torch.ones(count, 1)], 1)[:, None]
         out[f"{name} variance"] = round(float(gradient.flatten(1).var(0).sum()), 4)
         out[f"{name} signal over noise"] = round(
@@ -231,7 +231,7 @@ CHAINS: dict[str, tuple[Walk, bool, str]] = {
     "(eps, z)": (e_step, True, "cancel"),
     "(eps, -)": (e_step, False, "cancel"),
 }
-"""E-step, whether z moves, and the direction. What (x, z) chains add to x enters z, so their noise does not cancel:
+"""E-step, whether z moves, and the direction. The noise of (x, z) chains enters z, so it does not cancel:
 they are measured as they are, and with the same subtraction as on eps."""
 STEPS_OF_Z = (0.001, 0.003, 0.01, 0.03)
 

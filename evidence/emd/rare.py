@@ -1,4 +1,4 @@
-"""A world with rare modes that the captions leave unsaid, and rank-limited students of its exact teacher.
+"""A toy dataset with rare modes that captions do not mention, and rank-limited students of its exact teacher.
 
 Four captions; under each a main mode (92 %) and three rare ones (5, 2, 1 %) in four dimensions. alpha is 1, sigma the
 noise level (EDM's convention), all float32.
@@ -40,7 +40,7 @@ class RareWorld:
 
     @classmethod
     def draw(cls) -> RareWorld:
-        """Main modes on the corners of a square, rare ones 3 away from theirs, in directions of their own."""
+        """Main modes on the corners of a square, rare ones 3 away from theirs, in separate directions."""
         main = torch.zeros(CAPTIONS, 1, SIZE)
         main[:, 0, :2] = 2 * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
         ways = torch.zeros(CAPTIONS, 3, SIZE)
@@ -63,7 +63,7 @@ class RareWorld:
         return centre + DEVIATION**2 / var * (x - centre)
 
     def shares(self, samples: torch.Tensor, captions: torch.Tensor) -> list[float]:
-        """Shares of the four modes among samples within 4 deviations of one; what is near none counts for none."""
+        """Fractions of samples within 4 deviations of each of the four modes."""
         difference = (samples[:, None] - self.modes[captions]).norm(dim=-1)
         inside = difference < 4 * DEVIATION * math.sqrt(SIZE / 2)
         return [float((inside[:, k] & (difference.argmin(1) == k)).double().mean()) for k in range(len(SHARES))]
@@ -92,7 +92,7 @@ class Denoiser(nn.Module):
 
 
 class Adapter(nn.Module):
-    """LoRA matrices beside each layer: the student, or its score."""
+    """LoRA matrices of each layer: the student, or its score."""
 
     def __init__(self, net: Denoiser, rank: int, gen: torch.Generator) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Adapter(nn.Module):
 
 
 def fitted(world: RareWorld, steps: int = 1500, seed: int = 0) -> Denoiser:
-    """A denoiser fitted to the world's samples: where students and their scores start from."""
+    """A denoiser fitted to the dataset's samples: the initial weights of students and their scores."""
     gen = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     net = Denoiser()
@@ -130,7 +130,7 @@ class Course(NamedTuple):
 
     Attributes:
         rank: of the generator's adapter; the score's has twice as much.
-        batch: rows of each update.
+        batch: samples of each update.
         lr, lr_score: Adam's.
         ema: decay of the generator's average.
     """
@@ -148,8 +148,8 @@ class Run:
 
     Attributes:
         updates: done so far.
-        calls: rows that went through a score network, teacher's and student's in the E-step and the student's in its
-            own training, in batches.
+        calls: batches through a score network, the teacher's and student's in the E-step and the student's in its
+            own training.
         seconds: processor time spent in updates.
     """
 
@@ -208,7 +208,7 @@ class Run:
 
     @torch.no_grad()
     def judged(self, count: int = 20_000) -> dict[str, float]:
-        """Shares of the rare modes, what is near no mode, precision and recall on 2,000, of the averaged student."""
+        """The averaged student: fractions of rare modes and of samples near no mode, precision, recall on 2,000."""
         gen = torch.Generator().manual_seed(99)
         captions = torch.randint(CAPTIONS, (count,), generator=gen)
         real, z = self.world.samples(captions, gen), torch.randn(count, SIZE, generator=gen)
@@ -224,7 +224,7 @@ class Run:
 
 
 def snapshots(run: Run, calls: int, seconds: float) -> Iterator[tuple[str, dict[str, float]]]:
-    """Train until both budgets are spent, and judge the student at each: ("calls" or "time", figures)."""
+    """Trains until both budgets are spent, and evaluates the student at each: ("calls" or "time", figures)."""
     waiting = {"calls", "time"}
     while waiting:
         run.step()

@@ -1,4 +1,4 @@
-"""Rare modes that captions leave unsaid, at equal calls and at equal time: ``vitrine reproduce emd.rare_modes``."""
+"""Rare modes that captions do not mention, at equal calls and at equal time: ``vitrine reproduce emd.rare_modes``."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ FIGURES = ("5 %", "2 %", "1 %", "near none", "precision", "recall", "updates")
     target="above 0 at 95 % over 3 seeds, at equal calls and at equal time", minutes=2.5, quick_minutes=0.3,
 )  # fmt: skip
 def rare_modes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Four captions whose pictures are 92 % of one kind; 5, 2 and 1 % of others the caption does not say.
+    """Four captions whose pictures are 92 % of one kind; 5, 2 and 1 % are of kinds that the caption does not mention.
 
-    Students are rank-4 adapters on a fitted denoiser, their scores rank-8 ones; the teacher is exact. Each is judged
+    Students are rank-4 adapters on a fitted denoiser, their scores rank-8 ones; the teacher is exact. Each is evaluated
     after 6,000 batches through a score network and after 5 s of processor time. Quick: one seed, K = 4 alone, a quarter
     of both.
     """

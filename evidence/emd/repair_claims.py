@@ -33,8 +33,8 @@ FIRST, LEVEL = 5_300_000, 399.0
 def repair(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The shipped student's samples after chains of 16 and 300 steps, z frozen and z moving.
 
-    Features of the readout network, against 1,000 renders. The baseline is the teacher alone: the sample noised to the
-    chain's level and denoised by ten guided steps. Quick: 5 pictures, 16 and 64 steps.
+    Features of the attribute classifier, against 1,000 renders. The baseline is the teacher alone: the sample noised
+    to the chain's level and denoised by ten guided steps. Quick: 5 pictures, 16 and 64 steps.
     """
     count, lengths = (5, (16, 64)) if quick else (8, (16, 300))
     judge = Judge.open(FIRST, count, model)

@@ -1,4 +1,4 @@
-"""What the shipped one-step student is worth: ``vitrine reproduce emd.student``."""
+"""Quality of the shipped one-step student: ``vitrine reproduce emd.student``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ SETS, APART = 4, 10_000
 def student(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Teacher with 30 steps and with one, Diff-Instruct and EMD with one, on the same captions and seeds.
 
-    Quick: 100 captions, of which the teacher's 30 steps take most of the time; one set for the recall. What the
-    figures of so few pictures differ by from one set to the next is left aside.
+    Quick: 100 captions, of which the teacher's 30 steps take most of the time; one set for the recall. Differences
+    between small sets are ignored.
     """
     from ...engine.portraits import render, sample_scenes
 
@@ -66,7 +66,7 @@ def student(model: str | None = None, progress: Progress = silent, quick: bool =
 
 
 def _holds_quickly(rows: dict[str, dict[str, Any]]) -> bool:
-    """Nothing contradicts the target; distances are taken above that of real pictures, the bias of a small set."""
+    """Nothing contradicts the target; the distance of real pictures, the bias of a small set, is subtracted."""
     emd, single, many, baseline, real = (
         rows[name]
         for name in (
@@ -94,7 +94,7 @@ def _recalls(
     rows: dict[str, dict[str, Any]], students: dict[str, Generate], sets: int, judge_from: Callable[[int], Judge],
     progress: Progress,
 ) -> dict[str, float]:  # fmt: skip
-    """Mean recall of each student; ``rows`` hold the first set's and get all of them, distances with intervals too."""
+    """Mean recall of each student; ``rows`` have the first set's and receive all, with intervals of distances."""
     recalls = {name: [rows[name]["recall"]] for name in students}
     distances = {name: [rows[name]["FID"]] for name in students}
     for k in range(1, sets):

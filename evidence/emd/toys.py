@@ -31,7 +31,7 @@ class LinearGaussian:
         )  # fmt: skip
 
     def rho(self) -> Joint:
-        """What the chain walks."""
+        """The density that the chain samples."""
         return Joint(self.net, self.difference, NoiseLevels(self.alpha, self.sigma))
 
     def net(self, z: torch.Tensor) -> torch.Tensor:

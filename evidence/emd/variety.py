@@ -1,4 +1,4 @@
-"""A student that draws one picture for every seed, and what gives it variety back, at equal network calls."""
+"""A student that generates one picture for every seed, and methods that restore variety, at equal network calls."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from ..portraits.sampling import decode, sample_latents
 SAMPLING = StudentSampling("portraits", (999.0, 749.0, 499.0, 249.0))
 GUIDANCE, STRENGTHS = 7.5, (0.3, 0.6, 1.0)
 TAUGHT, SHOWN = range(200_000, 200_128), 7_300_000
-"""Scenes the student is taught on, and the first of those it is measured on."""
+"""Scenes the student is trained on, and the first scene of its evaluation."""
 SHAPE, SEEDS = (4, 16, 16), 8
 
 
 def open_captions(scenes: Scenes) -> list[str]:
-    """Captions that leave skin, hair colour, mouth, shirt and background unsaid, as some of the training's did."""
+    """Captions that do not mention skin, hair colour, mouth, shirt and background, like some training captions."""
     import numpy as np
 
     return caption(scenes, np.ones((len(scenes), len(OPTIONAL)), bool))
 
 
 def collapsed_student(model: Portraits, updates: int = 60, progress: Progress = silent) -> Denoiser:
-    """A mode-seeking student of four steps: a LoRA that has the teacher's guidance of 7.5 distilled in.
+    """A mode-seeking student of four steps: a LoRA into which the teacher's guidance of 7.5 is distilled.
 
     At each of its four levels it learns the guided prediction (Meng et al. 2023), at half the teacher's calls. Strong
-    guidance draws the seeds of a prompt together, and the student with them. The pictures it learns on are renders.
+    guidance makes the seeds of a prompt similar, and the student's as well. Its training pictures are renders.
     """
     gen, batch = torch.Generator().manual_seed(0), 8
     scenes = sample_scenes(TAUGHT)
@@ -59,7 +59,7 @@ def collapsed_student(model: Portraits, updates: int = 60, progress: Progress = 
     roles = Roles(Denoiser.from_diffusers(model.unet, model.scheduler), 16)
     roles.train_only(GENERATOR)
     adam = torch.optim.Adam(list(roles.parameters(GENERATOR).values()), lr=1e-3, betas=(0.9, 0.99))
-    times = torch.tensor([SAMPLING.timesteps[0], *SAMPLING.timesteps]).double()  # noise counts most: twice as often
+    times = torch.tensor([SAMPLING.timesteps[0], *SAMPLING.timesteps]).double()  # pure noise counts twice
     for step in range(updates):
         rows = torch.randint(len(clean), (batch,), generator=gen)
         t, noise = times[torch.randint(len(times), (batch,), generator=gen)], torch.randn(batch, *SHAPE, generator=gen)
@@ -79,7 +79,7 @@ def collapsed_student(model: Portraits, updates: int = 60, progress: Progress = 
 
 @dataclass
 class Drawn:
-    """Pictures of several prompts, each with the same seeds, by the way they were drawn.
+    """Pictures of several prompts, each with the same seeds, by sampling method.
 
     Attributes:
         scenes: one for each prompt: what its pictures should show.
@@ -104,7 +104,7 @@ def draw(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Dr
         base = Base(teacher, cond, None, FirstSteps(count))
         name = f"base for {count} of 4 steps"
         ways[name] = (4, partial(few_steps, student, z, cond, SAMPLING, seeds, base))
-    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # each picture's noise is its own
+    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # separate noise for each picture
     for strength in STRENGTHS:
         noisy = noisy_text(cond, strength, own)
         ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, SAMPLING, seeds))
@@ -130,5 +130,5 @@ def _once(net: Denoiser, contract: StudentPreset, z: torch.Tensor, cond: Conditi
 
 
 def contact_sheet(drawn: Drawn, path: str | Path, prompt: int = 0) -> Path:
-    """A row for each way, a column for each seed, of one prompt."""
+    """One prompt: a row for each sampling method, a column for each seed."""
     return write_grid(path, torch.cat([pictures[prompt] for pictures in drawn.pictures.values()]), SEEDS)

@@ -1,4 +1,4 @@
-"""What gives a fast student its teacher's variety back: ``vitrine reproduce emd.variety``."""
+"""Methods that restore a fast student's variety: ``vitrine reproduce emd.variety``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ TEACHER, ALONE, PAIR = "teacher, 10 steps, guidance 3", "student, 4 steps", "bas
     minutes=1.5, quick_minutes=0.5,
 )  # fmt: skip
 def variety(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """A student with guidance 7.5 distilled in, alone, with its base, and with noise on the text: four calls a picture.
+    """A student distilled with guidance 7.5, alone, with its base, and with noise on the text: four calls a picture.
 
-    Eight prompts that leave five attributes unsaid, eight seeds; features of the readout network; the teacher's ten
-    steps are the reference of precision and recall. A student of one step has no step to give to its base: the shipped
-    ones stand beside, with noise on the text as the only remedy. Quick: three prompts, half the updates.
+    Eight prompts that do not mention five attributes, eight seeds; features of the attribute classifier; the teacher's
+    ten steps are the reference of precision and recall. A student of one step has no step for its base: the shipped
+    students are measured with noise on the text, the only method for them. Quick: three prompts, half the updates.
     """
     return _judged(draw(3, 30, progress) if quick else draw(progress=progress))
 
@@ -42,10 +42,10 @@ def variety(model: str | None = None, progress: Progress = silent, quick: bool =
     minutes=3, quick_minutes=0.6,
 )  # fmt: skip
 def variety_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The flow portraits' student of four steps that draws one picture for every seed; as ``emd.variety`` else.
+    """Like ``emd.variety``, on the flow portraits' four-step student that generates one picture for every seed.
 
-    It is trained here, in half a minute. The base alone stands beside at as many calls: four steps without guidance,
-    two with it. Quick: three prompts, two thirds of the updates.
+    It is trained here, in half a minute. The base alone is measured at the same number of calls: four steps without
+    guidance, two with it. Quick: three prompts, two thirds of the updates.
     """
     return _judged(draw_flow(3, 40, progress) if quick else draw_flow(progress=progress))
 
@@ -78,7 +78,7 @@ def _judged(drawn: Drawn) -> ClaimResult:
 
 
 def measured(drawn: Drawn) -> tuple[dict[str, dict], dict[str, list[float]]]:
-    """(a row of figures for each way, its distance on each prompt)."""
+    """(metrics of each sampling method, its distance on each prompt)."""
     from ..portraits.readout import attribute_accuracy, load_readout, read
 
     net, rows, distances = load_readout(), {}, {}
@@ -102,5 +102,5 @@ def measured(drawn: Drawn) -> tuple[dict[str, dict], dict[str, list[float]]]:
 
 
 def _at_64(pictures: torch.Tensor) -> torch.Tensor:
-    """What the readout network looks at."""
+    """The input of the attribute classifier."""
     return pictures if pictures.shape[-1] == 64 else functional.interpolate(pictures, (64, 64), mode="area")

@@ -1,1 +1,1 @@
-"""Evidence about the portraits model: how it was made, the network that reads its pictures, claims, report section."""
+"""Evidence about the portraits model: training, attribute classifier, claims, report section."""

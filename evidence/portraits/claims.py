@@ -22,9 +22,9 @@ OTHER, DECODED, CONTROL = (
     quick_minutes=0.6,
 )
 def quality(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Do samples show what the prompt says, as read by the readout network; Frechet distances beside the floor.
+    """Whether samples show the prompt's attributes, by the attribute classifier; Frechet distances and their floor.
 
-    ``quick`` takes 96 samples and 1024 held-out renders, and asks whether the upper ends of the intervals reach the
+    ``quick`` takes 96 samples and 1024 held-out renders, and tests whether the upper ends of the intervals reach the
     target.
     """
     from ...engine.portraits.flow import load_either

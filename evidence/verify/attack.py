@@ -1,4 +1,4 @@
-"""What blocking leaves in the weights: DoRI's optimised embedding against NeMo's neurons, sampled and judged."""
+"""What blocking leaves memorized: DoRI's optimised embedding against NeMo's neurons, sampled and compared."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def attack(context: Context) -> Measured:
 def _attacked(
     context: Context, judge: Judge, prompts: list[str], sets: list[NeuronSet], targets: list[torch.Tensor]
 ) -> torch.Tensor:
-    """(N, S, D) of samples under the embedding that calls each picture best while its neurons are blocked."""
+    """(N, S, D) of samples under the embedding optimised for each picture while its neurons are blocked."""
     probe, settings = context.nemo.probe("all"), context.settings
 
     def arguments(row: int) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""NeMo's blocking: how alike samples are to the training picture before, after, and with random neurons blocked."""
+"""NeMo's blocking: similarity of samples to the training picture before, after, and with random neurons blocked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .samples import ORIGINALS, Samples, originals
 from .searching import CAPTIONS, ROWS_OF_A_SEARCH, STATISTICS, neurons_of, verbatim_rows
 
 READS = ("probe", "search", "seeds", "first_seed", "usual", "steps", "guidance", "size", "call", "scheduler")
-"""Settings that decide the figures."""
+"""Settings that affect the figures."""
 REMEDIES = ("untouched", "blocked", "random")
 WORDS = {
     "untouched": "nothing blocked",
@@ -50,7 +50,7 @@ PUBLISHED = tuple(
 
 
 def prepare(context: Context) -> Estimate:
-    """A search for each prompt, and its samples under three remedies."""
+    """A search for each prompt, and its samples under three treatments."""
     settings, pace = context.settings, context.pace
     count = len(verbatim_rows(context)[0]) if context.path(MEMORIZED) else len(context.chosen(112))
     pictures = count * len(REMEDIES) * settings.seeds + settings.usual
@@ -61,9 +61,9 @@ def prepare(context: Context) -> Estimate:
 
 @check("nemo.blocking", paper=PAPER, families=("SD", "SDXL", "Flux"), needs=NEEDS, published=PUBLISHED, prepare=prepare)
 def blocking(context: Context) -> Measured:
-    """Searches, samples, and the judge's similarities."""
+    """Searches, samples, and the descriptor's similarities."""
     judge = judge_of(context)
-    usual = usual_samples(context, judge)  # first: it refuses where there are no captions for it
+    usual = usual_samples(context, judge)  # first: it raises without captions
     rows, prompts, whole = verbatim_rows(context)
     sets, differs = neurons_of(context, prompts)
     described = {name: samples.all() for name, samples in remedies(context, judge, prompts, sets).items()}
@@ -83,7 +83,7 @@ def blocking(context: Context) -> Measured:
 
 
 def remedies(context: Context, judge: Judge, prompts: list[str], sets: list[NeuronSet]) -> dict[str, Samples]:
-    """Samples of the prompts under each remedy."""
+    """Samples of the prompts under each treatment."""
     random = [random_neurons(context.network, s) for s in sets]
     none = [NeuronSet({})] * len(sets)
     made = {}
@@ -99,7 +99,7 @@ def _blocked(sets: list[NeuronSet], row: int) -> dict[str, Any]:
 
 
 def usual_samples(context: Context, judge: Judge) -> torch.Tensor:
-    """(R, D) of samples of ordinary captions, which say how far apart pictures are; none where the judge needs none."""
+    """(R, D) of samples of ordinary captions, the scale of distances; empty if the descriptor needs none."""
     if not judge.usual:
         return torch.zeros(0, 1)
     need = CAPTIONS if context.path(CAPTIONS) is not None else ORDINARY
@@ -111,7 +111,7 @@ def _figures(
     judge: Judge, described: dict[str, torch.Tensor], rows: list[int], pictures: dict[int, torch.Tensor],
     usual: torch.Tensor,
 ) -> tuple[dict[str, Figure], dict[str, Any]]:  # fmt: skip
-    """Similarities to the training pictures and to the unblocked samples, and shares of copies."""
+    """Similarities to the training pictures and to the unblocked samples, and fractions of copies."""
     figures: dict[str, Figure] = {}
     references = {i: judge.describe(pictures[row]) for i, row in enumerate(rows) if row in pictures}
     details: dict[str, Any] = {"judge": judge.name, "a copy is above": round(judge.level, 4)}
@@ -141,21 +141,21 @@ def _alignment(texts: torch.Tensor, images: dict[str, torch.Tensor]) -> dict[str
 
 
 def median_figure(what: str, values: torch.Tensor) -> Figure:
-    """Median and median absolute deviation of (N,) values over prompts, as the paper has them."""
+    """Median and median absolute deviation of (N,) values over prompts, as in the paper."""
     middle = values.median()
     spread = round(float((values - middle).abs().median()), 4)
     return Figure(what, round(float(middle), 4), median_interval(values), len(values), spread)
 
 
 def _share(judge: Judge, table: torch.Tensor, words: str) -> Figure:
-    """Share of single samples that are copies; prompts are drawn anew for its interval."""
+    """Fraction of samples that are copies; its interval is a bootstrap over prompts."""
     shares = (table > judge.level).float().mean(1)
     what = f"fraction of samples that copy the training picture ({judge.key}), {words}"
     return Figure(what, round(float(shares.mean()), 4), mean_interval(shares), len(shares))
 
 
 def _missing(figures: dict[str, Figure], judge: Judge, pictures: dict[int, torch.Tensor]) -> dict[str, str]:
-    """Why published figures have nothing beside them."""
+    """The reason why a published figure has no measured one."""
     reasons = {}
     for published in PUBLISHED:
         if published.key in figures:

@@ -1,4 +1,4 @@
-"""Which files were measured: SHA-256 of the model's and the data's, read in pieces."""
+"""SHA-256 of the measured model's and data's files, read in pieces."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def model_files(model: str | Path) -> list[Path]:
 
 
 class Checksums:
-    """Sums that are known from an earlier run count while a file's size and time are the same.
+    """Checksums, cached while a file's size and modification time are unchanged.
 
     Args:
-        path: of the JSON file in which they are remembered.
+        path: of the JSON file of the cache.
     """
 
     def __init__(self, path: Path) -> None:
@@ -76,7 +76,7 @@ class Checksums:
         return str(self._known[key][1])
 
     def table(self, paths: Iterable[Path], root: Path) -> dict[str, str]:
-        """Name below ``root`` -> sum."""
+        """Path relative to ``root`` -> sum."""
         return {_name(p, root): self.of(p) for p in paths}
 
 

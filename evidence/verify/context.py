@@ -1,4 +1,4 @@
-"""What a verification works with: the user's model and data, the budget, and where unfinished work is kept."""
+"""The inputs of a verification: the user's model and data, the budget, and the folder of unfinished work."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .records import Need
 from .settings import FILE, VerifySettings, read_settings
 
 SEED = 2025
-"""Of the permutation that a subset is the beginning of."""
+"""Seed of the permutation whose first elements are a subset."""
 SETTINGS = Need(FILE, "settings other than the papers'", "written by you", "yours", optional=True)
 
 
@@ -38,14 +38,14 @@ class Asked:
 
     Attributes:
         model: a pipeline folder or a .safetensors file on this machine.
-        data: folder with what the checks need, in any arrangement up to two folders deep.
+        data: folder with the data of the checks, at any depth up to two folders.
         sscd, clip: copy descriptors: SSCD's TorchScript file, a CLIP folder.
         face, lpips: a face recogniser and LPIPS, as TorchScript files.
-        subset: at most so many prompts or pairs of each kind.
-        memory: budget beyond the weights.
+        subset: most prompts or pairs of each kind.
+        memory: budget in addition to the weights.
         out: folder of this verification.
         load: device, precision and the like.
-        world: the embedded model that takes the checkpoint's role, if one does.
+        world: the embedded model that takes the checkpoint's role, or None.
     """
 
     model: str
@@ -63,7 +63,7 @@ class Asked:
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Nothing asks the hub while the block is open, whatever was imported before."""
+    """Blocks access to the hub while the context is open, whatever was imported before."""
     name = "HF_HUB_OFFLINE"
     constants: Any = sys.modules.get("huggingface_hub.constants")
     before, flag = environ.get(name), getattr(constants, name, None)
@@ -109,12 +109,12 @@ class Context:
     """One verification.
 
     Attributes:
-        asked: by the user.
+        asked: the user's request.
         model: folder or file.
         pipe: loaded from it.
         kind: see :func:`kind_of`.
         settings: the papers', or what settings.json in the data folder says.
-        budget: bytes beyond the weights.
+        budget: bytes in addition to the weights.
     """
 
     def __init__(self, asked: Asked, bar: Callable[[str], Progress] = TqdmProgress) -> None:
@@ -169,7 +169,7 @@ class Context:
 
     @cached_property
     def controlled(self) -> Any:
-        """The pipeline whose sizes have a weight over the noise level; of models that are told sizes."""
+        """The pipeline whose sizes have a weight over the noise level; of models conditioned on sizes."""
         from ...engine.pipelines import ControlConditionedPixArtPipeline, ControlConditionedXLPipeline
 
         kind = ControlConditionedXLPipeline if self.kind == "SDXL" else ControlConditionedPixArtPipeline
@@ -179,12 +179,12 @@ class Context:
 
     @cached_property
     def told_own_size(self) -> int:
-        """Side in pixels of the pictures that a model of sizes makes, which it is told by default."""
+        """Side in pixels of the pictures of a model conditioned on sizes, its default condition."""
         return int(self.network.config.sample_size) * int(self.pipe.vae_scale_factor)
 
     @cached_property
     def pace(self) -> Pace:
-        """What a row through the network takes here, timed once."""
+        """Cost of a batch row in the network on this machine, timed once."""
         return pace_of(self.pipe, self.nemo, self.settings.detect)
 
     @cached_property
@@ -194,7 +194,7 @@ class Context:
 
     @cached_property
     def identity(self) -> str:
-        """The digest of all that was loaded: networks, scheduler, tokenizers; and the libraries that compute them."""
+        """The digest of everything loaded: networks, scheduler, tokenizers; and the libraries that compute them."""
         versions = [version_of(name) for name in ("torch", "diffusers", "transformers")]
         return digest([components_of(self.pipe), versions, self.network.device.type])
 
@@ -221,10 +221,10 @@ class Context:
         return None
 
     def prompts(self, need: Need) -> tuple[list[str], list[str]]:
-        """(prompts, labels) of a list that must be there; labels are empty texts where it has none.
+        """(prompts, labels) of a required list; labels are empty if it has none.
 
         Raises:
-            VitrineError: If it is missing or is no list of prompts.
+            VitrineError: If it is missing or not a list of prompts.
         """
         path = self.path(need)
         if path is None:
@@ -233,16 +233,16 @@ class Context:
         return prompts, labels or [""] * len(prompts)
 
     def chosen(self, count: int) -> list[int]:
-        """Ascending numbers of a subset of ``count`` rows: always the same ones, and part of every larger subset."""
+        """Ascending indices of a subset of ``count`` items: always the same ones, and part of every larger subset."""
         order = torch.randperm(count, generator=torch.Generator().manual_seed(SEED))
         return sorted(order[: self.asked.subset].tolist())
 
     def subset_note(self, count: int, whole: int, what: str) -> list[str]:
-        """A sentence where not all rows were measured."""
+        """A sentence if only a subset was measured."""
         return [] if count == whole else [f"{count} of {whole} {what}, chosen by a fixed permutation"]
 
     def usual_notes(self, *relevant: str, autocast: bool = True) -> list[str]:
-        """What differs in every check: the model, the precision, the settings.
+        """The differences common to all checks: the model, the precision, the settings.
 
         Args:
             relevant: names of the settings that the check reads.
@@ -255,17 +255,17 @@ class Context:
 
     # --- the work -------------------------------------------------------------------------------------------------
     def state(self, name: str, *facts: object) -> Path:
-        """Where unfinished work is kept: a folder (or file, by its ending) of its own for each model and ``facts``."""
+        """The folder (or file, by its suffix) of unfinished work, separate for each model and ``facts``."""
         mark = digest([self.identity, list(facts)])[:12]
         stem, dot, ending = name.partition(".")
         return self.asked.out / "state" / f"{stem}-{mark}{dot}{ending}"
 
     def data_sums(self, needs: Sequence[Need]) -> dict[str, str]:
-        """Name -> SHA-256 of the data that is there."""
+        """Name -> SHA-256 of the existing data."""
         paths = {need.file: self.path(need) for need in needs}
         return {path.name: self.sums.of(path) for path in paths.values() if path is not None}
 
     def data_sums_of(self, *options: str) -> list[str]:
-        """Sums of what the command's options name, empty where they name nothing."""
+        """Sums of the files that the command's options name; empty for unset options."""
         paths: list[Path | None] = [getattr(self.asked, option) for option in options]
         return ["" if path is None else self.sums.of(path) for path in paths]

@@ -1,7 +1,7 @@
 """The embedded models in the role of a checkpoint: ``--model portraits``, ``--model flow`` and ``--model sized``.
 
-Their data is written where a user's would lie, under the names that the authors' files have, so that what runs on a
-published checkpoint is what runs here. Planted pictures are the half that chose nothing on the flow model.
+Their data is written where a user's would be, under the names of the authors' files, so that the code that runs on a
+published checkpoint runs here. Memorized pictures are the held-out half on the flow model.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from .sized import FOLDER, SizedContext
 WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS, "sized": FOLDER}
 STATISTICS, ORDINARY, COLOURINGS, FACES, SITTERS = 600, 200, 10, 60, 16
 """Captions for statistics and threshold, ordinary ones that are scored, captions of each template, portraits with
-keypoints, and people of no space."""
+keypoints, and held-out people."""
 BRIEF = 40
-"""Captions that leave open what the sized model's collection links with size."""
+"""Captions without the attributes that correlate with size in the sized model's dataset."""
 SETTINGS = {
     "portraits": VerifySettings(
         detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE, protocol="nemo"),
@@ -55,11 +55,11 @@ SETTINGS = {
     ),
     "sized": VerifySettings(sizes=SizeSettings((16, 32, 64, 128, 256), prompts=BRIEF, steps=20, guidance=2.0)),
 }  # fmt: skip
-"""Searches and scores as these worlds' own claims have them."""
+"""Settings of searches and scores in these models' claims."""
 
 
 def embedded(asked: Asked) -> Asked:
-    """The user's wishes with a world's name replaced by its folder, and its data written beside the results."""
+    """The user's request with an embedded model's name replaced by its folder; writes its data."""
     if asked.model not in WORLDS:
         return asked
     data = asked.data or write_data(asked.model, asked.out / "data")
@@ -67,12 +67,12 @@ def embedded(asked: Asked) -> Asked:
 
 
 def context_of(asked: Asked, bar: Callable[[str], Progress] = TqdmProgress) -> Context:
-    """The verification of a checkpoint, or of a world in its role."""
+    """The verification of a checkpoint, or of an embedded model in its role."""
     return (SizedContext if asked.world == "sized" else Context)(asked, bar)
 
 
 def write_data(name: str, folder: Path) -> Path:
-    """Prompts, planted pictures and settings of a world, unless they are there."""
+    """Prompts, memorized pictures and settings of an embedded model, unless they exist."""
     if (folder / FILE).is_file():
         return folder
     if name == "sized":
@@ -85,7 +85,7 @@ def write_data(name: str, folder: Path) -> Path:
 
 
 def _write_pictures(name: str, folder: Path) -> None:
-    """Lists, originals and keypoints of a world that was planted; students and people of the 64 px portraits."""
+    """Lists, originals and keypoints of a model with memorized pictures; students and people of the 64 px portraits."""
     model = load_either(WORLDS[name])
     measured = flow_claims.halves()[1]
     rows: list[tuple[object, ...]] = []
@@ -110,7 +110,7 @@ def _write_pictures(name: str, folder: Path) -> None:
 
 
 def write_spair(folder: Path, model: Model, count: int = FACES) -> None:
-    """Warped portraits with their keypoints, each beside the next one, laid out as SPair-71k is."""
+    """Warped portraits with their keypoints, each paired with the next one, in SPair-71k's layout."""
     scene = draw_scene(model, range(TESTING, TESTING + count), misaligned=True)
     side = scene.images.shape[-1]
     for number, picture in enumerate(scene.images):
@@ -129,7 +129,7 @@ def write_spair(folder: Path, model: Model, count: int = FACES) -> None:
 
 
 def _box(points: torch.Tensor, side: int) -> list[int]:
-    """left, top, right, bottom around the points and a tenth of the picture more, inside it."""
+    """left, top, right, bottom around the points with a margin of a tenth of the picture, clipped to it."""
     low, high = points.min(0).values - side / 10, points.max(0).values + side / 10
     return [round(float(v)) for v in torch.cat([low, high]).clamp(0, side)]
 
@@ -140,7 +140,7 @@ def _copy(file: Path, folder: Path) -> None:
 
 
 def _table(path: Path, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """As the authors' lists: semicolons, and the row's number in front without a name."""
+    """In the authors' format: semicolons, and an unnamed first column of row numbers."""
     text = io.StringIO()
     written = csv.writer(text, delimiter=";", lineterminator="\n")
     written.writerow(("", *head))

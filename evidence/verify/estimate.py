@@ -1,4 +1,4 @@
-"""How long and how large, before anything begins: one forward is timed and measured, the rest is counted."""
+"""Time and memory before a run: one forward is measured, the others are counted."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ...engine.runtime.footprint import Peak
 from .records import Estimate
 
 DECODING, ENCODING = 3.0, 1.4
-"""Rows of the network that the VAE costs for a picture: SD1.5 at 512 px encodes in 1117 GFLOP, its UNet takes 803 a row
+"""Cost of the VAE for a picture, in UNet evaluations: SD1.5 at 512 px encodes in 1117 GFLOP, its UNet takes 803
 (flop counts); decoding is about twice the encoding."""
 _SHORT = 2.0
-"""Seconds below which the first forward, which may move weights or choose kernels, is not the one that counts."""
+"""Seconds below which the first forward, which may move weights or choose kernels, is measured again."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What a row through the network takes on this machine.
+    """Cost of a batch row in the network on this machine.
 
     Attributes:
-        seconds: of a batch of one; larger batches take less a row on an accelerator.
-        row: bytes at its peak beyond the weights.
+        seconds: of a batch of one; on an accelerator larger batches take less per row.
+        row: peak bytes in addition to the weights.
         weights: bytes of all parts of the pipeline.
-        picture: bytes at the peak of decoding one; 0 where that is not known.
+        picture: bytes at the peak of decoding one; 0 if unknown.
     """
 
     seconds: float
@@ -38,11 +38,11 @@ class Pace:
     picture: int = 0
 
     def rows_within(self, budget: int, most: int) -> int:
-        """How many rows fit half of a budget together; one at least."""
+        """Number of batch rows that fit half of a budget; at least one."""
         return max(1, min(most, budget // 2 // max(1, self.row)))
 
     def pictures_within(self, budget: int, most: int) -> int:
-        """How many pictures that are sampled together, with guidance, fit half of a budget; one at least."""
+        """Number of pictures sampled with guidance in one batch that fit half of a budget; at least one."""
         return max(1, min(most, budget // 2 // max(1, self.sampled)))
 
     @property
@@ -51,18 +51,18 @@ class Pace:
         return max(2 * self.row, self.picture)
 
     def estimate(self, rows: float, held: int, why: str) -> Estimate:
-        """Of so many rows, while so many bytes are held."""
+        """The estimate for ``rows`` UNet evaluations, with ``held`` further bytes allocated."""
         return Estimate(rows, rows * self.seconds, held, why)
 
     def sampling(self, rows: float, pictures: int, steps: int, budget: int, why: str) -> Estimate:
-        """Of ``rows``, and of pictures that are sampled with guidance in so many steps and decoded."""
+        """The estimate for ``rows`` UNet evaluations, and for sampling pictures with guidance and decoding them."""
         scored = self.rows_within(budget, 80) * self.row if rows else 0
         held = max(self.pictures_within(budget, pictures) * self.sampled, scored)
         return self.estimate(rows + pictures * (2 * steps + DECODING), held, why)
 
 
 def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
-    """One row at the model's own size, measured; a second time where the first was short.
+    """Measures one batch row at the model's default size, twice if the first was short.
 
     Args:
         pipe: a diffusers pipeline.
@@ -81,7 +81,7 @@ def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
 
 
 def _decoding(vae: Any, shape: tuple[int, int, int]) -> int:
-    """Bytes at the peak of decoding one picture, by a run that computes nothing (on torch's meta device)."""
+    """Bytes at the peak of decoding one picture, by a run on torch's meta device."""
     from diffusers import AutoencoderKL
 
     if type(vae) is not AutoencoderKL:
@@ -98,7 +98,7 @@ def _decoding(vae: Any, shape: tuple[int, int, int]) -> int:
 
 
 def timed(run: Callable[[], Any]) -> float:
-    """Seconds of a call, an accelerator's work included."""
+    """Seconds of a call, including an accelerator's work."""
     began = time.perf_counter()
     run()
     for name in ("cuda", "mps"):
@@ -114,7 +114,7 @@ def _bytes(module: torch.nn.Module) -> int:
 
 
 def duration(seconds: float) -> str:
-    """For a person: seconds, minutes or hours."""
+    """As text: seconds, minutes or hours."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

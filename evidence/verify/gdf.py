@@ -1,4 +1,4 @@
-"""Correspondence on SPair-71k: GDF's places of UNets, DiTF's of Flux, by nearest features without training."""
+"""Correspondence on SPair-71k: GDF's layers of UNets, DiTF's layer of Flux, by nearest features without training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPAIR = Need(
     "see its page",
 )  # fmt: skip
 TEST_PAIRS, PICTURES, GRID = 12_234, 1_800, 128
-"""Of SPair-71k: its test pairs, and all its pictures, of which the test needs a part."""
+"""Of SPair-71k: its test pairs, and all its pictures, of which the test needs some."""
 PRESETS = {"SD": "Ours-v1.5", "SDXL": "Ours-XL", "Flux": "DiTF-Flux"}
 DATA = "SPair-71k test"
 _PLAIN = (
@@ -49,7 +49,7 @@ DITF = tuple(
 
 
 def _pairs(context: Context) -> tuple[list[SPairPair], int]:
-    """The subset of the test pairs, and how many there are."""
+    """The subset of the test pairs, and the number of all."""
     folder = context.path(SPAIR)
     assert folder is not None  # a check does not run without what it needs
     pairs = read_spair(folder)
@@ -57,7 +57,7 @@ def _pairs(context: Context) -> tuple[list[SPairPair], int]:
 
 
 def _preparing(taps: int) -> Callable[[Context], Estimate]:
-    """An estimate for so many ways of tapping every picture."""
+    """An estimate for ``taps`` ways of tapping each picture."""
 
     def prepare(context: Context) -> Estimate:
         if context.path(SPAIR) is None:
@@ -78,7 +78,7 @@ def _preparing(taps: int) -> Callable[[Context], Estimate]:
 
 
 def _matching(context: Context, channels: int) -> tuple[float, int]:
-    """Seconds and bytes of comparing two pictures with as many channels, on the network's device."""
+    """Seconds and bytes of comparing two pictures with ``channels`` channels, on the network's device."""
     g, shape = torch.Generator().manual_seed(0), (channels, GRID, GRID)
     both = [torch.randn(shape, generator=g).to(context.network.device) for _ in range(2)]
     points = torch.rand(10, 2, generator=g).to(both[0])
@@ -86,7 +86,7 @@ def _matching(context: Context, channels: int) -> tuple[float, int]:
 
 
 def _run(context: Context, changes: dict[str, Any]) -> SPairRun:
-    """The published selection, or the settings' places."""
+    """The published selection, or the layers from the settings."""
     settings, chosen = context.settings, preset(PRESETS[context.kind])
     tap: dict[str, Any] = {"seeds": chosen.seeds, "modulate": chosen.modulate, "discard": chosen.discard}
     places = settings.places.split() or list(chosen.addresses)
@@ -97,7 +97,7 @@ def _run(context: Context, changes: dict[str, Any]) -> SPairRun:
 
 
 def _measured(context: Context, changes: dict[str, Any], label: str) -> tuple[SPairScore, int]:
-    """PCK@0.1 of the subset, and how many pairs there are in all."""
+    """PCK@0.1 of the subset, and the number of all pairs."""
     from ...engine.pipelines import CorrespondencePipeline
 
     pairs, whole = _pairs(context)
@@ -110,7 +110,7 @@ def _measured(context: Context, changes: dict[str, Any], label: str) -> tuple[SP
 
 
 def _figure(what: str, each: torch.Tensor, points: Sequence[int]) -> Figure:
-    """Share of points that are right, in per cent; pairs are drawn anew for the interval."""
+    """Percentage of correct points; the interval is a bootstrap over pairs."""
     weights = torch.tensor([float(n) for n in points])
     good = ~each.isnan()
     hits, counts = (each * weights)[good], weights[good]
@@ -133,7 +133,7 @@ def _notes(context: Context, count: int, whole: int) -> list[str]:
     needs=(SPAIR, SETTINGS), published=PLAIN, prepare=_preparing(1),
 )  # fmt: skip
 def spair(context: Context) -> Measured:
-    """Nearest features of the published places; no head is trained."""
+    """Nearest features of the published layers; no head is trained."""
     pairs, _ = _pairs(context)
     points = [len(p.source_points) for p in pairs]
     score, whole = _measured(context, {}, "published places")
@@ -153,7 +153,7 @@ def spair(context: Context) -> Measured:
     prepare=_preparing(len(STEPS)),
 )  # fmt: skip
 def ditf(context: Context) -> Measured:
-    """The block's input as it is, as the block reads it, and without its massive channels."""
+    """The block's input: plain, modulated, and modulated without its massive channels."""
     pairs, _ = _pairs(context)
     points, whole = [len(p.source_points) for p in pairs], 0
     figures, missing, details = {}, {}, {}

@@ -1,4 +1,4 @@
-"""Who says whether a picture comes back: SSCD where the user has its file, else pixels against what is usual."""
+"""The copy descriptor: SSCD if the user has its file, else pixel distance relative to the usual one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ VERBATIM = 0.7
 
 @dataclass(frozen=True)
 class Judge:
-    """Descriptors of pictures, and how alike two of them are.
+    """Descriptors of pictures, and their similarity.
 
     Attributes:
         key: ``sscd``, ``pixels``, or another's.
         name: of its similarity, in words.
         level: above it a picture is a copy.
-        usual: whether it needs samples of ordinary captions, which say which distance is usual.
+        usual: whether it needs samples of ordinary captions, which give the usual distance.
         describe: (n, 3, H, W) in [0, 1] -> (n, D).
         image: the same, CLIP's, for prompt alignment; None without CLIP.
         texts: n prompts -> (n, E) in CLIP's space.
@@ -50,10 +50,10 @@ class Judge:
     texts: Callable[[list[str]], torch.Tensor] | None = None
 
     def similarity(self, samples: torch.Tensor, references: torch.Tensor, usual: torch.Tensor) -> torch.Tensor:
-        """(S,) of descriptors (S, D) to as many, or to one (1, D).
+        """(S,) of descriptors (S, D) to S others, or to one (1, D).
 
         Args:
-            usual: (R, D) of samples that have nothing to do with them; used by pixels alone.
+            usual: (R, D) of samples of unrelated prompts; used by pixels only.
         """
         if not self.usual:
             return torch.cosine_similarity(samples, references)
@@ -63,7 +63,7 @@ class Judge:
 
 
 def judge_of(context: Context) -> Judge:
-    """SSCD and CLIP where the user named them."""
+    """SSCD and CLIP if the user named them."""
     image, texts = None, None
     if (folder := context.path(CLIP)) is not None:
         clip = Clip.load(str(folder))
@@ -74,7 +74,7 @@ def judge_of(context: Context) -> Judge:
 
 
 def pixels() -> Judge:
-    """Who needs no file."""
+    """The descriptor that needs no file."""
     return Judge("pixels", "1 - distance / usual distance at 64 px", 1 - THIRD, True, _flat)
 
 

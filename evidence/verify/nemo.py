@@ -46,7 +46,7 @@ def prepare(context: Context) -> Estimate:
 
 
 def _count(context: Context, need: Need, published: int = 500) -> int:
-    """Prompts that will be measured; as many as published where the list is not there yet."""
+    """Prompts that will be measured; the published number if the list is missing."""
     whole = published if context.path(need) is None else len(context.prompts(need)[0])
     return len(context.chosen(whole))
 
@@ -56,7 +56,7 @@ def _count(context: Context, need: Need, published: int = 500) -> int:
     published=PUBLISHED, prepare=prepare,
 )  # fmt: skip
 def detection(context: Context) -> Measured:
-    """Scores of both lists, and how well they are told apart."""
+    """Scores of both lists, and how well they are separated."""
     (memorized, labels), (ordinary, _) = (context.prompts(need) for need in (MEMORIZED, ORDINARY))
     first, second = context.chosen(len(memorized)), context.chosen(len(ordinary))
     texts = [memorized[i] for i in first] + [ordinary[i] for i in second]
