@@ -7,6 +7,7 @@ import importlib.util
 from comfy_api.latest import ComfyExtension, io
 
 from .comfy import choices, compat_comfyui, glossary, lora, people, run_watch, similarity
+from .comfy.nemo import register as register_neurons
 from .comfy.node_inputs import checked
 
 FAMILIES = (
@@ -26,6 +27,7 @@ NODES: list[type[io.ComfyNode]] = _nodes()
 run_watch.register()
 similarity.register()
 people.register()
+register_neurons()
 choices.register()
 glossary.register()
 lora.register()

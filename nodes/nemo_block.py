@@ -11,7 +11,8 @@ from ..engine.nemo import BlockConfig, NeuronSet
 from ..engine.nemo.block import token_positions
 from ..engine.nemo.neurons import parse_neurons
 from .comfy import saved
-from .comfy.nemo import baked, blocked, layers_of
+from .comfy.nemo import LAYERS, baked, blocked, layers_of
+from .comfy.panel_state import HIDDEN, marked
 from .comfy.progress import text_on
 from .nemo import CATEGORY
 from .nemo_find import describe
@@ -59,6 +60,8 @@ class NEMONeuronBlocker(io.ComfyNode):
                 ),
             ]),
             outputs=[io.Model.Output(display_name="MODEL", tooltip="Sample with this one. LoRAs may follow.")],
+            hidden=HIDDEN,
+            has_intermediate_output=True,
         )  # fmt: skip
 
     @classmethod
@@ -72,7 +75,8 @@ class NEMONeuronBlocker(io.ComfyNode):
         if not len(neurons) or factor == 1:
             return io.NodeOutput(model)
         patched = blocked(model, left, config) if len(left) else model
-        return io.NodeOutput(patched, ui={"vitrine_layers": layers_of(model, neurons)})
+        LAYERS.remember(cls.hidden, layers_of(model, neurons))
+        return io.NodeOutput(patched, ui=marked({}, cls.hidden))
 
 
 class NEMOBake(io.ComfyNode):

@@ -33,8 +33,8 @@ class TrainSlider(io.ComfyNode):
             description="Makes a slider from pictures before and after: the change is learned, and what stays the same "
             "in both is left alone.",
             search_aliases=[
-                "weights2weights", "own slider", "make slider", "slider from pictures", "before and after",
-                "concept slider", "image pair slider", "train slider", "lora slider",
+                "weights2weights", "own slider", "make slider", "slider from pictures", "make a slider from pictures",
+                "before and after", "concept slider", "image pair slider", "train slider", "lora slider",
             ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("start", "save_as", "lr"), [

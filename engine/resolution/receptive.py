@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from ..runtime.compat_torch import PADDED_SIDES
 from ..runtime.forward_hooks import Reached, block_of
 
 RECEPTIVE = ("auto", "dilate", "none")
@@ -95,8 +96,7 @@ class Spread(AbstractContextManager):
     def _spread(self, conv: Any, step: tuple[int, int]) -> None:
         # He et al. 2024 (ScaleCrafter), re-dilation: taps d cells apart, and padding that keeps the size
         rows, columns = step
-        changes: dict[str, Any] = {"dilation": step, "padding": step}
-        changes["_reversed_padding_repeated_twice"] = [columns, columns, rows, rows]  # for modes other than zeros
+        changes: dict[str, Any] = {"dilation": step, "padding": step, PADDED_SIDES: [columns, columns, rows, rows]}
         for name, value in changes.items():
             self._undo.append(_putting_back(conv, name))
             setattr(conv, name, value)

@@ -14,6 +14,9 @@ from ..errors import refuse
 HOOKS = {"_forward_pre_hooks": "hook before", "_forward_hooks": "hook after", "_backward_hooks": "hook on gradients"}
 """Hook dictionaries of a module -> what to call their entries."""
 
+PADDED_SIDES = "_reversed_padding_repeated_twice"
+"""Attribute of a convolution: cells to pad left, right, above, below, for modes other than zeros."""
+
 
 def probe() -> list[str]:
     """Names that are missing from this PyTorch."""
@@ -21,6 +24,7 @@ def probe() -> list[str]:
     own = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", *HOOKS)
     lost = [f"torch.nn.Module.{name}" for name in own if not hasattr(module, name)]
     lost += [f"torch.Tensor.{name}" for name in ("_base", "_version") if not hasattr(tensor, name)]
+    lost += [f"torch.nn.Conv2d.{PADDED_SIDES}"] * (not hasattr(nn.Conv2d(1, 1, 1, device="meta"), PADDED_SIDES))
     return lost + [f"torch.{name}" for name in ("_softmax_backward_data",) if not hasattr(torch, name)]
 
 

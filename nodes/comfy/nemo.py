@@ -15,8 +15,12 @@ from ...engine.runtime.stored_weights import as_numbers
 from ...engine.tracing.fingerprint import width_of
 from .forwards import Forward, around_forwards
 from .model import PREFIX, backbone_of, checkpoint_weights, decode, fingerprint
+from .page_routes import key_in, not_run, post
+from .panel_state import PanelStates
 
 _KEY = "vitrine.nemo"
+LAYERS: PanelStates[list[dict[str, Any]]] = PanelStates(16)
+"""What the panel of a *NEMO Neuron Blocker* shows: see :func:`layers_of`."""
 
 
 def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
@@ -72,3 +76,15 @@ def previews(model: Any, vae: Any, probe: Any, cond: Condition, shape: tuple[int
     noise = probe_noise(probe.config, shape).to(model.load_device)
     clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0
     return decode(model, vae, clean)
+
+
+async def _neurons(asked: dict[str, Any], request: Any) -> dict[str, Any]:
+    layers = LAYERS.find(key_in(asked))
+    if layers is None:
+        raise not_run()
+    return {"layers": layers}
+
+
+def register() -> None:
+    """Answer the page, where there is a server."""
+    post("/vitrine/neurons", _neurons)

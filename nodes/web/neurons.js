@@ -2,9 +2,11 @@
 // there, or a second click, leaves it alone or blocks it again. The text field "spared" stays the value.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, foldable, styled, THEME, undoStep } from "./panel.js";
+import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const COLOURS = { blocked: "#ffb224", spared: "#5b5b5b" };
+const RAN = {}; // the news that a run has ended
 const CHOSEN = "vitrine_neuron"; // a node's property, saved in the workflow
 
 /** Lines "address index, index" as a set of "address index". */
@@ -98,8 +100,8 @@ function openBrowser(node, text) {
     return detail.replaceChildren(head, ...said.map((line) => styled("div", "", line)));
   };
 
-  const refresh = () => {
-    node.vitrineLayers ??= app.nodeOutputs?.[node.id]?.vitrine_layers; // undo makes all nodes anew
+  const refresh = (news) => {
+    if (news === RAN) learn();
     const layers = node.vitrineLayers ?? [], spared = parse(String(text.value ?? ""));
     const names = layers.flatMap((l) => l.neurons.map((i) => `${l.address} ${i}`));
     const off = names.filter((name) => spared.has(name)).length;
@@ -119,8 +121,17 @@ function openBrowser(node, text) {
     tell(layers, spared);
   };
 
-  refresh();
-  return { widget: addPanel(node, "neurons", box), refresh, close: () => {} };
+  /** The neurons of the last run: of this workflow, and of this copy of a subgraph. */
+  const learn = async () => {
+    const id = executionId(node), answer = await ask(node, "/vitrine/neurons");
+    if (!answer || !node.graph || id !== executionId(node)) return;
+    node.vitrineLayers = answer.ok ? answer.content.layers : null;
+    refresh();
+  };
+
+  const close = whenStateMayDiffer(node, learn);
+  refresh(RAN);
+  return { widget: addPanel(node, "neurons", box), refresh, close };
 }
 
 app.registerExtension({
@@ -130,9 +141,6 @@ app.registerExtension({
     if (!text) return;
     const panel = foldable(node, t("neurons by layer"), () => openBrowser(node, text));
     chain(text, "callback", panel.later);
-    chain(node, "onExecuted", (output) => {
-      node.vitrineLayers = output?.vitrine_layers ?? node.vitrineLayers;
-      panel.later();
-    });
+    chain(node, "onExecuted", () => panel.later(RAN));
   },
 });

@@ -71,6 +71,10 @@ function takeKeys(box, { remove, cancel }) {
       app.extensionManager.command.execute(key.toLowerCase() === "y" || event.shiftKey ? "Comfy.Redo" : "Comfy.Undo");
     } else if (key === "Escape") letGo(target);
   });
+  box.addEventListener("pointerdown", ({ target }) => { // a field elsewhere would take the keys that follow
+    const before = document.activeElement;
+    if (typing(before) && before !== target) letGo(before);
+  }, true);
   box.addEventListener("focusin", ({ target }) => { if (typing(target)) target.dataset.before = target.value; });
   const above = (event) => {
     if (!box.isConnected || !box.matches(":hover")) return window.removeEventListener("keydown", above, true);

@@ -46,8 +46,8 @@ class Canvas:
 
     async def started(self, prompt, size=64):
         """Model, prompt, size: ids of the three."""
-        model = await self.add("demo model", "VitrineLoadPortraits")
-        text = await self.add("prompt", "CLIPTextEncode", {"text": prompt}, clip=[model, 1])
+        model = await self.add("try without a checkpoint", "VitrineLoadPortraits")
+        text = await self.add("text prompt", "CLIPTextEncode", {"text": prompt}, clip=[model, 1])
         latent = await self.add("empty latent", "EmptyLatentImage", {"width": size, "height": size, "batch_size": 2})
         return model, text, latent
 
@@ -64,8 +64,8 @@ class Canvas:
 
 
 async def one_word(canvas):
-    model = await canvas.add("demo model", "VitrineLoadPortraits")
-    text = await canvas.add("prompt", "CLIPTextEncode", {"text": "a face with red hair"}, clip=[model, 1])
+    model = await canvas.add("try without a checkpoint", "VitrineLoadPortraits")
+    text = await canvas.add("text prompt", "CLIPTextEncode", {"text": "a face with red hair"}, clip=[model, 1])
     picture = await canvas.add("demo image", "VitrineRenderPortrait", {"count": 2})
     wires = {"clip": [model, 1], "vae": [model, 2], "image": [picture, 0], "positive": [text, 0]}
     return await canvas.add(

@@ -20,6 +20,9 @@ SEARCHES = {
     ],
     "ActivationTap TapDuringSampling ActivationPicture": ["attention map", "heatmap", "see what the model sees"],
     "TapDuringSampling": ["record activations", "watch the sampler", "h-space"],
+    "WordMap": ["what the model sees for one word", "word heatmap", "DAAM"],
+    "TrainW2WSlider": ["slider from pictures", "make a slider from pictures", "image pair slider"],
+    "NEMOCompareCopies": ["did it help", "compare copies"],
     "FindCorrespondence": [
         "find the same part",
         "landmarks",
