@@ -247,7 +247,7 @@ def test_rotary_stand_in(comfy):
 def test_refusals(comfy, loaded, tmp_path):
     import folder_paths
 
-    for more, message in (({"schedule": "relabel"}, "does not say"), ({"pos_embed": "grid"}, "auto takes"),
+    for more, message in (({"schedule": "relabel"}, "without it in its header"), ({"pos_embed": "grid"}, "auto takes"),
                           ({"train": (64, 0)}, "both sides"), ({"width": 94}, "multiples of 4")):  # fmt: skip
         with pytest.raises(VitrineError, match=message):
             transfer(comfy, loaded[0], **more)
