@@ -232,7 +232,9 @@ class ControlTrainer:
             t = torch.randint(self.schedule.steps, (count,), generator=random)
         return Batch(x0, noise, t, semantics.to(self.device), values, drop)
 
-    draw = sample_batch  # the former name, for one release
+    def draw(self, step: int) -> Batch:
+        """The former name of :meth:`sample_batch`, for one release."""
+        return self.sample_batch(step)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean square error of the prediction, with Eq. 1 inside."""

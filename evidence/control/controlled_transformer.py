@@ -160,7 +160,7 @@ class TransformerTrainer(ControlTrainer):
         made_of = {"pictures": data, "decay": [self.decay_from, warmup], "lesson": type(self).__name__}
         super().__init__(trainee, [], config, folder, metadata, model.device, made_of)
 
-    def draw(self, step: int) -> Batch:
+    def sample_batch(self, step: int) -> Batch:
         """Samples the batch from the step's seed, always on the CPU."""
         random, count = torch.Generator().manual_seed(self._seed(step)), self.config.batch
         rows = torch.randint(len(self.data.latents), (count,), generator=random)

@@ -146,8 +146,9 @@ class Outcome:
 
 def _separation(planted: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
     hits = int((planted > ordinary.quantile(0.99)).sum())
+    span = auroc_interval(planted, ordinary) if min(len(planted), len(ordinary)) > 1 else None
     return {
-        "AUROC, 95 %": [round(auroc(planted, ordinary), 4), auroc_interval(planted, ordinary)],
+        "AUROC, 95 %": [round(auroc(planted, ordinary), 4), span],
         "above the 99 % level of ordinary captions": f"{hits} of {len(planted)}",
     }
 

@@ -49,7 +49,7 @@ def _row(figure: dict[str, Any]) -> tuple[object, ...]:
 
 
 def stand_in(name: str) -> str:
-    """What a shipped model's figures say."""
+    """The note on figures of a shipped model."""
     return (
         f"'{name}' ships with this pack and is measured on drawings: this shows that the checks run. Published figures "
         "are of other models and photographs; those that cannot be compared say so."
@@ -78,7 +78,7 @@ def _number(figure: dict[str, Any]) -> str:
 
 
 def _add_data(page: Report, plan: dict[str, Any]) -> None:
-    """What every claim needs of others, whether it is here or not."""
+    """The data that each claim needs, whether present or not."""
     page.add_heading("Data")
     page.add_paragraph("None of it ships with the pack, and nothing is downloaded: get it from its authors.")
     needs = {n["file"]: n for claim in plan["claims"] for n in claim["needs"]}

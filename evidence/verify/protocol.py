@@ -1,4 +1,4 @@
-"""What is verified: the registry of checks, each with its published figures and the data it needs."""
+"""The registry of checks, each with its published figures and the data it needs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ class Check:
     """A claim that can be verified on a checkpoint.
 
     Attributes:
-        name: ``room.name``.
-        paper: whose claim it is.
+        name: ``subpackage.name``.
+        paper: the source of the claim.
         families: of models that it can run on, as :func:`~.context.kind_of` names them.
         needs: data from elsewhere.
         published: the paper's figures.
-        prepare: ``prepare(context) -> Estimate``, without work worth mentioning.
-        measure: ``measure(context) -> Measured``; goes on where it was stopped.
-        fits: ``fits(context) -> str``, why this model of the right family is none for the claim; empty where it is.
+        prepare: ``prepare(context) -> Estimate``, without noticeable work.
+        measure: ``measure(context) -> Measured``; resumes where it was stopped.
+        fits: ``fits(context) -> str``, why the claim does not apply to this model of a suitable family; empty if it
+            does.
     """
 
     name: str

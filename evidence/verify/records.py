@@ -1,4 +1,4 @@
-"""Plain records of a verification: published and measured figures, the data they need, what they will take."""
+"""Plain records of a verification: published and measured figures, the data they need, their cost."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class Published:
     """A figure as printed in a paper.
 
     Attributes:
-        key: of the measured figure that stands beside it.
+        key: of the corresponding measured figure.
         figure: what it is, in words.
-        value, spread: as printed; the spread is what stands behind the +-.
+        value, spread: as printed; the spread is the number after +-.
         model, data: it was measured on.
         source: paper and table.
-        note: what the source leaves open.
-        anywhere: whether it holds for any model and data, so that the shipped models are compared with it too.
+        note: what the source does not specify.
+        anywhere: whether it applies to any model and data, so that the shipped models are compared with it too.
     """
 
     key: str
@@ -33,16 +33,16 @@ class Published:
 
 @dataclass(frozen=True)
 class Need:
-    """Data that is not ours to ship.
+    """Data that is not shipped.
 
     Attributes:
-        file: name of the file or folder that is looked for.
-        what: it holds.
-        where_published: by its authors; never fetched from here.
-        licence: as its authors state it.
-        others: names that serve as well.
-        optional: without it a part of the figures is left out.
-        option: of the command, where it is not looked for in the data folder.
+        file: name of the file or folder to look for.
+        what: its contents.
+        where_published: the authors' page; never downloaded.
+        licence: as stated by its authors.
+        others: accepted alternative names.
+        optional: without it some figures are omitted.
+        option: of the command, for data outside the data folder.
     """
 
     file: str
@@ -55,29 +55,29 @@ class Need:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that serve, the published one first."""
+        """All accepted names, the published one first."""
         return (self.file, *self.others)
 
     @property
     def short(self) -> str:
-        """What to name where the long text stands elsewhere."""
+        """The short name, for use where the full text is given elsewhere."""
         return f"--{self.option}" if self.option else self.file
 
     def text(self) -> str:
-        """For a person: what to get, from whom, under which licence."""
+        """As text: what to get, its source and its licence."""
         place = f"--{self.option} FILE" if self.option else "the --data folder"
         return f"{self.file} ({self.what}): {self.where_published}; licence: {self.licence}; put into {place}"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a check will take.
+    """The cost of a check.
 
     Attributes:
-        rows: that go through the network, one picture and one branch of guidance each.
+        rows: UNet evaluations, one per picture and guidance branch.
         seconds: in all, from the timed forward.
-        bytes: held at the peak beyond the weights.
-        why: how the rows were counted.
+        bytes: peak memory in addition to the weights.
+        why: how the evaluations were counted.
     """
 
     rows: float
@@ -88,7 +88,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured figure: its 95 % interval, if there is one, over how many, and their spread as papers print it."""
+    """A measured figure: its 95 % interval, if there is one, the sample size, and the spread as papers print it."""
 
     what: str
     value: float
@@ -102,9 +102,9 @@ class Measured:
     """The outcome of a check.
 
     Attributes:
-        figures: by key; those with a :class:`Published` of that key stand beside it.
-        differs: every way in which this measurement is not the published one.
-        missing: figures that were not measured here, and why.
+        figures: by key; those with a :class:`Published` of that key are compared with it.
+        differs: every difference between this measurement and the published one.
+        missing: figures that were not measured, and why.
         details: further numbers, for the JSON file.
     """
 

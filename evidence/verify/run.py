@@ -1,4 +1,4 @@
-"""``vitrine verify``: say what it takes, measure, and write a table published / measured / what differs."""
+"""``vitrine verify``: print the cost, measure, and write a table published / measured / what differs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Planned:
 
     Attributes:
         check: the claim.
-        missing: data that is not there.
-        estimate: None where the claim is not about this model.
-        unfit: why it is not.
+        missing: required data that was not found.
+        estimate: None if the claim does not apply to this model.
+        unfit: why it does not.
     """
 
     check: Check
@@ -38,7 +38,7 @@ class Planned:
 
     @property
     def reason(self) -> str:
-        """Why it cannot run; empty where it can."""
+        """Why it cannot run; empty if it can."""
         if self.estimate is None:
             return f"not for this model: {self.unfit}"
         return "needs " + ", ".join(need.short for need in self.missing) if self.missing else ""
@@ -47,13 +47,13 @@ class Planned:
 def verify(
     asked: Asked, names: Sequence[str] = (), dry: bool = False, bar: Callable[[str], Progress] = TqdmProgress
 ) -> int:
-    """Verify claims on a checkpoint, all that it and the data allow for no names; the same call goes on after a kill.
+    """Verify claims on a checkpoint, without names all possible ones; the same call resumes after a kill.
 
     Writes ``plan.json`` before anything is measured, then ``verify.json`` and ``verify.html`` into the out folder.
 
     Args:
         names: claims by name or glob.
-        dry: stop after the plan; the report then holds it.
+        dry: stop after the plan; which the report then contains.
         bar: label -> progress of one claim.
 
     Returns:
@@ -82,7 +82,7 @@ def verify(
 
 
 def _write(context: Context, plans: Sequence[Planned], rows: list[dict[str, Any]]) -> None:
-    """The JSON file and the page as far as claims were measured."""
+    """The JSON file and the page with the claims measured so far."""
     out, table = context.asked.out, _plan_table(context, plans)
     report = {"model": _model(context), "subset": context.asked.subset, "claims": rows}
     write_json(out / PLAN, table)
@@ -100,7 +100,7 @@ def _planned(check: Check, context: Context) -> Planned:
 
 
 def _announce(context: Context, plans: Sequence[Planned]) -> None:
-    """What it needs, how long it will take, how much memory: before the work begins."""
+    """Prints the required data, time and memory before the work begins."""
     pace, device = context.pace, context.network.device.type
     row = f"a UNet evaluation {pace.seconds:.3g} s and {pace.row / 2**20:.0f} MiB"
     kind = f"{type(context.pipe).__name__} ({context.kind}), {context.dtype} on {device}"
@@ -145,7 +145,7 @@ def _model(context: Context) -> dict[str, Any]:
 
 
 def _measured(check: Check, context: Context) -> tuple[Measured, dict[str, str]]:
-    """The outcome and the sums of the data, measured now or by the same call before."""
+    """The outcome and the sums of the data, measured now or by an earlier call."""
     sums = context.data_sums(check.needs)
     described_by = context.data_sums_of("sscd", "clip", "face", "lpips")
     mark = digest([context.identity, context.asked.subset, context.settings, sums, described_by, context.asked.world])
@@ -170,10 +170,10 @@ def _from_plain(table: dict[str, Any]) -> Measured:
 def _claim(
     plan: Planned, outcome: tuple[Measured, dict[str, str]] | None, shipped: bool, waiting: str = "not measured"
 ) -> dict[str, Any]:
-    """One claim of the JSON file: each published figure next to the measured one, then what has none published.
+    """One claim of the JSON file: each published figure next to the measured one, then those without a published one.
 
     Args:
-        shipped: the model ships with the pack, so that only figures that hold anywhere can be compared.
+        shipped: the model ships with the pack, so that only figures with ``anywhere`` can be compared.
     """
     result, sums = outcome or (Measured({}), {})
     status = "measured" if outcome else plan.reason or "planned"
@@ -195,7 +195,7 @@ def _claim(
 
 
 def _print(row: dict[str, Any]) -> None:
-    """Each measured figure of a claim beside the published one."""
+    """Each measured figure of a claim with the published one."""
     for figure in row["figures"]:
         if figure["measured"] is not None:
             values = f"measured {measured(figure)}, published {published(figure)}"

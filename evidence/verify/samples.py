@@ -1,4 +1,4 @@
-"""Samples of many prompts under a remedy: only their descriptors are kept, prompt by prompt, so a kill costs one."""
+"""Samples of many prompts under a treatment: descriptors are stored prompt by prompt, so a kill loses at most one."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ ORIGINALS = Need(
 
 
 class Samples:
-    """Descriptors (S, D) of the samples of each prompt, by pixels or SSCD, and CLIP's behind them.
+    """Descriptors (S, D) of the samples of each prompt, by pixels or SSCD, and CLIP's.
 
     Args:
-        prompts: one each row.
-        name: of the remedy, for files and the bar.
-        facts: what makes the remedy the same on another day.
+        prompts: one per row.
+        name: of the treatment, for files and the progress bar.
+        facts: what identifies the treatment in a later run.
         arguments: row -> further arguments of the pipeline's call, such as ``neurons``.
         seeds: samples of each prompt; None takes the settings'.
     """
@@ -49,7 +49,7 @@ class Samples:
         self.folder = context.state(f"samples-{name}", inputs)
 
     def all(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(N, S, D) of the judge and (N, S, E) of CLIP, E 0 without it; samples what is missing."""
+        """(N, S, D) of the descriptor and (N, S, E) of CLIP, E 0 without it; samples missing prompts."""
         described = [torch.zeros(1, 3, 64, 64)]
         widths = [self.judge.describe(described[0]).shape[1]]
         widths.append(0 if self.judge.image is None else self.judge.image(described[0]).shape[1])
@@ -71,7 +71,7 @@ class Samples:
 
 
 def sampled(context: Context, prompt: str, seeds: Sequence[int], arguments: Mapping[str, Any]) -> torch.Tensor:
-    """(S, 3, H, W) in [0, 1] on the CPU, as many together as the budget allows."""
+    """(S, 3, H, W) in [0, 1] on the CPU, in batches that fit the budget."""
     settings, images = context.settings, []
     together = context.pace.pictures_within(context.budget, len(seeds))
     size = {"height": settings.size, "width": settings.size} if settings.size else {}
@@ -91,7 +91,7 @@ def sampled(context: Context, prompt: str, seeds: Sequence[int], arguments: Mapp
 
 @contextmanager
 def _scheduler(context: Context) -> Iterator[None]:
-    """The settings' scheduler, around the numbers of the pipeline's own; none for a model that has no UNet."""
+    """The settings' scheduler, with the pipeline's configuration; none for a model without a UNet."""
     import diffusers
 
     pipe, before = context.nemo, context.nemo.scheduler
@@ -104,7 +104,7 @@ def _scheduler(context: Context) -> Iterator[None]:
 
 
 def originals(context: Context, rows: Sequence[int]) -> dict[int, torch.Tensor]:
-    """Row of the list -> its training picture (1, 3, H, W) in [0, 1], if there is one and it can be read."""
+    """Row number of the list -> its training picture (1, 3, H, W) in [0, 1], if there is one and it can be read."""
     folder = context.path(ORIGINALS)
     if folder is None:
         return {}

@@ -1,4 +1,4 @@
-"""What NeMo's search needs on a user's model: statistics, a threshold, and the neurons of each prompt, kept on disk."""
+"""NeMo on a user's model: statistics, a threshold, and the neurons of each prompt, stored on disk."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_all_places_of_sdxl_at_1024_within_a_budget(tmp_path):
     extra = {"time_ids": torch.tensor([[1024.0, 1024.0, 0.0, 0.0, 1024.0, 1024.0]])}
     cond = Condition(seeded(1, 5, models.TEXT), seeded(1, models.POOLED), extra)
     latents, config, found = seeded(1, 4, 128, 128), TapConfig(PLACES, batch=1), []
-    sizes = footprint(denoiser, latents, cond, config).places
+    sizes = footprint(denoiser, latents, cond, config).sites
     assert sum(sizes.values()) > 3 * budget
 
     def bare():

@@ -70,7 +70,7 @@ def test_a_budget_is_read_and_too_small_a_one_refused(tmp_path):
     for wrong in ("much", "12 GBit", 1000, True):
         with pytest.raises(VitrineError, match="memory"):
             memory_bytes(wrong)
-    sizes = footprint(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)).places
+    sizes = footprint(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)).sites
     assert set(sizes) == set(tap_latents(denoiser(), LATENTS[:1], COND.take(torch.tensor([0])), TapConfig(PLACES)))
     assert [a for part in split_sites(sizes, 2**23) for a in part] == list(sizes)
     with pytest.raises(VitrineError, match="MiB for up-level1-.*self-map"):

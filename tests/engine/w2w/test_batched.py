@@ -93,7 +93,7 @@ def one_at_a_time(subject, config, unet, optimizer_of):
     abar = build_models().scheduler.alphas_cumprod
     random = torch.Generator().manual_seed(config.seed * 1_000_003 + subject.number)
     for _ in range(config.steps):
-        x0, t, noise, cond = subject.draw(config.batch, random)
+        x0, t, noise, cond = subject.sample(config.batch, random)
         a = abar[t].view(-1, 1, 1, 1)
         eps = unet(a.sqrt() * x0 + (1 - a).sqrt() * noise, t, cond.text).sample
         (eps - noise).square().mean().backward()
@@ -147,7 +147,7 @@ def test_the_loss_is_of_what_the_network_puts_out(unet, prediction, weighting):
     config = LoraTrainConfig(batch=4, weighting=weighting)
     found = BatchedTrainer(model, subjects(2), config).losses()
     for k, person in enumerate(subjects(2)):
-        x0, t, noise, _ = person.draw(4, torch.Generator().manual_seed(config.seed * 1_000_003 + person.number))
+        x0, t, noise, _ = person.sample(4, torch.Generator().manual_seed(config.seed * 1_000_003 + person.number))
         signal, level = (s.float().view(-1, 1, 1, 1) for s in schedule.scales(t))
         right = {"eps": noise, "v": signal * noise - level * x0, "x0": x0, "flow": noise - x0}[prediction]
         error = right.square()

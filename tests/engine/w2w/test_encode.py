@@ -106,7 +106,7 @@ def test_encode_edit_and_export(people, tmp_path, capsys):
     out, name = tmp_path / "models", str(PEOPLE_SPACE)
     assert main(["w2w", "encode", name, str(path), "person-0007", "--out", str(out)]) == 0
     told = capsys.readouterr().out
-    assert "the space holds 100.0%" in told and "person-0005 1.00" in told and "person-0007 1.00" in told
+    assert "the space captures 100.0%" in told and "person-0005 1.00" in told and "person-0007 1.00" in told
     somebody = str(out / "somebody.w2wmodel.safetensors")
     edit = ["w2w", "edit", name, somebody, "person-0007", "--out", str(out)]
     assert main([*edit, "--edits", "beard=2", "--protect", "glasses"]) == 0
