@@ -90,7 +90,7 @@ class ForwardClock(AbstractContextManager):
         try:
             self._handles += eager_runs(self._compiled)
             self._reached = Reached(self._reached.what)
-            self._handles.append(hook_before(self.backbone, self._see, with_kwargs=True))
+            self._handles.append(hook_before(self.backbone, self._see, with_kwargs=True, any_thread=True))
             self._open()
             self._reached.watch(self.backbone)
         except BaseException:
@@ -106,7 +106,7 @@ class ForwardClock(AbstractContextManager):
     def _after(self, path: str, hook: Hook) -> None:
         """A hook on a layer's output; leaving the block raises if forwards ended without calling it."""
         layer = self.backbone.get_submodule(path)
-        self._handles.append(hook_after(layer, self._reached.noting(path, hook)))
+        self._handles.append(hook_after(layer, self._reached.noting(path, hook), any_thread=True))
 
     def close(self) -> None:
         """Remove all hooks and the state of the last forward; idempotent."""

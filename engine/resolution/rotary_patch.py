@@ -74,7 +74,7 @@ class RotaryPositions(AbstractContextManager):
             part = self._tabled(backbone, path, part)
         else:
             recompute = self.reached.noting(path, self._recompute)
-            self._undo.append(hook_after(part, recompute, with_kwargs=True).remove)
+            self._undo.append(hook_after(part, recompute, with_kwargs=True, any_thread=True).remove)
             self.reached.watch(backbone)
         if plan.positions.endswith(DYNAMIC):
             timesteps = Timesteps()
@@ -84,7 +84,7 @@ class RotaryPositions(AbstractContextManager):
                 if type(part).__name__ in _TABLED:
                     part.freqs_cis = _tables(part, plan, self.tau)
 
-            self._undo.append(hook_before(backbone, follow, with_kwargs=True).remove)
+            self._undo.append(hook_before(backbone, follow, with_kwargs=True, any_thread=True).remove)
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -194,7 +194,7 @@ class Applied(AbstractContextManager):
         for name, value in zip(("height", "width"), self.plan.target, strict=True):
             self._swap(part, name, value)
         self._swap(part, "pos_embed_max_size", None)
-        self._undo.append(hook_before(part, self._same_size).remove)
+        self._undo.append(hook_before(part, self._same_size, any_thread=True).remove)
 
     def _same_size(self, part: Any, inputs: tuple) -> None:
         tokens = tuple(side // part.patch_size for side in inputs[0].shape[-2:])

@@ -5,7 +5,8 @@ CUDA graph. A tensor that a hook keeps outlives its block, so hooks run while th
 runs no Python, so :class:`Reached` refuses a result whose hooks were not called.
 
 Two threads may run one network: a hook acts on the forwards of the thread that opened it, and on their recomputation in
-autograd's threads. ComfyUI, which runs one graph at a time, may divide a forward between threads.
+autograd's threads. Hooks that belong to the network itself (its size, its control inputs) act in every thread, and so do
+all in ComfyUI, which runs one graph at a time and may divide a forward between threads.
 """
 
 from __future__ import annotations
@@ -47,21 +48,23 @@ def run_hooks_inside(pause: Pause) -> Callable[[], None]:
     return lambda: _PAUSES.remove(pause)
 
 
-def hook_before(module: nn.Module, hook: Hook, *, with_kwargs: bool = False) -> RemovableHandle:
+def hook_before(
+    module: nn.Module, hook: Hook, *, with_kwargs: bool = False, any_thread: bool = False
+) -> RemovableHandle:  # fmt: skip
     """``module.register_forward_pre_hook``."""
-    return module.register_forward_pre_hook(_of_this_thread(_unrecorded(hook)), with_kwargs=with_kwargs)
+    return module.register_forward_pre_hook(_of_thread(_unrecorded(hook), any_thread), with_kwargs=with_kwargs)
 
 
 def hook_after(
-    module: nn.Module, hook: Hook, *, with_kwargs: bool = False, prepend: bool = False
+    module: nn.Module, hook: Hook, *, with_kwargs: bool = False, prepend: bool = False, any_thread: bool = False
 ) -> RemovableHandle:  # fmt: skip
     """``module.register_forward_hook``."""
-    own = _of_this_thread(_unrecorded(hook))
+    own = _of_thread(_unrecorded(hook), any_thread)
     return module.register_forward_hook(own, with_kwargs=with_kwargs, prepend=prepend)
 
 
-def _of_this_thread(hook: Hook) -> Hook:
-    if _ANY_THREAD:
+def _of_thread(hook: Hook, any_thread: bool) -> Hook:
+    if any_thread or _ANY_THREAD:
         return hook
     owner = threading.get_ident()
 
@@ -113,12 +116,13 @@ class Reached:
     """
 
     def __init__(self, what: str) -> None:
-        self.what, self.forwards = what, 0
+        self.what, self.forwards, self.elsewhere = what, 0, 0
+        self._thread = threading.get_ident()
         self._silent, self._handles = set[str](), list[RemovableHandle]()
 
     def watch(self, backbone: nn.Module) -> None:
         """Count completed forwards. An early-exited forward is not counted: later sites were never reached."""
-        self._handles.append(hook_after(backbone, lambda *_: self._ended()))
+        self._handles.append(hook_after(backbone, lambda *_: self._ended(), any_thread=True))
 
     def through(self, layer: nn.Module, name: str) -> None:
         """Expect a layer that has no other hook to be reached."""
@@ -130,7 +134,10 @@ class Reached:
             self._handles.pop().remove()
 
     def _ended(self) -> None:
-        self.forwards += 1
+        if _ANY_THREAD or threading.get_ident() == self._thread:
+            self.forwards += 1
+        else:
+            self.elsewhere += 1
 
     def expect(self, name: str) -> None:
         """Expect a layer to be reached."""
@@ -155,9 +162,12 @@ class Reached:
         """Stop checking, and raise if no forward reached a layer.
 
         Raises:
-            Unreached: If forwards ended and none called an expected hook.
+            Unreached: If forwards ended and none called an expected hook, or all ended in other threads.
         """
         self.close()
+        if self._silent and self.elsewhere and not self.forwards:
+            shown, accepted = f"{self.elsewhere} forwards in other threads", "forwards in the thread that opened it"
+            raise Unreached(str(refuse(self.what, shown, accepted, "open it in the thread that runs the network")))
         if self.forwards and self._silent:
             count, first = len(self._silent), min(self._silent)
             shown = f"{count} layers that {self.forwards} forwards never reached: {first} ..."

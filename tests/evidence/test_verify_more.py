@@ -268,7 +268,7 @@ def test_pixart_is_measured_where_it_has_sizes(told, tmp_path, conditions):
 
 def test_models_that_are_told_no_sizes_are_refused(told, tmp_path):
     refiner = Context(Asked(str(sdxl_folder(tmp_path / "refiner", numbers=5)), told, out=tmp_path / "out"))
-    assert "told 5 numbers" in sizes.fits(refiner)
+    assert "takes 5 numbers" in sizes.fits(refiner)
 
 
 def test_new_published_figures():

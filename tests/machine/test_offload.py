@@ -95,7 +95,7 @@ def test_offloading_changes_nothing_in_half_precision(name, family, mode):
 @pytest.mark.parametrize(("name", "mode"), [pair for pair in LEFT_OUT if FULL or pair[1] == "model offload"])
 def test_trainings_refuse_a_network_that_is_offloaded(name, mode):
     """They ended in errors of torch, or left the network on the device."""
-    with pytest.raises(VitrineError, match=r"its weights offloaded; accepted: one to train .*\.to\(device\)"):
+    with pytest.raises(VitrineError, match=r"its weights offloaded; accepted: a network whose .*\.to\(device\)"):
         placed(name, "sd", mode)
 
 

@@ -70,7 +70,7 @@ def test_clicks_find_a_person_better_than_their_colours_do(stock):
 
 def test_bad_input_is_refused(stock, drawn):
     pipe = SegmentationPipeline.from_pipe(stock)
-    with pytest.raises(VitrineError, match="one for each picture"):
+    with pytest.raises(VitrineError, match="one per picture"):
         pipe(drawn.images[:2], torch.zeros(2, 32, 32), drawn.images[2:], **TAP)
     with pytest.raises(VitrineError, match="at least one"):
         CorrespondencePipeline.from_pipe(stock)(drawn.images[:1], drawn.images[1:], torch.zeros(0, 2), **TAP)

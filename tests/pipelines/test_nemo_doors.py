@@ -37,5 +37,5 @@ def test_an_inpainting_network_is_refused_by_name(pipe):
 
 def test_an_endless_theta_is_refused_by_name():
     for endless in ({"theta": float("inf")}, {"theta_min": float("nan")}):
-        with pytest.raises(VitrineError, match="theta, k"):
+        with pytest.raises(VitrineError, match="SearchConfig theta"):
             SearchConfig(**endless)

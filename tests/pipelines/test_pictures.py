@@ -64,7 +64,7 @@ def test_masks_are_learned_and_given_in_the_pictures_own_sizes(stock, drawn):
         known, [truth[0], larger], [pil(p, (64 + 8 * i, 64)) for i, p in enumerate(drawn.images)], size=64, **TAP
     )
     assert mixed.shape == (4, 64, 64)
-    with pytest.raises(VitrineError, match="one for each picture"):
+    with pytest.raises(VitrineError, match="one per picture"):
         pipe(known, [truth[0], truth[1]], known, size=64, **TAP)
 
 

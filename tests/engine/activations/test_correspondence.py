@@ -105,7 +105,7 @@ def test_bad_folders_are_explained(folder, tmp_path):
         read_spair(root, category="cow")
     with pytest.raises(VitrineError, match="at least one"):
         score_spair([], lambda pair: pair.query_points())
-    with pytest.raises(VitrineError, match="as many"):
+    with pytest.raises(VitrineError, match="one per source point"):
         score_spair(read_spair(root), lambda pair: pair.query_points()[:1])
     bad = root / "PairAnnotation" / "trn"
     bad.mkdir()

@@ -170,7 +170,7 @@ def test_bad_settings_are_refused(settings):
 
 
 def test_the_finder_wants_pictures():
-    with pytest.raises(VitrineError, match="no picture"):
+    with pytest.raises(VitrineError, match="have no grid"):
         massive_channels(torch.zeros(1, 5, 8))
     x = torch.ones(2, 40, 4, 4)
     x[:, 3], x[:, 8] = 40, -400

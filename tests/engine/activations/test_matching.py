@@ -123,7 +123,7 @@ def test_joined_maps_weigh_every_place_alike():
 def test_bad_points_are_explained(points, word):
     with pytest.raises(VitrineError, match=word):
         find_correspondence(torch.randn(2, 4, 4), torch.randn(2, 4, 4), points)
-    with pytest.raises(VitrineError, match="same sites"):
+    with pytest.raises(VitrineError, match="same layers"):
         find_correspondence(torch.randn(2, 4, 4), torch.randn(3, 4, 4), torch.zeros(1, 2))
 
 

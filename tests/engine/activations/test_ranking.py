@@ -169,7 +169,7 @@ def test_preset_files_refuse_other_models_and_broken_content(pipe, tmp_path):
     path = good.save(tmp_path / "p.json")
     with pytest.raises(VitrineError, match="this model"):
         FeaturePreset.load(path).check(pipe.unet)
-    with pytest.raises(VitrineError, match="are missing"):
+    with pytest.raises(VitrineError, match="are not here"):
         FeaturePreset(PRESETS["Ours-v1.5"]).check(pipe.unet)
     table = json.loads(path.read_text())
     for key, value in (("version", 9), ("preset", {"name": "x"}), ("format", "other")):

@@ -91,7 +91,7 @@ def test_hooks_go_after_an_error_and_rows_must_match():
     net, call = build("unet")
     made, rows = controls(net)
     before = call(net, X, T)
-    with pytest.raises(VitrineError, match="2 rows"), Injection(net, made, rows, GammaConfig()):
+    with pytest.raises(VitrineError, match="2 values"), Injection(net, made, rows, GammaConfig()):
         net(X[:1].expand(3, -1, -1, -1), 5, TEXT[:1, :, :8].expand(3, -1, -1))
     block = Injection(net, made, rows[:1], GammaConfig())
     with block, pytest.raises(VitrineError, match="open already"):

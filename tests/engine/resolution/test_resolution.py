@@ -186,7 +186,11 @@ def test_relabel_needs_metadata(tmp_path):
     path, said = tmp_path / "m.safetensors", {"mode": "relabel", "s_pre": 512, "s_now": 1024}
     save_file({"x": torch.zeros(1)}, path, {"ccs_format": "1", "schedule": json.dumps(said)})
     assert plan_transfer(facts, wanted, read_metadata(path)).schedule == "relabel"
-    for changed, message in (({"s_now": 768}, "as trained"), ({"mode": "none"}, "not say"), ({"s_pre": 0}, "JSON")):
+    for changed, message in (
+        ({"s_now": 768}, "as trained"),
+        ({"mode": "none"}, "in its header"),
+        ({"s_pre": 0}, "JSON"),
+    ):
         with pytest.raises(VitrineError, match=message):
             plan_transfer(facts, wanted, {"ccs_format": "1", "schedule": json.dumps(said | changed)})
     with pytest.raises(VitrineError, match="ccs_format"):

@@ -77,6 +77,17 @@ def test_two_threads_run_one_network(monkeypatch):
     handle.remove()
 
 
+def test_a_block_whose_forwards_all_ran_in_another_thread_is_refused(monkeypatch):
+    monkeypatch.setattr("vitrine.engine.runtime.forward_hooks._ANY_THREAD", [])
+    net = models.unet()
+    x, text = torch.randn(1, net.config.in_channels, 16, 16), torch.randn(1, 5, net.config.cross_attention_dim)
+    with pytest.raises(Unreached, match="1 forwards in other threads.*the thread that runs the network"):  # noqa: SIM117
+        with edit(net, {ADDRESS: torch.zeros_like}):
+            worker = threading.Thread(target=net, args=(x, torch.tensor(3), text))
+            worker.start()
+            worker.join()
+
+
 def test_captures_and_edits_do_what_they_do_without_a_recorder(paused):
     net = models.unet()
     text = torch.randn(1, 5, net.config.cross_attention_dim)

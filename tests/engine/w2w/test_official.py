@@ -160,5 +160,5 @@ def test_the_published_labels_make_sliders(space, folder, tmp_path, capsys):
         load_space(tmp_path / "n.safetensors").directions["odd"], load_space(target).directions["odd"]
     )
     (folder / "labels.csv").write_text("name,odd\nid000,1\n")
-    with pytest.raises(VitrineError, match="1 per model"):
+    with pytest.raises(VitrineError, match="one a model"):
         import_official(folder)

@@ -201,7 +201,7 @@ def test_a_space_of_other_adapters_gives_the_members_back(tmp_path):
         truths[read_header(path).name] = true
     built = build_space(tmp_path)
     space, summary = built.space, built.summary()
-    assert space.mode == "delta" and "1 files hold LoKr: converted without loss" in summary
+    assert space.mode == "delta" and "1 files have LoKr: converted without loss" in summary
     for name, true in truths.items():
         row = space.coefficients[space.names.index(name)].float()
         found = materialise(space, row)
