@@ -5,8 +5,8 @@ CUDA graph. A tensor that a hook keeps outlives its block, so hooks run while th
 runs no Python, so :class:`Reached` refuses a result whose hooks were not called.
 
 Two threads may run one network: a hook acts on the forwards of the thread that opened it, and on their recomputation in
-autograd's threads. Hooks that belong to the network itself (its size, its control inputs) act in every thread, and so do
-all in ComfyUI, which runs one graph at a time and may divide a forward between threads.
+autograd's threads. Hooks that belong to the network itself (its size, its control inputs) act in every thread, as all
+do in ComfyUI, which runs one graph at a time and may divide a forward between threads.
 """
 
 from __future__ import annotations
