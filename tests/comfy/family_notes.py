@@ -105,7 +105,7 @@ def test_the_note_for_transformers_can_be_followed(tiny, workflow):
     following = Following.start(workflow, tiny.name, tiny.own)
     following.follow(note(workflow))
     _, error = tiny.run(following.graph)
-    assert error and re.search(UNET_WORDS[workflow], error) and "addresses of this model" in error, error
+    assert error and re.search(UNET_WORDS[workflow], error) and "layers of this model" in error, error
     graph = tiny.following(workflow).graph
     history, error = tiny.run(graph)
     assert error is None and shown(history, graph), error
