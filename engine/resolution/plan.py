@@ -261,7 +261,7 @@ def _moved_lines(facts: ModelFacts, plan: Plan) -> list[str]:
 
 
 def _flow_lines(facts: ModelFacts, plan: Plan) -> list[str]:
-    source = "set by a node before this one" if facts.set_before else "the model's own"
+    source = "the shift set by a node before this one" if facts.set_before else "the model's own"
     lines = [f"schedule: resample: shift {facts.shift:.4g} -> {plan.shift:.4g} (r x {source})"]
     if facts.dynamic:
         rows, columns = plan.target

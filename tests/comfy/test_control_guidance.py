@@ -161,7 +161,7 @@ def test_control_values_refuse_a_model_that_is_told_no_sizes(comfy, xl):
     told = {"width": 64, "height": 64, "crop_left": 0, "crop_top": 0, "target_width": 64, "target_height": 64}
     for name in ("portraits, 64 px", "flow portraits, 128 px"):
         model = comfy.call("VitrineLoadPortraits", model=name)[0]
-        with pytest.raises(VitrineError, match="told no sizes"):
+        with pytest.raises(VitrineError, match="other models take no sizes"):
             comfy.call("VitrineControlValues", conditioning=POSITIVE, model=model, **told)
     plain = comfy.call("VitrineControlValues", conditioning=POSITIVE, **told)[0]
     seen = comfy.call("VitrineControlValues", conditioning=POSITIVE, model=xl.model, **told)[0]

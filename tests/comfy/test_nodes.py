@@ -140,7 +140,7 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
     expected = pca_rgb(maps, PCABasis.fit(maps), (64, 64)).permute(0, 2, 3, 1)
     assert torch.equal(joined, expected)
     assert not torch.equal(joined, comfy.call("VitrineActivationPicture", **told)[0])
-    with pytest.raises(VitrineError, match="Did you mean|addresses of this model"):
+    with pytest.raises(VitrineError, match="Did you mean|layers of this model"):
         comfy.call("VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="Ours-XL")
 
 

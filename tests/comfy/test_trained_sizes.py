@@ -91,7 +91,7 @@ def test_a_transformer_of_no_known_family_is_refused(comfy):
     with pytest.raises(VitrineError, match="which are unknown"):
         transferred(comfy, model)
     report = transferred(comfy, model, pos_embed="keep")[2]
-    assert "positions: unknown; as they are" in report and "shift 1.73 ->" in report
+    assert "positions: unknown; unchanged" in report and "shift 1.73 ->" in report
 
 
 def test_hidreams_pipeline_is_refused():
@@ -110,6 +110,6 @@ def test_a_shift_set_in_front_is_named(comfy):
     (shifted,) = ModelSamplingSD3().patch(model, 6.0)
     report = transferred(comfy, shifted)[2]
     assert "set by a node before this one" in report and "choose schedule none" in report
-    assert "r x what a node before this one has set" in report and "shift 6 ->" in report
+    assert "r x the shift set by a node before this one" in report and "shift 6 ->" in report
     assert "node before" not in own and "r x the model's own" in own
     assert "node before" not in transferred(comfy, shifted, schedule="none")[2]
