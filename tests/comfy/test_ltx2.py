@@ -82,5 +82,7 @@ def test_that_is_all_that_differs(blocks):
 def test_comfyuis_network_is_refused_with_the_reason(comfy):
     from comfy.ldm.lightricks.av_model import LTXAVModel
 
+    network = LTXAVModel.__new__(LTXAVModel)
+    torch.nn.Module.__init__(network)  # without its billions of weights
     with pytest.raises(VitrineError, match="mix in different orders"):
-        sites_of(LTXAVModel.__new__(LTXAVModel))
+        sites_of(network)

@@ -133,7 +133,7 @@ def test_a_lora_or_a_member_becomes_a_model(comfy, space, tmp_path):
     finally:
         folder_paths.folder_names_and_paths["loras"] = kept
     torch.testing.assert_close(mine.coefficients[0], space.coefficients[11], atol=2e-2, rtol=2e-2)
-    assert "holds 100.0%" in report and "person-0011 1.00" in report
+    assert "captures 100.0%" in report and "person-0011 1.00" in report
     member, report = comfy.call("VitrineLoadW2WModel", file="", space=space, member="person-0011")
     assert torch.equal(member.coefficients[0], space.coefficients[11]) and "training model" in report
     with pytest.raises(VitrineError, match="Load W2W Space"):
