@@ -289,7 +289,7 @@ CASES = (
     Wild("LyCORIS", "LoHa", by_lycoris(peft.LoHaConfig(r=2, alpha=8, target_modules=BOTH)), "read"),
     Wild("LyCORIS", "LoKr", by_lycoris(peft.LoKrConfig(
         r=2, alpha=8, target_modules=BOTH, use_effective_conv2d=True)), "read"),
-    Wild("LyCORIS", "DoRA, `dora_scale` of rows", by_lycoris(lora(use_dora=True, target_modules=BOTH)),
+    Wild("LyCORIS", "DoRA, `dora_scale` by output", by_lycoris(lora(use_dora=True, target_modules=BOTH)),
          "read with base weights, else left out: DoRA"),
     Wild("LyCORIS", "LoCon with a middle factor, `lora_mid`", with_middle, "read"),
     Wild("LyCORIS", "full difference", full_difference, "read, says norm layers"),
