@@ -31,7 +31,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "nightly.json"
-MARKED = re.compile(r"^\s*(@|pytestmark = )pytest\.mark\.nightly\b|marks=pytest\.mark\.nightly\b|nightly_but\(", re.M)
+MARKED = re.compile(
+    r"^\s*(@|pytestmark = )pytest\.mark\.nightly\b|marks=pytest\.mark\.nightly\b|nightly_but\(|page_modes\(", re.M
+)
 """What marks a case in a test file: the mark itself, or ``tests/lanes.py``."""
 INTERRUPTED = 2
 """pytest's exit status after Ctrl-C."""

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -45,7 +46,7 @@ async def _walk(driver, address, vue):
         return seen, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("classic")
 def test_two_pictures_under_the_mouse(driver, tmp_path, vue):
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         seen, errors = asyncio.run(_walk(driver, address, vue))

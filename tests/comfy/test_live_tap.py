@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -47,7 +47,7 @@ async def _walk(driver, address, vue, place):
         return await tab.evaluate("window.seen"), await tab.evaluate(shown), tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("Nodes 2.0")
 def test_pictures_arrive_while_it_runs(driver, tmp_path, vue):
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         seen, on_node, errors = asyncio.run(_walk(driver, address, vue, "mid-vit-out"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from vitrine.engine.nemo import NeuronSet
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -94,7 +95,7 @@ async def _run(tab, address):
     return next(n["inputs"]["spared"] for n in nodes if n["class_type"] == "VitrineNEMONeuronBlocker")
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("classic")
 def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
     base = tmp_path / "base"
     with driver.server(COMFYUI, ROOT, base) as address:

@@ -5,10 +5,11 @@ import os
 from pathlib import Path
 
 import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
-MODES = pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+MODES = page_modes("classic")
 CTRL = 2
 BUILD = """(async () => {
     const { api } = await import('/scripts/api.js')

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import at_place, listed, map_of, place_of
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -259,7 +260,7 @@ async def _walk(driver, address, vue):
         return seen, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("Nodes 2.0")
 def test_people_are_dragged_and_sliders_pulled(driver, tmp_path, vue, record_property):
     """``--junitxml`` keeps the milliseconds from the last pull to its picture."""
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:

@@ -4,7 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
-import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -42,7 +42,7 @@ async def _walk(driver, address, vue):
         return seen, before, await tab.evaluate(SAVED), await tab.evaluate(SENT), fits, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("Nodes 2.0")
 def test_rows_grow_as_they_are_used(driver, tmp_path, vue):
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         seen, before, saved, sent, fits, faults = asyncio.run(_walk(driver, address, vue))

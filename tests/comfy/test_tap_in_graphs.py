@@ -89,6 +89,7 @@ async def _in_the_page(driver, address):
         return await tab.run(address), tab.faults()
 
 
+@pytest.mark.nightly
 def test_a_bypassed_tap_in_the_page(driver, tmp_path):
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         entry, faults = asyncio.run(_in_the_page(driver, address))
