@@ -96,6 +96,7 @@ def test_a_baseline_is_the_rows_alone(table, tmp_path, capsys):
     assert table.main(["--check", str(base), results]) == 0
 
 
+@pytest.mark.nightly
 def test_a_real_benchmark_writes_rows(table, tmp_path):
     """One benchmark on a narrow network, from pytest-benchmark's own file to the page and the check."""
     pytest.importorskip("pytest_benchmark")

@@ -19,6 +19,7 @@ def model():
     return load_flow_portraits(FLOW_WEIGHTS)
 
 
+@pytest.mark.nightly
 def test_prompted_attributes_are_shown(model):
     scenes = sample_scenes(range(7_950_000, 7_950_000 + SAMPLES))
     images = sample_images(model, caption(scenes), list(range(SAMPLES)), steps=30, guidance=3.0)

@@ -134,6 +134,7 @@ def test_a_list_of_planted_pictures_reaches_the_claim_that_takes_one(failing, mo
     assert json.loads(out.read_text())[0]["command"] == "vitrine reproduce test.plants --plants mine.json"
 
 
+@pytest.mark.nightly
 def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
     """Each in a process of one thread; what they print and write is what they measure alone."""
     names = ["emd.likelihood", "w2w.directions"]

@@ -48,6 +48,7 @@ def test_heads_are_counted(count, side):
     assert min(validation(count, 16, side).values()) > 0.9
 
 
+@pytest.mark.nightly
 def test_heads_of_a_wide_picture_and_of_none(count, scenes):
     pair = torch.cat(list(render(scenes[[0, 1]], 64).images), -1)
     ground = pair[:, :2, :2].mean((1, 2))[:, None, None].expand(3, 64, 128)

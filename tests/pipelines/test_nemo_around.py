@@ -26,6 +26,7 @@ from vitrine.engine.nemo import (
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import NEMOAroundPipeline, NEMOPipeline
 from vitrine.engine.tracing.fingerprint import width_of
+from vitrine_tests.lanes import nightly_but
 from vitrine_tests.machine import stock
 from vitrine_tests.pipelines.test_family_taps import MAKERS
 
@@ -36,7 +37,11 @@ PROBE = ProbeConfig(seeds=2, timestep_index=1)
 STILL = [name for name in MAKERS if name != "wan"]
 
 
-@pytest.fixture(scope="module", params=[*STILL, "sdxl"])
+SLOW = ("z_image", "klein")
+"""Families whose searches take half a minute."""
+
+
+@pytest.fixture(scope="module", params=[*nightly_but(STILL, [n for n in STILL if n not in SLOW]), "sdxl"])
 def source(request):
     pipe = stock.sdxl() if request.param == "sdxl" else MAKERS[request.param]()
     pipe.set_progress_bar_config(disable=True)

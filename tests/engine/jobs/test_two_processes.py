@@ -118,6 +118,7 @@ def test_statistics_and_threshold(both):
     assert not [p.name for out in both for p in (out / "cal").glob("*-of-*")], "states are gone when all is done"
 
 
+@pytest.mark.nightly
 def test_scores_and_neurons(both):
     tables = [list(csv.DictReader((out / "scores.csv").open(newline=""))) for out in both]
     for a, b in zip(*tables, strict=True):
