@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from ..engine.errors import refuse
 from ..engine.io import packages
+from ..engine.io.picture_files import open_with_alpha
 
 FOLDER = Path("/usr/share/tuxpaint/stamps")
 """Where the package installs them."""
@@ -62,13 +63,9 @@ def read_cutouts(folder: Path = FOLDER, side: int = 256) -> tuple[Cutout, ...]:
 
 def _read(file: Path, side: int) -> Cutout | None:
     """The object, or None for a drawing or a picture without a mask."""
-    from PIL import Image
-
-    text = file.with_suffix(".txt")
-    with Image.open(file) as opened:
-        if "A" not in opened.getbands() or not text.is_file():
-            return None
-        image = opened.convert("RGBA")
+    image, text = open_with_alpha(file), file.with_suffix(".txt")
+    if image is None or not text.is_file():
+        return None
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 4)
     opaque = pixels[pixels[..., 3] > 200][:, :3].long() >> 3
     colours = len((opaque[:, 0] * 1024 + opaque[:, 1] * 32 + opaque[:, 2]).unique())

@@ -16,7 +16,7 @@ from ..engine.runtime.processes import each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
 from .photograph_folder import available
 from .registry import Claim, pick_claims
-from .result_files import record, write_result
+from .result_files import commit, record, write_result
 from .result_plots import shown
 
 
@@ -119,13 +119,13 @@ def duration(claim: Claim, quick: bool) -> str:
 
 def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:
     """Measures one claim; returns its :func:`record`."""
-    bar_shown, began = TqdmProgress(claim.name) if bar else None, time.perf_counter()
+    bar_shown, began, code = TqdmProgress(claim.name) if bar else None, time.perf_counter(), commit()
     result = claim.measure(model=model, progress=bar_shown or silent, quick=quick)
     if bar_shown is not None:
         bar_shown.close()
     options = (" --quick" if quick else "") + (f" --model {model}" if model else "")
     command = f"vitrine reproduce {claim.name}{options}{claim.options}"
-    return record(claim, result, quick=quick, command=command, seconds=time.perf_counter() - began)
+    return record(claim, result, quick=quick, command=command, seconds=time.perf_counter() - began, code=code)
 
 
 def row(result: dict[str, Any]) -> str:

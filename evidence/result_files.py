@@ -19,8 +19,14 @@ SHIPPED = ROOT / "results"
 LIBRARIES = ("vitrine-diffusion", "torch", "diffusers", "transformers", "peft")
 
 
-def record(claim: Claim, result: ClaimResult, *, quick: bool, command: str, seconds: float) -> dict[str, Any]:
-    """The file's content: the claim in words, its figures with all baselines, and the settings of the measurement."""
+def record(
+    claim: Claim, result: ClaimResult, *, quick: bool, command: str, seconds: float, code: str | None
+) -> dict[str, Any]:  # fmt: skip
+    """The file's content: the claim in words, its figures with all baselines, and the settings of the measurement.
+
+    Args:
+        code: the commit that was checked out when the measurement began.
+    """
     words = statements().get(claim.name, Statement(claim.figure, claim.figure, "", "", ""))
     ours = next((arm for arm in result.arms if arm.role == OURS), None)
     value, interval = (result.value, result.interval) if ours is None else (ours.value, ours.interval)
@@ -40,7 +46,7 @@ def record(claim: Claim, result: ClaimResult, *, quick: bool, command: str, seco
         "baselines": [asdict(arm) for arm in result.arms if arm is not ours],
         "tables": [asdict(extra) for extra in result.tables],
         "quick": quick,
-        "commit": commit(),
+        "commit": code,
         "date": datetime.date.today().isoformat(),
         "seconds": round(seconds, 1),
         "command": command,

@@ -50,6 +50,18 @@ def open_rgb(path: str | Path) -> Image:
     return Image.fromarray(np.rint(levels(picture) * 255).astype(np.uint8)).convert("RGB")
 
 
+def open_with_alpha(path: str | Path) -> Image | None:
+    """An image from a file, upright, as 8-bit RGBA; None if it has no alpha channel.
+
+    Raises:
+        VitrineError: If it is not an image, or is damaged.
+    """
+    from PIL import Image
+
+    with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
+        return upright(opened).convert("RGBA") if "A" in opened.getbands() else None
+
+
 def upright(picture: Image) -> Image:
     """A copy of the image, rotated by its EXIF orientation and without that entry."""
     from PIL import ImageOps

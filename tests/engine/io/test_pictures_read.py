@@ -156,9 +156,8 @@ def test_folders_hold_what_people_put_there(tmp_path):
 
 
 def test_there_is_one_reader():
-    """Nothing else opens a picture's file: charts open what they have drawn themselves, in memory, and the claims on
-    photographed objects need the transparency of one package's PNG files."""
-    allowed = {"engine/io/picture_files.py", "evidence/charts.py", "evidence/photograph_folder.py"}
+    """Nothing else opens a picture's file: charts open what they have drawn themselves, in memory."""
+    allowed = {"engine/io/picture_files.py", "evidence/charts.py"}
     for path in (p for wing in ("engine", "nodes", "evidence") for p in (ROOT / wing).rglob("*.py")):
         calls = [n.func for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
         opens = [
