@@ -89,6 +89,7 @@ def test_a_network_may_be_put_inside_torch_compile(name, family, monkeypatch):
     assert difference(placed(name, family, "wrapped"), plain(name, family)) <= equal(name)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not FULL, reason="VITRINE_MACHINE=full: a run of the night")
 @pytest.mark.parametrize(("name", "family", "mode"), HALVED)
 def test_offloading_changes_nothing_in_half_precision(name, family, mode):
