@@ -21,6 +21,7 @@ from .around import AroundAnyPipeline, kept_whole, share_of
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart
 from .nemo_tools import NEMOTools
+from .prompt_rows import noted_prompts
 
 Neurons = NeuronSet | list[NeuronSet]
 
@@ -163,16 +164,12 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     share = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        def cond_rows() -> torch.Tensor:
-            batch = len(args[0] if args else kwargs["hidden_states"])
-            first = batch // 2 if pipe.do_classifier_free_guidance else 0  # the rows before it: the negative prompt's
-            return torch.arange(batch) >= first
+        text = kwargs.get("encoder_hidden_states", args[2] if len(args) > 2 else None)
+        running.update(config, share(args, kwargs), lambda: rows.of(text))
 
-        running.update(config, share(args, kwargs), cond_rows)
-
-    handle = hook_before(net, follow, with_kwargs=True)
-    try:
-        with block(net, sets[0].merged(*sets[1:]), config, running=running):
+    with noted_prompts(pipe) as rows, block(net, sets[0].merged(*sets[1:]), config, running=running):
+        handle = hook_before(net, follow, with_kwargs=True)
+        try:
             yield
-    finally:
-        handle.remove()
+        finally:
+            handle.remove()
