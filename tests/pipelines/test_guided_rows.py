@@ -106,8 +106,8 @@ def test_texts_that_are_given_and_one_text_as_both():
     pipe, config = NEMOPipeline.from_pipe(source), BlockConfig(branch="cond")
     told = {"neurons": neurons_of(source.unet), "block_config": config}
     by_text = drawn(pipe, **told)
-    given = dict(zip(("prompt_embeds", "negative_prompt_embeds"),
-                     pipe.encode_prompt(TEXTS["prompt"], "cpu", 1, True, TEXTS["negative_prompt"]), strict=True))  # fmt: skip
+    texts = pipe.encode_prompt(TEXTS["prompt"], "cpu", 1, True, TEXTS["negative_prompt"])
+    given = {"prompt_embeds": texts[0], "negative_prompt_embeds": texts[1]}
     assert torch.equal(drawn(pipe, prompt=None, negative_prompt=None, **given, **told), by_text)
     same = {"negative_prompt": TEXTS["prompt"]}
     found = drawn(pipe, **same, **told)
