@@ -61,9 +61,9 @@ def noted_prompts(pipe: Any) -> Iterator[PromptRows]:
 
     @functools.wraps(encode)
     def noted(*args: Any, **kwargs: Any) -> Any:
-        found = encode(*args, **kwargs)
-        rows.add(*found[:2])
-        return found
+        texts = encode(*args, **kwargs)
+        rows.add(*texts[:2])
+        return texts
 
     pipe.__dict__["encode_prompt"] = noted
     try:
