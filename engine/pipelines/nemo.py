@@ -5,7 +5,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
@@ -124,6 +124,15 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         refuse_unknown(type(self._source), kwargs)
         with self._in_use(), blocked(self._source, neurons, block_config):
             return self._source(*args, **kwargs)
+
+    def erase(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Erasing is for Stable Diffusion 1.x and 2.x.
+
+        Raises:
+            VitrineError: Always: its losses and attacks are of networks that read the text alone.
+        """
+        accepted = "StableDiffusionPipeline, of SD 1.x or 2.x, whose network reads the text alone"
+        raise refuse("pipeline to erase from", type(self._source).__name__, accepted, "block the neurons instead")
 
     def _condition(self, prompts: list[str], *size: int) -> Condition:  # type: ignore[override]
         return AroundAnyPipeline._condition(self, prompts, *(size or self._pixels()))
