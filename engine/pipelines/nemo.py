@@ -173,8 +173,7 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     share = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        text = kwargs.get("encoder_hidden_states", args[2] if len(args) > 2 else None)
-        running.update(config, share(args, kwargs), lambda: rows.of(text))
+        running.update(config, share(args, kwargs), lambda: rows.of(args, kwargs))
 
     with noted_prompts(pipe) as rows, block(net, sets[0].merged(*sets[1:]), config, running=running):
         handle = hook_before(net, follow, with_kwargs=True)
