@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from ..io.table_on_disk import RowFile
+from ..runtime.finite import require_finite
 from .blocked_copies import SIDE, THIRD
 from .ssim import betas_for, blur, ms_ssim
 
@@ -25,8 +26,14 @@ _PLAIN = 0.02
 
 
 def thumbnails(pictures: torch.Tensor) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas."""
-    return F.interpolate(pictures.float().cpu(), (SIDE, SIDE), mode="area")
+    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas.
+
+    Raises:
+        VitrineError: If a picture contains NaN or infinity: compared with others, it would be no copy of any.
+    """
+    small = F.interpolate(pictures.float().cpu(), (SIDE, SIDE), mode="area")
+    require_finite(small, "pictures")
+    return small
 
 
 def distances(samples: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:

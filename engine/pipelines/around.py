@@ -235,17 +235,21 @@ def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
 def share_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
     """(args, kwargs) of a forward of a pipeline's network -> how much of the run's steps is over, 0 to below 1.
 
-    A run that begins late, as image to image does, is counted from its own first step.
+    A run that begins late, as image to image does, or ends early, as SDXL's base before its refiner, is counted by
+    its own steps.
     """
-    clock, known = clock_of(pipe, net), [torch.empty(0), torch.empty(0)]
+    clock, known, begin = clock_of(pipe, net), [torch.empty(0), torch.empty(0)], 0
 
     def now(args: tuple, kwargs: dict[str, Any]) -> float:
+        nonlocal begin
         t, source = clock(args, kwargs), pipe.scheduler.timesteps
-        if source is not known[0]:
+        first = source is not known[0]
+        if first:
             known[:] = source, source.detach().double().cpu()
         times = known[1]
-        steps = min(getattr(pipe, "_num_timesteps", None) or len(times), len(times))
-        step = int((times - t).abs().argmin()) - (len(times) - steps)
-        return max(0, step) / steps
+        step = int((times - t).abs().argmin())
+        begin = step if first else begin
+        steps = min(getattr(pipe, "_num_timesteps", None) or len(times), len(times) - begin)
+        return min(max(0, step - begin), steps - 1) / steps
 
     return now

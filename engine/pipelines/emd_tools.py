@@ -35,6 +35,7 @@ from ..emd.published_students import one_step_of
 from ..errors import refuse
 from ..families import Latent, family_of
 from ..network.condition import Condition
+from ..runtime.finite import require_finite
 from ..runtime.placement import onloaded, upcast_vae
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
@@ -270,7 +271,12 @@ class OneStepTools(SharedPipeline):
         return self._shape(StudentPreset(), height, width)
 
     def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
-        """Pictures, or with ``"latent"`` the latents as they are."""
+        """Pictures, or with ``"latent"`` the latents as they are.
+
+        Raises:
+            VitrineError: If the latents contain NaN or infinity.
+        """
+        require_finite(x0, "latents")
         if output_type == "latent":
             return x0
         with upcast_vae(self.vae) as vae:

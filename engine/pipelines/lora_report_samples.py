@@ -25,6 +25,7 @@ from ..nemo.few_step_detection import FewStepSampler
 from ..nemo.noise_similarity import Request
 from ..nemo.search_config import FewStepConfig
 from ..network.condition import Condition
+from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..w2w.loras.lora_facts import LoraFacts
@@ -274,7 +275,12 @@ class Bench:
 
 
 def _kept(pictures: torch.Tensor) -> torch.Tensor:
-    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side."""
+    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side.
+
+    Raises:
+        VitrineError: If one contains NaN or infinity, which would be black.
+    """
+    require_finite(pictures, "pictures")
     scale = KEPT / max(pictures.shape[-2:])
     if scale < 1:
         size = [max(1, round(side * scale)) for side in pictures.shape[-2:]]

@@ -5,7 +5,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
@@ -21,6 +21,7 @@ from .around import AroundAnyPipeline, kept_whole, share_of
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart
 from .nemo_tools import NEMOTools
+from .prompt_rows import noted_prompts
 
 Neurons = NeuronSet | list[NeuronSet]
 
@@ -124,6 +125,15 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         with self._in_use(), blocked(self._source, neurons, block_config):
             return self._source(*args, **kwargs)
 
+    def erase(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Erasing is for Stable Diffusion 1.x and 2.x.
+
+        Raises:
+            VitrineError: Always: its losses and attacks are of networks that read the text alone.
+        """
+        accepted = "StableDiffusionPipeline, of SD 1.x or 2.x, whose network reads the text alone"
+        raise refuse("pipeline to erase from", type(self._source).__name__, accepted, "block the neurons instead")
+
     def _condition(self, prompts: list[str], *size: int) -> Condition:  # type: ignore[override]
         return AroundAnyPipeline._condition(self, prompts, *(size or self._pixels()))
 
@@ -163,16 +173,11 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     share = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        def cond_rows() -> torch.Tensor:
-            batch = len(args[0] if args else kwargs["hidden_states"])
-            first = batch // 2 if pipe.do_classifier_free_guidance else 0  # the rows before it: the negative prompt's
-            return torch.arange(batch) >= first
+        running.update(config, share(args, kwargs), lambda: rows.of(args, kwargs))
 
-        running.update(config, share(args, kwargs), cond_rows)
-
-    handle = hook_before(net, follow, with_kwargs=True)
-    try:
-        with block(net, sets[0].merged(*sets[1:]), config, running=running):
+    with noted_prompts(pipe) as rows, block(net, sets[0].merged(*sets[1:]), config, running=running):
+        handle = hook_before(net, follow, with_kwargs=True)
+        try:
             yield
-    finally:
-        handle.remove()
+        finally:
+            handle.remove()
