@@ -141,7 +141,7 @@ def _margins(
 
 @dataclass(frozen=True)
 class Cure:
-    """One memorized picture under each remedy: remedy -> {RMS, copies, agreement}, and the number of blocked neurons."""
+    """One memorized picture under each remedy: remedy -> {RMS, copies, agreement}, and how many were blocked."""
 
     table: dict[str, dict[str, float]]
     neurons: dict[str, int]
