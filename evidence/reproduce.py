@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -22,7 +22,7 @@ from .result_plots import shown
 
 def reproduce(
     names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
-    plants: str | None = None, photographs: str | None = None, face_model: str | None = None,
+    files: Mapping[str, str | None] | None = None,
 ) -> int:  # fmt: skip
     """Measures claims by name or glob, all for an empty list; prints the expected time of each.
 
@@ -31,9 +31,8 @@ def reproduce(
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
         workers: number of claims in parallel, each in a process of one thread.
-        plants: a list of memorized pictures, for claims that take one.
-        photographs: the folder of photographs, for claims that take one; by default that of Debian's package.
-        face_model: the folder ``model`` of npm's @vladmandic/face-api, for claims that take one.
+        files: for claims that take them, by the parameter's name: "plants", a list of memorized pictures, and those of
+            :data:`MATERIAL`; None is left out.
 
     Raises:
         VitrineError: If a claim is unknown, there are no workers, or a claim does not take what is given.
@@ -43,9 +42,8 @@ def reproduce(
     """
     if workers < 1:
         raise refuse("workers", workers, "1 or more", "2 suits two cores")
-    options = {"plants": plants, "photographs": photographs, "face_model": face_model}
-    material = {name: value for name, value in options.items() if value is not None}
-    folder, verdicts, picked = out or default_folder(model or plants, quick), [], pick_claims(names)
+    material = {name: value for name, value in (files or {}).items() if value is not None}
+    folder, verdicts, picked = out or default_folder(model or material.get("plants"), quick), [], pick_claims(names)
     picked = [_with(claim, material) for claim in (picked if names or material else _with_material(picked))]
     workers = 1 if material else workers
     for result in _measured(picked, model, quick, workers):
@@ -66,6 +64,7 @@ def default_folder(model: str | None, quick: bool) -> Path | None:
 MATERIAL = {
     "photographs": "Debian's package tuxpaint-stamps-default, or --photographs FOLDER",
     "face_model": "--face-model FOLDER, the folder model of npm's @vladmandic/face-api",
+    "inception": "--inception FOLDER, the folder dist/models/inception_v3 of npm's nsfwjs",
 }
 """Parameter of a claim's ``measure`` -> what it needs that no Python package brings."""
 
@@ -76,7 +75,8 @@ def _with(claim: Claim, material: dict[str, str]) -> Claim:
     if unknown:
         option = f"--{unknown[0].replace('_', '-')}"
         raise refuse(option, f"with {claim.name}", "a claim that takes it", "name the claims that it is for")
-    flags = {"plants": f" --plants {material.get('plants')}", "face_model": " --face-model FOLDER"}
+    flags = {"plants": f" --plants {material.get('plants')}", "face_model": " --face-model FOLDER",
+             "inception": " --inception FOLDER"}  # fmt: skip
     options = "".join(text for name, text in flags.items() if name in material)
     return replace(claim, measure=partial(claim.measure, **material), options=options)
 

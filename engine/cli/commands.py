@@ -48,6 +48,8 @@ class Reproduce:
     """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
     face_model: str | None = None
     """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
+    inception: str | None = None
+    """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
@@ -59,9 +61,7 @@ class Reproduce:
             self.model,
             self.quick,
             self.workers,
-            self.plants,
-            self.photographs,
-            self.face_model,
+            {name: getattr(self, name) for name in ("plants", "photographs", "face_model", "inception")},
         )
 
 

@@ -10,6 +10,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, arms, claim
 from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
 from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture
+from . import outside_features as _judge  # noqa: F401  registers emd.student.judge
 from . import rare_claims as _rare  # noqa: F401  registers emd.rare_modes
 from . import repair_claims as _repair  # noqa: F401  registers emd.repair
 from . import student_claims as _students  # noqa: F401  registers emd.student

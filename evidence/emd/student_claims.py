@@ -120,7 +120,8 @@ def _samples(
 
     portraits, start, latents = judge.portraits, time.perf_counter(), []
     for i in range(0, len(judge.prompts), BATCH):
-        latents.append(sample_latents(portraits, judge.prompts[i : i + BATCH], list(range(i, i + BATCH))))
+        prompts = judge.prompts[i : i + BATCH]
+        latents.append(sample_latents(portraits, prompts, list(range(i, i + len(prompts)))))
         progress(i + BATCH, total, None)
     yield "teacher, 30 steps", decode(portraits, torch.cat(latents)), time.perf_counter() - start
     teacher = Denoiser.from_diffusers(portraits.unet, portraits.scheduler)
