@@ -97,7 +97,7 @@ page's own scripts, which look for models elsewhere."""
 
 
 def complaints(message):
-    """The error in a DevTools message, or what the page says is deprecated, with the addresses of the scripts it came from."""
+    """The error or deprecation in a DevTools message, if it is one, with the addresses of the scripts it came from."""
     said, kind = message.get("params", {}), message.get("method")
     if kind == "Runtime.exceptionThrown":
         found = said["exceptionDetails"]
