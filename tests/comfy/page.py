@@ -273,7 +273,8 @@ class Page:
         await self.evaluate(ENDED)
         async with aiohttp.ClientSession() as session:
             await session.post(f"{address}/history", json={"clear": True})
-            await self.evaluate(queue)
+            if await self.evaluate(queue) is False:
+                raise RuntimeError(str(await self.evaluate("JSON.stringify(app.lastNodeErrors)")))
             async for _ in polls("the end of the run"):
                 async with session.get(f"{address}/history") as answer:
                     entries = list((await answer.json()).values())

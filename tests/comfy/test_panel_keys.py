@@ -44,7 +44,8 @@ join(model, 1, text, 'clip')
 const panel = add('VitrineW2WEdit', 480, 60)
 panel.properties.vitrine_prompt = prompt
 join(space, 0, panel, 'space')
-const ends = y => {
+const ends = (y, feed) => {
+    join(space, 0, feed, 'space')
     const apply = add('VitrineApplyW2WModel', 1000, 60 + y), decode = add('VAEDecode', 1400, 60 + y)
     const step = add('VitrineEMDOneStepGenerator', 1000, 300 + y,
         { student: 'vitrine/vitrine-portraits-emd-student.safetensors', seed: 7 })
@@ -105,6 +106,8 @@ GRAPH = """(async () => {
 PRESS = """(() => { const b = panel.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
     b.callback(b.value, app.canvas, panel) })()"""
 AGAIN = "window.panel = app.graph._nodes.find(n => n.comfyClass === 'PANEL'); null"
+VIEW = """(() => { app.canvas.ds.scale = 1; app.canvas.ds.offset = [400 - panel.pos[0], 150 - panel.pos[1]]
+    app.canvas.setDirty(true, true) })()"""
 PERSON = "document.querySelector('.vitrine-person')"
 DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => e.dataset.name).sort()"
 PICTURE = """fetch(`/api/view?${new URLSearchParams(panel.vitrinePicture)}`).then(r => r.blob()).then(
@@ -225,9 +228,10 @@ async def _copies(driver, address, panel, vue):
             if not seen:
                 await tab.evaluate(PRESS)
                 await tab.settle()
+            await tab.evaluate(VIEW)
             seen.append(same(await shown(tab, panel), expected[number]))
-            await looked(tab, panel)
             await screenshot(tab, f"copy-{panel.kind}-{len(seen)}", vue)
+            await looked(tab, panel)
             await tab.evaluate("app.canvas.setGraph(app.graph)")
             await tab.settle()
         ids = await tab.evaluate("app.graphToPrompt().then(p => Object.entries(p.output).filter("
