@@ -90,7 +90,8 @@ GRAPH = """(async () => {
     window.panel = panel
     if (!COPIES) return
     // the panel's node into a subgraph, and a second node of the same subgraph that is fed with something else
-    const { node } = app.graph.convertToSubgraph(new Set([panel])), second = line(OTHER, 700), copy = node.clone()
+    const { node } = app.graph.convertToSubgraph(new Set([panel])), second = line(OTHER, 700)
+    const copy = LiteGraph.createNode(node.type) // a clone() of 1.58.1 takes the seed from the node that it is made of
     copy.pos = [480, 900]
     app.graph.add(copy)
     for (const input of node.inputs) {
