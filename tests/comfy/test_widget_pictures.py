@@ -122,6 +122,7 @@ async def _photograph(driver, address, show, vue):
         await tab.settle()
         script = BOX[vue].replace("NODE", f"window.{shown}")
         x, y, width, height = await (tab.box(shown) if "vitrine-" in shown else tab.evaluate(script))
+        height = min(height, 0.7 * width) if show is people else height  # map, picture and the sliders in use
         clip = {"x": x, "y": y, "width": width, "height": height, "scale": SCALE}
         answer = await tab.send("Page.captureScreenshot", format="png", clip=clip)
         if (part := PARTS.get(show.__name__)) and os.environ.get("VITRINE_WRITE_DOCS"):
