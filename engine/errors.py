@@ -38,8 +38,9 @@ def _names(accepted: object) -> list[str]:
     """The names of a list, or of a text such as "cpu, cuda:1, mps ..."; a text in words has none."""
     if isinstance(accepted, str):
         return [name for name in accepted.removesuffix(" ...").split(", ") if not re.search(r"\s", name)]
-    listed = isinstance(accepted, (list, tuple, set, frozenset, dict))
-    return [name for name in accepted if isinstance(name, str)] if listed else []
+    if not isinstance(accepted, (list, tuple, set, frozenset, dict)):
+        return []
+    return [name for name in accepted if isinstance(name, str)]
 
 
 def printable(text: str) -> str:

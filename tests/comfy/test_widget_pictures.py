@@ -34,8 +34,12 @@ BOX = {
 }
 PRESS = """(() => { const n = NODE, b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
     b.callback(b.value, app.canvas, n) })()"""
-ALONE = """(() => { const n = NODE; app.canvas.ds.scale = 1; app.canvas.ds.offset = [300 - n.pos[0], 120 - n.pos[1]]
-    app.canvas.deselectAll(); app.canvas.setDirty(true, true) })()"""
+ALONE = """(() => { const n = NODE; app.canvas.ds.scale = 1; app.canvas.deselectAll()
+    app.canvas.ds.offset = [300 - n.pos[0], Math.min(120 - n.pos[1], 1150 - n.pos[1] - n.size[1])]
+    app.canvas.setDirty(true, true) })()"""
+"""Below the page's bars, or as much of its lower part as the window shows."""
+SEEDS = """app.graph._nodes.filter(n => n.comfyClass === 'VitrineRenderPortrait').forEach(
+    (n, i) => { n.widgets.find(w => w.name === 'seed').value = 6_000_001 + i })"""
 OF = "app.graph._nodes.find(n => n.comfyClass === 'TYPE')"
 
 
@@ -61,6 +65,8 @@ async def people(tab, address, vue):
 async def points(tab, address, vue):
     node = await _template(tab, address, "Find the same part (demo)", "VitrineFindCorrespondence")
     await tab.evaluate(PRESS.replace("NODE", node))
+    await tab.settle()
+    await tab.evaluate(ALONE.replace("NODE", node))
     left, top, width, height = await tab.box("canvas.vitrine-points")
     side = min(width, height)
     mouth = left + width / 2, top + height / 2 + 0.13 * side
@@ -86,6 +92,7 @@ async def neurons(tab, address, vue):
 
 async def curve(tab, address, vue):
     await tab.build(test_curve.BUILD, vue)
+    await tab.evaluate(ALONE.replace("NODE", "curve"))
     await tab.wait_for(test_curve.OPEN)
     for point in ((0.2, 0.1), (0.6, 0.7)):
         await test_curve._drag(tab, point)
@@ -100,6 +107,7 @@ async def rows(tab, address, vue):
 
 async def compare(tab, address, vue):
     await tab.build(test_compare.BUILD, vue)
+    await tab.evaluate(SEEDS)
     await tab.run(address)
     await tab.wait_for(test_compare.LOADED)
     left, top, width, height = await tab.box(".vitrine-compare")
