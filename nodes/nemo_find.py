@@ -51,10 +51,7 @@ class NEMOFindNeurons(io.ComfyNode):
                     tooltip="The search ends when blocking has this fraction of the effect of blocking everything. 0: "
                             "0.98, or with the protocol nemo at the threshold.",
                 ),
-                io.Combo.Input(
-                    "mode", options=list(MODES), default="chain",
-                    tooltip="chain finds the same neurons as parity, in fewer calls.",
-                ),
+                io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain: as parity, in fewer calls."),
                 SEEDS,
                 INDEX,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),
