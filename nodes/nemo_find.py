@@ -1,4 +1,4 @@
-"""NEMO Find Neurons: the neurons that hold a memorized picture."""
+"""NEMO Find Neurons: the neurons that encode a memorized picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sockets import NeuronsSocket, NeuronStatisticsSocket, SampleThresholdSocke
 
 
 class NEMOFindNeurons(io.ComfyNode):
-    """The neurons that hold a memorized picture."""
+    """The neurons that encode a memorized picture."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -51,7 +51,7 @@ class ProbeConfig(Config):
 
     Attributes:
         seeds: S, number of initial noises.
-        seed: of the generator they are drawn from, one draw of S rows as in the official code.
+        seed: of the generator they are sampled from, S rows at once as in the official code.
         steps: sampling steps of the DDIM grid that the timestep belongs to.
         timestep_index: position in that grid; 1 is what the official code uses (t = 961 of 50 steps), 0 the paper's.
         signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
@@ -162,7 +162,7 @@ class SearchConfig(Config):
 
 @dataclass(frozen=True)
 class FewStepConfig(Config):
-    """What is sampled for each prompt. The defaults were chosen on the pictures planted in the portraits model.
+    """What is sampled for each prompt. The defaults were chosen on the pictures that the portraits model memorized.
 
     Attributes:
         seeds: S, samples that are compared with each other.

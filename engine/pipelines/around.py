@@ -1,4 +1,4 @@
-"""A pipeline around another one, which goes on doing what only it knows: read prompts, sample, move its parts.
+"""A pipeline around another one, which still does what only it knows: read prompts, sample, move its parts.
 
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
@@ -59,7 +59,7 @@ class AroundPipeline(SharedPipeline):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another part becomes the other pipeline's as well, for it goes on reading prompts and sampling."""
+        """Another part becomes the other pipeline's as well, since it still reads prompts and samples."""
         source = self.__dict__.get("source")
         if source is not None and name in source.components:
             setattr(source, name, value)
@@ -122,7 +122,7 @@ class AroundPipeline(SharedPipeline):
         return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
 
     def _usual_size(self) -> tuple[int, int]:
-        """(height, width) in pixels that the other pipeline draws by default, or that its network was trained on."""
+        """(height, width) in pixels that the other pipeline generates by default, or its network was trained on."""
         parameters = inspect.signature(type(self._source).__call__).parameters
         named = [parameters[side].default if side in parameters else None for side in ("height", "width")]
         if isinstance(named[0], int) and isinstance(named[1], int):  # Wan and Krea 2 name pixels

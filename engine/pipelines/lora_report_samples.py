@@ -96,7 +96,7 @@ class OnModel(NamedTuple):
 
 
 class PutOn(Protocol):
-    """A LoRA that lies beside a model."""
+    """A LoRA next to a model."""
 
     loading: Loading
 
@@ -105,7 +105,7 @@ class PutOn(Protocol):
 
 
 class ReportModel(Protocol):
-    """A text-to-image model that LoRAs can be put on, whatever library holds it.
+    """A text-to-image model that LoRAs can be put on, of whatever library.
 
     Attributes:
         shape: (C, h, w) of its latents.
@@ -166,7 +166,7 @@ class Bench:
         total: samplings that are planned, for the progress.
 
     Args:
-        place: the LoRA's folder, which goes on where it stopped; samples of the model without a LoRA lie beside it.
+        place: the LoRA's folder, for resuming; samples of the model without a LoRA are next to it.
     """
 
     def __init__(

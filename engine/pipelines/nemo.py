@@ -82,9 +82,9 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
 
 
 class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
-    """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
+    """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which still samples itself.
 
-    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. Nobody has
+    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. No paper has
     published what the method does there.
 
     ::
@@ -148,7 +148,7 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         return self._latent_channels, height, width
 
     def _blank(self, cond: Condition) -> torch.Tensor:
-        """The same noise for every caption, as the node draws it: values depend on it little."""
+        """The same noise for every caption, as the node samples it: values depend on it little."""
         blank = torch.randn(1, self._latent_channels, 16, 16, generator=torch.Generator().manual_seed(1))
         return blank.expand(cond.count, -1, -1, -1).to(self._execution_device)
 
@@ -158,7 +158,7 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     """Neurons of a pipeline's network, blocked in whatever it samples while the block is open.
 
     Raises:
-        VitrineError: If the neurons belong to another model, or rows of one branch are asked for that cannot be told.
+        VitrineError: If the neurons belong to another model, or the rows of the requested branch cannot be told apart.
     """
     sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
     if not any(map(len, sets)):

@@ -32,7 +32,7 @@ PREFIX = "diffusion_model."
 
 
 def backbone_of(model: Any) -> torch.nn.Module:
-    """The network inside a MODEL, whose places have addresses."""
+    """The network inside a MODEL, whose sites have addresses."""
     return model.model.diffusion_model
 
 
@@ -40,7 +40,7 @@ def denoiser_of(model: Any) -> Denoiser:
     """A Denoiser over a ComfyUI MODEL with its LoRAs, patches and wrappers applied.
 
     ComfyUI turns every prediction into x0, so the convention here is ``x0`` (``flow`` for rectified flows). What the
-    network learned is kept beside it, for losses. Of models whose latents have a frame axis, still pictures
+    network learned is kept with it, for losses. Of models whose latents have a frame axis, still pictures
     (B, C, h, w) are taken too.
     """
     comfy.model_management.load_models_gpu([model])

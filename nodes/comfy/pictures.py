@@ -16,7 +16,7 @@ def as_pictures(image: torch.Tensor, what: str = "image") -> torch.Tensor:
     """IMAGE -> (B, H, W, 3), B at least 1: grey pictures in three channels, those with alpha without it.
 
     Raises:
-        VitrineError: There is no picture, it is none of (B, H, W, 1, 3 or 4), or holds what is no number from 0 to 1.
+        VitrineError: There is no picture, it is none of (B, H, W, 1, 3 or 4), or contains values outside 0 to 1.
     """
     pictures = image[None] if image.ndim == 3 else image
     if pictures.ndim != 4 or not pictures.numel() or pictures.shape[-1] not in (1, 3, 4):
