@@ -78,7 +78,7 @@ class LoraReportNode(io.ComfyNode):
         seeds: int, minutes: float, first_seed: int, steps: int, cfg: float, prompts: int, compare: bool, name: str,
         pictures: torch.Tensor | None = None,
     ) -> io.NodeOutput:  # fmt: skip
-        """Interrupt works between two prompts; the same inputs go on where it stopped."""
+        """Interrupt works between two prompts; the same inputs resume where it stopped."""
         config = ReportConfig(seeds, first_seed, steps, cfg, prompts=prompts)
         shown = None if pictures is None else as_pictures(pictures, "pictures")[..., :3].movedim(-1, 1).float().cpu()
         words = [part.strip() for part in trigger.split(",") if part.strip()]

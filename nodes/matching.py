@@ -33,7 +33,7 @@ def _features(
     """(B, C, H, W) joined features of two batches of pictures; those of one size go through together.
 
     Args:
-        grid: on which GDF's protocol joins places; None is the widest of theirs.
+        grid: on which GDF's protocol joins sites; None is the widest of theirs.
     """
     gdf = check_protocol(protocol)
 
@@ -109,7 +109,7 @@ class FindCorrespondence(io.ComfyNode):
                 protocol_input(),
             ]),
             hidden=HIDDEN,
-            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
+            has_intermediate_output=True,  # the panel learns what to show on a run from the cache, too
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
                 io.Image.Output(display_name="IMAGE", tooltip="Source and target with numbered points."),

@@ -252,7 +252,7 @@ class W2WEdit(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Where it is now."),
             ],
             hidden=HIDDEN,
-            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
+            has_intermediate_output=True,  # the panel learns what to show on a run from the cache, too
         )  # fmt: skip
 
     @classmethod
