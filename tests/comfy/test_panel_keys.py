@@ -199,11 +199,6 @@ async def looked(tab, panel):
     await tab.wait_for(f"{turn} > {before}")
 
 
-async def screenshot(tab, name, vue):
-    if os.environ.get("VITRINE_SHOT"):
-        await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{name}-{'vue' if vue else 'classic'}.png")
-
-
 pytestmark = pytest.mark.nightly  # minutes of a real page for each
 modes = pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 kinds = pytest.mark.parametrize("kind", PANELS)
@@ -231,7 +226,6 @@ async def _copies(driver, address, panel, vue):
                 await tab.settle()
             await tab.evaluate(VIEW)
             seen.append(same(await shown(tab, panel), expected[number]))
-            await screenshot(tab, f"copy-{panel.kind}-{len(seen)}", vue)
             await looked(tab, panel)
             await tab.evaluate("app.canvas.setGraph(app.graph)")
             await tab.settle()
@@ -278,7 +272,6 @@ async def _workflows(driver, address, panel, vue):
         (third,) = await ran(other, address, panel, panel.values[1])
         seen += [same(third, second), same(await shown(other, panel), second), same(await shown(tab, panel), first)]
         await looked(tab, panel)
-        await screenshot(tab, f"tab-{panel.kind}", vue)
         ids = await tab.evaluate("app.extensionManager.workflow.openWorkflows.map(w => w.activeState?.id)")
         return first, second, unknown, seen, ids, tab.faults() + other.faults()
 
