@@ -23,7 +23,7 @@ from ...engine.errors import VitrineError, printable, refuse
 from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
-from .emd import with_prediction
+from .emd import checked_latents, with_prediction
 from .lora import NO_STUDENT, contract_in, with_student
 from .model import backbone_of, blank_latents, decode, is_sdxl, loading_denoiser_of
 from .page_routes import in_thread, key_in, not_run, number_in, post, text_in
@@ -137,7 +137,7 @@ def rendered(
     check()
     cond = condition_of(runner, renderer.positive(prompt), blank)
     check()
-    x0 = one_step(loading_denoiser_of(runner), z, cond, replace(contract, prediction="model"))
+    x0 = checked_latents(one_step(loading_denoiser_of(runner), z, cond, replace(contract, prediction="model")))
     check()
     return decode(runner, renderer.vae, x0)
 

@@ -211,6 +211,20 @@ def test_freed_memory_is_free(comfy):
     assert not patchers() & ours
 
 
+def test_a_picture_of_nan_is_refused(comfy):
+    """A prompt's weights may be anything; a black picture would say that the person is."""
+    from vitrine.engine.errors import VitrineError
+    from vitrine.nodes.comfy import people
+    from vitrine.nodes.comfy.panel_state import NodeKey
+
+    comfy.run(people_graph(4), about=about("tab", "nan"))
+    session = people.SESSIONS.find(NodeKey("tab", "nan", "6"))
+    assert people.portrait(session, INPUTS, "(a face:1.3)", 7)["picture"]
+    for prompt in ("(a face:1e999)", "(a face:nan)", "(" * 900 + "a" + ")" * 900):
+        with pytest.raises(VitrineError, match="NaN or infinite"):
+            people.portrait(session, INPUTS, prompt, 7)
+
+
 def test_a_panel_says_that_its_model_is_gone(comfy):
     from vitrine.engine.errors import VitrineError
     from vitrine.nodes.comfy import people
