@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -61,7 +62,7 @@ class PersonRenderer:
     prompted: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PanelSession:
     """A *W2W Edit* that has run: its space, how that is laid out, the model before the edit, and the edit."""
 
@@ -73,6 +74,7 @@ class PanelSession:
 
 
 SESSIONS: PanelStates[PanelSession] = PanelStates()
+_LAYOUTS: weakref.WeakKeyDictionary[PanelSession, bytes] = weakref.WeakKeyDictionary()
 
 
 class _Connected:
@@ -170,6 +172,14 @@ def laid_out(session: PanelSession) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def layout_text(session: PanelSession) -> bytes:
+    """:func:`laid_out` as JSON, made once: it has tens of thousands of numbers, and all tabs ask when a run ends."""
+    text = _LAYOUTS.get(session)
+    if text is None:
+        text = _LAYOUTS[session] = json.dumps(laid_out(session)).encode()
+    return text
+
+
 def portrait(
     session: PanelSession, inputs: Mapping[str, Any], prompt: str, seed: int, check: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
@@ -212,11 +222,11 @@ def fields_in(asked: Mapping[str, Any]) -> dict[str, Any]:
     return dict(inputs)
 
 
-async def _space(asked: dict[str, Any], request: Any) -> dict[str, Any]:
+async def _space(asked: dict[str, Any], request: Any) -> bytes:
     session = SESSIONS.find(key_in(asked))
     if session is None:
         raise not_run()
-    return await in_thread(laid_out, session)  # type: ignore[no-any-return]
+    return await in_thread(layout_text, session)  # type: ignore[no-any-return]
 
 
 async def _person(asked: dict[str, Any], request: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Panels of the page beside runs of the graph: whose state they are told, who has the models, what /free frees."""
 
 import gc
+import json
 import threading
 import weakref
 from types import SimpleNamespace
@@ -239,6 +240,8 @@ def test_a_panel_says_that_its_model_is_gone(comfy):
     with pytest.raises(VitrineError, match="run the graph once"):
         people.portrait(session, INPUTS, "", 7)
     assert people.laid_out(session)["labels"], "the map is still there"
+    text = people.layout_text(session)
+    assert json.loads(text) == people.laid_out(session) and people.layout_text(session) is text, "made once"
 
 
 def test_the_panels_own_networks_are_freed_and_come_back(comfy, queue):
