@@ -79,8 +79,8 @@ class EMDOneStepGenerator(io.ComfyNode):
             node_id="VitrineEMDOneStepGenerator",
             display_name="EMD One-Step Generator",
             category=CATEGORY,
-            description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
-            "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
+            description="Runs a one-step student as it was trained: one network call a picture, no negative prompt, "
+            "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
             search_aliases=[
                 "one step",
