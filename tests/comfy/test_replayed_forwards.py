@@ -110,8 +110,8 @@ LONG = (
 NAMES = (
     "tap", "during", "block", "late model", "control", "receptive field", "rotary", "entropy guider", *LONG,
 )  # fmt: skip
-GRADIENTS = ("NEMO Verify", "W2W Invert")
-"""Autograd stops a replay by an error of its own."""
+NEVER = ("NEMO Verify", "W2W Invert", "NEMO Statistics")
+"""Autograd stops a replay by an error of its own; of the statistics' forwards no block is replayed in three runs."""
 DAILY = ("tap", "during", "block", "late model", "receptive field", "entropy guider", "NEMO Verify")
 
 
@@ -136,15 +136,16 @@ def test_right_where_core_may_replay(cases, name):
 
 
 @pytest.mark.parametrize(
-    "name", nightly_but([name for name in NAMES if name not in GRADIENTS], ("during", "block", "entropy guider"))
+    "name", nightly_but([name for name in NAMES if name not in NEVER], ("during", "block", "entropy guider"))
 )
 def test_refused_or_right_where_core_replays_all_the_same(cases, name):
     case = cases[name]
     wanted = case.run()
     with compiled(case.network, case.blocks, stubborn=True) as core:
-        try:
-            found = case.run()
-        except VitrineError as error:
-            assert isinstance(error, Unreached) or "reached" in str(error)
-            found = wanted
+        for _ in range(3 if name in LONG else 1):  # a block is replayed from its third forward on
+            try:
+                found = case.run()
+            except VitrineError as error:
+                assert isinstance(error, Unreached) or "reached" in str(error)
+                found = wanted
     assert core.replays and torch.allclose(found, wanted, atol=1e-5)
