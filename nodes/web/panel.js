@@ -179,7 +179,7 @@ export function makesRoom(node) {
  * a graph that was loaded or an undo, and what makes room when it grows. Returns {later}, which refreshes the panel once values and links are in place.
  */
 export function foldable(node, label, open, width = 280) {
-  let panel = null;
+  let panel = null, narrow = 0; // the node's width before a hand opened it
   const inRoom = makesRoom(node);
   const show = (wanted, byHand = false) => {
     if (wanted && !panel) {
@@ -201,7 +201,9 @@ export function foldable(node, label, open, width = 280) {
     const [wide, high] = node.size, least = node.computeSize()[1];
     node.properties[OPEN] = !panel;
     const grown = show(!panel, true) - least; // what room the node has beside, as for a preview, stays
-    node.setSize?.([Math.max(wide, panel ? width : 0), Math.max(high + grown, least + grown)]);
+    if (panel) narrow = wide;
+    const now = panel ? Math.max(wide, width) : narrow && wide === width ? narrow : wide;
+    node.setSize?.([now, Math.max(high + grown, least + grown)]);
   });
   const button = node.addWidget("button", label, null, press, { serialize: false });
   button.serialize = false;

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from vitrine_tests.comfy.boxes import BOXES, overlaps
-from vitrine_tests.lanes import page_modes
 from vitrine_tests.templates import ALL
 
 ROOT = Path(__file__).parents[2]
@@ -92,11 +91,13 @@ PACK = """(() => { const low = Array(8).fill(0)
 """Each node 30 pixels below the one before, in columns as wide as the widest with its panel open."""
 
 
-async def _each_opened(tab):
+async def _each_opened(tab, advanced=True):
     """Of every panel and of the advanced inputs, one after the other: [node, button] -> what overlaps while it is open,
     and which boxes are others once it is closed."""
     found, first = {}, await tab.evaluate(BOXES)
     for pressed in await tab.evaluate(OPENED):
+        if pressed[1] == "advanced" and not advanced:
+            continue
         press = f"{PRESS}({json.dumps(pressed)})"
         shared, moved = [], []
         for done in (shared, moved):
@@ -108,7 +109,7 @@ async def _each_opened(tab):
     return found
 
 
-async def _placed(driver, address, vue):
+async def _placed(driver, address, vue, advanced):
     async with driver.page(address) as tab:
         await tab.evaluate(READY)
         await tab.build(FRESH, vue)
@@ -119,13 +120,17 @@ async def _placed(driver, address, vue):
         before = await tab.evaluate(BOXES)
         await tab.evaluate(SHOW)
         await tab.settle()
-        return before, await tab.evaluate(BOXES), await _each_opened(tab), tab.faults()
+        return before, await tab.evaluate(BOXES), await _each_opened(tab, advanced), tab.faults()
 
 
-@page_modes("classic")
-def test_placed_nodes_have_room_for_what_a_run_shows_and_make_room_for_what_opens(driver, address, vue):
-    before, after, opened, faults = asyncio.run(_placed(driver, address, vue))
-    assert len(before) >= 50 and len(opened) >= 25 and not faults
+@pytest.mark.parametrize(("vue", "advanced"), [
+    pytest.param(False, False, id="classic"),
+    pytest.param(False, True, id="classic, advanced inputs too", marks=pytest.mark.nightly),
+    pytest.param(True, True, id="Nodes 2.0", marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_placed_nodes_have_room_for_what_a_run_shows_and_make_room_for_what_opens(driver, address, vue, advanced):
+    before, after, opened, faults = asyncio.run(_placed(driver, address, vue, advanced))
+    assert len(before) >= 50 and len(opened) >= (25 if advanced else 5) and not faults
     assert before == after and not overlaps(before)
     assert not {pressed: wrong for pressed, wrong in opened.items() if any(wrong)}
 
