@@ -285,10 +285,10 @@ function openPeople(node, byHand) {
       if (about !== id || before !== JSON.stringify(space)) shown = "";
       about = id;
       rows.splice(0, rows.length, ...space.labels.map((label, i) => (known ? rows[i].describe(label) : sliderRow(label, i))));
-      if (!known) listRows(); // else each stays in its place, for a mouse may rest on it
       for (const field of [prompt, seed]) field.style.display = space.draws ? "" : "none";
       if (space.prompt === null) prompt.style.display = "none";
       prompt.placeholder = space.prompt ?? "";
+      if (!known) listRows(); // else each stays in its place, for a mouse may rest on it
       say("");
     }
     showSliders();

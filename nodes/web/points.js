@@ -2,7 +2,7 @@
 // The text field stays the value; this only reads and writes it, so graphs work without this file as well.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
+import { addPanel, chain, colour, foldable, locatorOf, styled, THEME, undoStep } from "./panel.js";
 import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
@@ -64,9 +64,6 @@ function written(points, before, width, height) {
 
 /** Blue over red to yellow: the colour of a share of the way from the least alike cell to the most. */
 const heat = (v) => [v, Math.max(0, 2 * v - 255), 255 - v];
-
-/** How the page calls a node in its list of outputs. */
-const locatorOf = (node) => (node.graph === app.graph ? node.id : `${node.graph.id}:${node.id}`);
 
 /** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
 function pictureOf(node, input) {

@@ -1,7 +1,7 @@
 // What a run says of a node, on the node. The page draws it on its own nodes alone, and newer pages take down what a node
 // has written there with `send_progress_text` once the run has ended.
 import { app } from "../../scripts/app.js";
-import { THEME, addPanel, chain, styled } from "./panel.js";
+import { THEME, addPanel, chain, locatorOf, styled } from "./panel.js";
 
 const HEIGHT = 52; // three lines; more with a higher node, the rest by scrolling
 const LOOK = `position: absolute; inset: 0; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; user-select: text; font-size: 12px;
@@ -12,7 +12,7 @@ app.registerExtension({
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith("Vitrine")) return;
     let field = null;
-    chain(node, "onExecuted", (output) => {
+    const show = (output) => {
       const text = [output?.text ?? []].flat().join("\n");
       if (!text) return;
       if (!field) {
@@ -25,6 +25,8 @@ app.registerExtension({
       }
       field.textContent = text;
       node.setDirtyCanvas?.(true, true);
-    });
+    };
+    chain(node, "onExecuted", show);
+    chain(node, "onConfigure", () => queueMicrotask(() => node.graph && show(app.nodeOutputs?.[locatorOf(node)]))); // after undo
   },
 });

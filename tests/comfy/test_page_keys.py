@@ -227,9 +227,10 @@ async def _map_and_fields(panel):
 
 
 async def _copied(panel, kind):
-    """With a slider that has the focus: nodes of the kind after copy and paste, and after undo."""
-    counts = []
-    count = f"app.graph._nodes.filter(n => n.comfyClass === '{kind}').length"
+    """With what was pressed last in focus: nodes of the kind after copy and paste, and after undo."""
+    counts, nodes = [], f"app.graph._nodes.filter(n => n.comfyClass === '{kind}')"
+    count = f"{nodes}.length"
+    await panel.tab.evaluate(f"app.canvas.selectNodes([{nodes}[0]])")
     for keys in ((("c", 67), ("v", 86)), (("z", 90),)):
         for key, code in keys:
             await panel.tab.press(key, code, CTRL)
