@@ -121,8 +121,8 @@ def frames(title: str) -> tuple[list[Image.Image], list[int]]:
     if title in SAME_WAY:
         for image in still:
             ImageDraw.Draw(image).rectangle((0, 0, SIDE, 34), fill=(96, 58, 150))
-            place = {"anchor": "mm", "font": ImageFont.load_default(size=20)}
-            ImageDraw.Draw(image).text((SIDE // 2, 17), "your checkpoint", fill="white", **place)
+            place = {"anchor": "rm", "font": ImageFont.load_default(size=20)}  # the browser's badge covers the left
+            ImageDraw.Draw(image).text((SIDE - 12, 17), "your checkpoint", fill="white", **place)
     if len(still) == 1:
         return still, [REST]
     images, times = [], []

@@ -1,4 +1,4 @@
-"""Activations as pictures: three principal components of a place as red, green and blue."""
+"""Activations as pictures: three principal components of a layer as red, green and blue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..engine.errors import refuse
 
 
 def picture(taps: Activations, address: str = "", shared: bool = True, size: int = 256) -> torch.Tensor:
-    """IMAGE (B, size, width, 3): three principal components of one place as colours.
+    """IMAGE (B, size, width, 3): three principal components of one layer as colours.
 
     ``shared`` fits one basis on the whole batch, so that equal colours mean equal features.
 
@@ -55,10 +55,10 @@ def with_legend(pictures: torch.Tensor) -> torch.Tensor:
 
 
 def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
-    """IMAGE (1, size, width, 3) of the first row at the first place that has a grid, in colours of its own.
+    """IMAGE (1, size, width, 3) of the first row at the first site that has a grid, in its own colours.
 
     Raises:
-        VitrineError: No place has a grid, or values are not finite.
+        VitrineError: No site has a grid, or values are not finite.
     """
     activation = next((taps[a] for a in taps if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:

@@ -44,7 +44,7 @@ class ActivationTap(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Model, picture, prompt and place in; activations and their picture out."""
+        """Model, picture, prompt and layer in; activations and their picture out."""
         return io.Schema(
             node_id="VitrineActivationTap",
             display_name="Activation Tap",
@@ -82,7 +82,7 @@ class ActivationTap(io.ComfyNode):
         timestep: float, seed: int, ensemble: int, dtype: str, modulate: bool = False, discard: str = "",
         protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:  # fmt: skip
-        """Encode once, tap with ``tap_latents``, draw the first place."""
+        """Encode once, tap with ``tap_latents``, show the first site."""
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard), dtype)
         backbone = backbone_of(model)
         choices.remember(cls.hidden, sites_of(backbone))
@@ -93,7 +93,7 @@ class ActivationTap(io.ComfyNode):
 
 
 def drawn_first(taps: Activations, cls: Any) -> tuple[Any, Any]:
-    """IMAGE of the first place, and what the node shows; where only maps and text were tapped there is no picture."""
+    """IMAGE of the first site, and what the node shows; where only maps and text were tapped there is no picture."""
     if all(activation.grid is None for activation in taps.values()):
         return nothing_recorded(), text_on(describe(taps))
     drawn = picture(taps)
@@ -115,7 +115,7 @@ class TapDuringSampling(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Model and places in; a recording clone and its recorder out."""
+        """Model and layers in; a recording clone and its recorder out."""
         return io.Schema(
             node_id="VitrineTapDuringSampling",
             display_name="Tap During Sampling",
@@ -150,14 +150,14 @@ class TapDuringSampling(io.ComfyNode):
     def execute(
         cls, model: Any, addresses: str, steps: str, first_step: int = 0, selection: str = "addresses above"
     ) -> io.NodeOutput:
-        """Clone and wrap; places are checked now, not in the middle of sampling."""
+        """Clone and wrap; addresses are checked now, not in the middle of sampling."""
         backbone, hidden = backbone_of(model), cls.hidden
         choices.remember(hidden, sites_of(backbone))
         wanted: Any = published_places(selection) or addresses
         resolve(backbone, wanted)
 
         def watch(taps: Activations) -> None:
-            with suppress(VitrineError):  # a place without a picture, or numbers that overflowed: the run goes on
+            with suppress(VitrineError):  # a site without a picture, or numbers that overflowed: the run continues
                 show_on(hidden, first_picture(taps))
 
         recording = record_sampling(model, wanted, parse_steps(steps), watch, first_step)
@@ -179,7 +179,7 @@ def parse_steps(text: str) -> Any:
 
 
 class CollectTaps(io.ComfyNode):
-    """What the recorder holds once the sampler has run."""
+    """What the recorder contains once the sampler has run."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -231,7 +231,7 @@ class CollectTaps(io.ComfyNode):
 
 
 class ActivationPicture(io.ComfyNode):
-    """One place as colours."""
+    """One layer as colours."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -270,7 +270,7 @@ class ActivationPicture(io.ComfyNode):
     def execute(
         cls, activations: Activations, address: str, shared: bool, size: int, selection: str = "addresses above"
     ) -> io.NodeOutput:
-        """Fit and draw."""
+        """Fit and show."""
         choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
         places = published_places(selection)
         drawn = (

@@ -26,7 +26,7 @@ def captioned(
     Args:
         pictures: (B, H, W, 3) in [0, 1].
         names: one for each picture; none: no line above. What is too long for the picture loses its middle.
-        colours: colour, as HTML knows it -> what it stands for.
+        colours: colour, as HTML knows it -> what it means.
         line: pixels of a line of words.
 
     Raises:

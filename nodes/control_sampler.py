@@ -51,7 +51,8 @@ class ControlCFGGuider(io.ComfyNode):
             node_id="VitrineControlCFGGuider",
             display_name="Size CFG Guider",
             category=CATEGORY,
-            description="Guides by the prompt and, apart from it, by size, crop and flip; spares needless evaluations.",
+            description="Guides by the prompt and, with a separate strength, by size, crop and flip; skips "
+            "evaluations that change nothing.",
             search_aliases=["control guider", "dual cfg", "size guidance", "control guidance strength"],
             inputs=[
                 io.Model.Input("model", tooltip="From Size Weight Schedule or Load Size Checkpoint."),

@@ -29,7 +29,6 @@ from ..engine.emd import (
 from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.io.tables import lines_of
-from .comfy.carried import latent_keys
 from .comfy.conditioning import condition_of
 from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction
 from .comfy.lora import NO_STUDENT, contract_in, student_files, student_stamp, with_student
@@ -39,6 +38,7 @@ from .comfy.model import (
     differentiable,
     latent_of,
     loading_denoiser_of,
+    own_latents,
     picture_numbers,
 )  # fmt: skip
 from .comfy.progress import progress
@@ -79,8 +79,8 @@ class EMDOneStepGenerator(io.ComfyNode):
             node_id="VitrineEMDOneStepGenerator",
             display_name="EMD One-Step Generator",
             category=CATEGORY,
-            description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
-            "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
+            description="Runs a one-step student as it was trained: one network call a picture, no negative prompt, "
+            "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
             search_aliases=[
                 "one step",
@@ -238,7 +238,7 @@ class EMDMCMCCorrect(io.ComfyNode):
         check_network(student_contract, backbone_of(model))
         runner = with_prediction(with_student(model, student), student_contract.prediction)
         student_contract = replace(student_contract, prediction="model")
-        start = latent_keys(z)["samples"].to(runner.load_device).float()
+        start = own_latents(runner, z).to(runner.load_device).float()
         cond = condition_of(runner, positive, start)
         null = None if empty is None else condition_of(runner, empty, start)
         networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))

@@ -42,12 +42,12 @@ class LoraReportNode(io.ComfyNode):
                 io.Combo.Input("lora", options=known_files("loras"), tooltip="The LoRA file to look at."),
                 io.String.Input("captions", multiline=True, default="",
                                 tooltip="Captions that it was trained with, one a line. None: what the file says."),
-                io.String.Input("trigger", default="", tooltip="Words that ask for it. None: what the file says."),
+                io.String.Input("trigger", default="", tooltip="Trigger words. None: what the file says."),
                 io.String.Input("ordinary", multiline=True, default="",
                                 tooltip="Prompts that have nothing to do with it, one a line. None: eight usual ones."),
                 io.Int.Input("seeds", default=4, min=2, max=64, tooltip="Samples of each prompt."),
                 io.Float.Input("minutes", default=0.0, min=0.0, max=10000.0, step=0.5,
-                               tooltip="Budget; what it leaves out is named, and the next run resumes. 0: no end."),
+                               tooltip="Budget; what it leaves out is named, and the next run resumes. 0: no limit."),
                 io.Int.Input("first_seed", default=2000, min=0, max=2**31, tooltip="Of these samples."),
                 io.Int.Input("steps", default=4, min=1, max=100, tooltip="Of sampling; four are enough to see a copy."),
                 io.Float.Input("cfg", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance of these samples."),
@@ -78,7 +78,7 @@ class LoraReportNode(io.ComfyNode):
         seeds: int, minutes: float, first_seed: int, steps: int, cfg: float, prompts: int, compare: bool, name: str,
         pictures: torch.Tensor | None = None,
     ) -> io.NodeOutput:  # fmt: skip
-        """Interrupt works between two prompts; the same inputs go on where it stopped."""
+        """Interrupt works between two prompts; the same inputs resume where it stopped."""
         config = ReportConfig(seeds, first_seed, steps, cfg, prompts=prompts)
         shown = None if pictures is None else as_pictures(pictures, "pictures")[..., :3].movedim(-1, 1).float().cpu()
         words = [part.strip() for part in trigger.split(",") if part.strip()]

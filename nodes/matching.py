@@ -33,7 +33,7 @@ def _features(
     """(B, C, H, W) joined features of two batches of pictures; those of one size go through together.
 
     Args:
-        grid: on which GDF's protocol joins places; None is the widest of theirs.
+        grid: on which GDF's protocol joins sites; None is the widest of theirs.
     """
     gdf = check_protocol(protocol)
 
@@ -97,7 +97,7 @@ class FindCorrespondence(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("source", tooltip="The picture where the points are; the first of several."),
-                io.Image.Input("target", tooltip="One or more pictures, where they are sought; of any size."),
+                io.Image.Input("target", tooltip="One or more pictures in which to find them; of any size."),
                 io.String.Input("points", default="0.5 0.5", multiline=True,
                                 tooltip="x y, one point a line: fractions of width and height, or pixels if above 1; "
                                 "or press the button and click."),
@@ -109,7 +109,7 @@ class FindCorrespondence(io.ComfyNode):
                 protocol_input(),
             ]),
             hidden=HIDDEN,
-            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
+            has_intermediate_output=True,  # the panel learns what to show on a run from the cache, too
             outputs=[
                 io.String.Output(display_name="points", tooltip="x y similarity, one a line; '-' marks doubtful ones."),
                 io.Image.Output(display_name="IMAGE", tooltip="Source and target with numbered points."),

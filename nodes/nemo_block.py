@@ -90,7 +90,7 @@ class NEMOBake(io.ComfyNode):
             display_name="NEMO Bake into Weights",
             category=CATEGORY,
             description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
-            "layer would bring them back; Neuron Blocker is proof against that.",
+            "layer brings them back; NEMO Neuron Blocker blocks them with LoRAs too.",
             search_aliases=[
                 "prune neurons",
                 "save unlearned model",
@@ -108,7 +108,7 @@ class NEMOBake(io.ComfyNode):
 
     @classmethod
     def execute(cls, model: Any, neurons: NeuronSet, factor: float) -> io.NodeOutput:
-        """The patch holds only the layers concerned."""
+        """The patch contains only the layers concerned."""
         return io.NodeOutput(baked(model, neurons, factor))
 
 
@@ -126,7 +126,7 @@ class SaveNeurons(io.ComfyNode):
             search_aliases=["export neurons"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
-            has_intermediate_output=True,  # the panel is told what to show on a run from the cache, too
+            has_intermediate_output=True,  # the panel learns what to show on a run from the cache, too
             inputs=[
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons."),
                 io.String.Input("name", default="neurons", tooltip="File name without folder or ending."),

@@ -62,7 +62,9 @@ class NEMOCopyCheck(io.ComfyNode):
                 io.String.Input(
                     "name", default="check", tooltip="Folder in output/vitrine_copy_check. It resumes there."
                 ),
-                io.Image.Input("pictures", optional=True, tooltip="Training pictures. None: samples meet each other."),
+                io.Image.Input(
+                    "pictures", optional=True, tooltip="Training pictures. None: samples are compared with each other."
+                ),
                 io.Model.Input("bare_model", optional=True, tooltip="The model without the LoRA: what is usual."),
             ]),
             outputs=[
@@ -78,7 +80,7 @@ class NEMOCopyCheck(io.ComfyNode):
         steps: int, cfg: float, sampler_name: str, scheduler: str, tau: float, timestep_index: int, name: str,
         pictures: torch.Tensor | None = None, bare_model: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
-        """Interrupt works between two steps of sampling; the same inputs go on where it stopped."""
+        """Interrupt works between two steps of sampling; the same inputs resume where it stopped."""
         pictures = None if pictures is None else as_pictures(pictures, "pictures")
         config = CheckConfig(seeds, first_seed, ordinary=tuple(lines(ordinary, 0)))
         check, folder = checked(
@@ -88,13 +90,13 @@ class NEMOCopyCheck(io.ComfyNode):
         )  # fmt: skip
         text, rows = check.text(), side_by_side(check, pictures, SHOWN)
         named = captioned(captioned(rows, columns(check)), [p.prompt for p in check.ranked[:SHOWN]])
-        show_on(cls.hidden, torch.cat(list(named))[None])  # in place of the last sample, which would stay
+        show_on(cls.hidden, torch.cat(list(named))[None])  # instead of the last sample, which would stay
         shown = ui.PreviewImage(named, cls=cls).as_dict() | text_on(text).as_dict()
         return io.NodeOutput(text, rows, str(folder), ui=shown)
 
 
 def columns(check: CopyCheck) -> list[str]:
-    """What stands in each row, from left to right."""
+    """What is in each row, from left to right."""
     names = [f" | {check.names[int(p.numbers[p.closest])]}" if check.names else "" for p in check.ranked[:SHOWN]]
     counts = [f"{p.copies} of {len(p.ratios)} copied" for p in check.ranked[:SHOWN]]
     return [f"sample ({count}) | copied, in colour{name}" for count, name in zip(counts, names, strict=True)]

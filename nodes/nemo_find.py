@@ -1,4 +1,4 @@
-"""NEMO Find Neurons: the neurons that hold a memorized picture."""
+"""NEMO Find Neurons: the neurons that encode a memorized picture."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .sockets import NeuronsSocket, NeuronStatisticsSocket, SampleThresholdSocke
 
 
 class NEMOFindNeurons(io.ComfyNode):
-    """The neurons that hold a memorized picture."""
+    """The neurons that encode a memorized picture."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -51,7 +51,8 @@ class NEMOFindNeurons(io.ComfyNode):
                     tooltip="The search ends when blocking has this fraction of the effect of blocking everything. 0: "
                             "0.98, or with the protocol nemo at the threshold.",
                 ),
-                io.Combo.Input("mode", options=list(MODES), default="chain", tooltip="chain finds what parity finds."),
+                io.Combo.Input("mode", options=list(MODES), default="chain",
+                               tooltip="chain tests several neurons at once; parity one, measured as the authors do."),
                 SEEDS,
                 INDEX,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="As in the statistics."),

@@ -1,4 +1,4 @@
-"""The embedded reference world inside ComfyUI: the portraits model, and pictures drawn by its renderer."""
+"""The embedded reference world inside ComfyUI: the portraits model, and pictures by its renderer."""
 
 from __future__ import annotations
 

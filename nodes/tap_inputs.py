@@ -26,7 +26,7 @@ HELP = (
 
 
 def selection_inputs() -> list[io.Input]:
-    """The inputs that say which places are tapped, and how; the same in every node that taps pictures."""
+    """The inputs that say which layers are tapped, and how; the same in every node that taps pictures."""
     return [
         io.Combo.Input(
             "selection", options=[_OWN, *PRESETS], default=_OWN,
@@ -51,8 +51,8 @@ def remedy_inputs() -> list[io.Input]:
         ),
         io.String.Input(
             "discard", default="", optional=True,
-            tooltip="Massive channels to set to nought, e.g. 154 1446 for Flux.1-dev. "
-            "Activation Tap's report finds them.",
+            tooltip="Massive channels to set to zero, e.g. 154 1446 for Flux.1-dev. "
+            "Activation Tap's report names them.",
         ),
     ]  # fmt: skip
 
@@ -65,7 +65,7 @@ def added_selection(tooltip: str) -> io.Input:
 
 
 def published_places(choice: str) -> tuple[str, ...] | None:
-    """The places of a published selection; None where the addresses above count."""
+    """The layers of a published selection; None where the addresses above count."""
     return None if choice == _TYPED else preset(choice).addresses
 
 

@@ -1,4 +1,4 @@
-"""A slider from pictures before and after, beside those from labels (``w2w_make.py``)."""
+"""A slider from pictures before and after; those from labels are in ``w2w_make.py``."""
 
 from __future__ import annotations
 

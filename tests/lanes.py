@@ -7,8 +7,9 @@ EVERY_DAY = ("flux", "wan")
 
 
 def nightly_but(names, kept=EVERY_DAY):
-    """Parameters of a test: all names, those that are not kept marked nightly."""
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.nightly) for name in names]
+    """Parameters of a test, values or tuples of them: all, those that are not kept marked nightly."""
+    values = {name: name if isinstance(name, tuple) else (name,) for name in names}
+    return [name if name in kept else pytest.param(*values[name], marks=pytest.mark.nightly) for name in names]
 
 
 def page_modes(kept):

@@ -1,19 +1,23 @@
 """SECURITY.md: what it promises of the code, read from the code. Files from strangers are tried in their own tests."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-CODE = {
-    p: ast.parse(p.read_text(encoding="utf-8")) for wing in ("engine", "nodes") for p in (ROOT / wing).rglob("*.py")
-}
+
+
+@functools.cache
+def trees():
+    paths = [p for wing in ("engine", "nodes") for p in (ROOT / wing).rglob("*.py")]
+    return {p: ast.parse(p.read_text(encoding="utf-8")) for p in paths}
 
 
 def calls(*names):
     """(file, call) of each call of a dotted name, such as ``torch.load``."""
-    for path, tree in CODE.items():
+    for path, tree in trees().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
                 yield path.relative_to(ROOT).as_posix(), node
@@ -32,14 +36,16 @@ def test_no_pickle_is_run():
 
 def test_programs_run_only_where_an_option_names_them():
     assert {name for name, _ in calls("torch.jit.load")} == {"engine/pipelines/descriptors.py"}
-    assert not [p for p in CODE if "nodes" in p.parts and re.search(r"descriptors|jit", p.read_text(encoding="utf-8"))]
+    assert not [
+        p for p in trees() if "nodes" in p.parts and re.search(r"descriptors|jit", p.read_text(encoding="utf-8"))
+    ]
     assert all(f"`--{name}`" in PAGE for name in ("sscd", "face", "lpips"))
 
 
 def test_routes_are_those_of_the_page():
     routes = {
         (node.func.attr, node.args[0].value)
-        for path, tree in CODE.items()
+        for path, tree in trees().items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and ast.unparse(node.func).startswith("server.routes.")
@@ -57,13 +63,13 @@ def test_nodes_ask_no_other_host():
         assert not re.search(r"https?://(?!www\.w3\.org/)|(?<!\.)\bfetch\(|WebSocket|EventSource", text)
     imported = {
         alias.name.split(".")[0]
-        for tree in CODE.values()
+        for tree in trees().values()
         for n in ast.walk(tree)
         if isinstance(n, ast.Import)
         for alias in n.names
     } | {
         n.module.split(".")[0]
-        for tree in CODE.values()
+        for tree in trees().values()
         for n in ast.walk(tree)
         if isinstance(n, ast.ImportFrom) and n.module and not n.level
     }

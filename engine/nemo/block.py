@@ -55,7 +55,7 @@ def token_positions(text: str) -> tuple[int, ...] | None:
     """Positions from text: "3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
 
     Raises:
-        VitrineError: If the text holds anything but numbers, ranges and commas.
+        VitrineError: If the text contains anything but numbers, ranges and commas.
     """
     positions: set[int] = set()
     for item in filter(None, (piece.strip() for piece in text.split(","))):
@@ -109,7 +109,7 @@ def block(
         fingerprint: of the model, where its modules carry patches at the moment.
 
     Raises:
-        VitrineError: If the set was made for another model, or names places that this model does not have.
+        VitrineError: If the set was made for another model, or names sites that this model does not have.
     """
     changes: dict[str | Site, Callable] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
@@ -206,7 +206,7 @@ def bake(
 
 
 def _rows_of_outputs(module: nn.Module, address: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters of a projection with a row for each of its outputs; those of adapters that stand on it too.
+    """Parameters of a projection with a row for each of its outputs; those of adapters on it too.
 
     W + s B A has its rows scaled when those of W and of B are.
     """

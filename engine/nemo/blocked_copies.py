@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from ..errors import refuse
+from ..runtime.finite import require_finite
 
 SIDE = 64
 THIRD = 1 / 3
@@ -42,11 +43,18 @@ class Copies:
     Attributes:
         untouched, blocked: (N,) of the same seeds, without and with the neurons blocked.
         ordinary: (M,) of samples of captions that have nothing to do with the picture.
+
+    Raises:
+        VitrineError: If one is NaN or infinite: it would count as no copy.
     """
 
     untouched: torch.Tensor
     blocked: torch.Tensor
     ordinary: torch.Tensor
+
+    def __post_init__(self) -> None:
+        for part in (self.untouched, self.blocked, self.ordinary):
+            require_finite(part, "distance of a sample")
 
     @property
     def level(self) -> float:

@@ -1,4 +1,4 @@
-"""Whether blocking holds: on other seeds, and under an embedding that was optimised to bring the picture back.
+"""Whether blocking works: on other seeds, and under an embedding that was optimised to bring the picture back.
 
 Blocking stops recall for a prompt. It does not take the picture out of the weights, and an attacker who can choose the
 embedding freely often gets it back (DoRI). So the verdict states both.
@@ -53,7 +53,7 @@ class VerifyConfig(Config):
 
     Attributes:
         tau: memorization threshold, 0..1, as in the search; there is no verdict without one.
-        seed: of the noises, in place of the probe's own; the search uses 1.
+        seed: of the noises, instead of the probe's own; the search uses 1.
         attack: the adversarial embedding, tried where there is a reference.
     """
 
@@ -135,7 +135,7 @@ def adversarial_embedding(
 def optimised_text(
     denoiser: Denoiser, cond: Condition, references: torch.Tensor, config: AttackConfig, progress: Progress = silent
 ) -> torch.Tensor:
-    """(P, T, D) float32 text states that denoise ``references`` best with the network as it stands.
+    """(P, T, D) float32 text states that denoise ``references`` best with the current network.
 
     Where weights are kept in half precision or elsewhere, the network is computed a second time in the backward pass:
     the copies that layers make of their weights would otherwise all be kept.

@@ -23,7 +23,7 @@ class Calibrated:
     Attributes:
         tau: the memorization threshold, 0..1.
         probe: the settings of its scores; detection must use the same.
-        scope: of the statistics beside it.
+        scope: of the statistics in the same folder.
         fingerprint: of the model's weights; empty in files that do not say.
     """
 
@@ -37,7 +37,7 @@ class Calibrated:
         """From the folder that calibrate wrote.
 
         Raises:
-            VitrineError: If it holds no threshold.
+            VitrineError: If it contains no threshold.
         """
         path = Path(folder) / NAME
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):

@@ -1,7 +1,7 @@
 """The copy check: which prompts come back as copies, how often, where in the picture, and of which picture.
 
-Nothing here knows how pictures are sampled: both doors pass a function. Prompts are worked on after each other and
-leave a row of numbers and one picture in a folder, so any number of them fits, and the same call goes on after a kill.
+Nothing here knows how pictures are sampled: both libraries pass a function. Prompts are worked on after each other and
+leave a row of numbers and one picture in a folder, so any number of them fits, and the same call resumes after a kill.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class CheckConfig(Config):
 
     Attributes:
         seeds: samples of each prompt.
-        first_seed: of these; searches and verifications draw from seeds 1 and 101.
+        first_seed: of these; searches and verifications use seeds 1 and 101.
         usual: samples that say which distance is usual.
         ordinary: captions for them, which have nothing to do with the pictures; with a LoRA none are needed, as the
             model without it says what is usual.
@@ -117,7 +117,7 @@ class CheckedPrompt:
         similar: (S,) MS-SSIM with it.
         seeds: (S,) of the samples.
         scores: by the names in ``SCORES``; those that were measured.
-        file: its sample that is nearest, whole; beside it the overlay.
+        file: its sample that is nearest, whole; next to it the overlay.
     """
 
     prompt: str
@@ -197,14 +197,14 @@ def check_copies(
     prompts: Sequence[str], folder: str | Path, instruments: Instruments, pictures: Pictures = Pictures(),  # noqa: B008
     config: CheckConfig = CHECK, *, labels: Sequence[str] = (), tau: float | None = None, progress: Progress = silent,
 ) -> CopyCheck:  # fmt: skip
-    """Sample every prompt, compare, score; the same call goes on where an interrupted one stopped.
+    """Sample every prompt, compare, score; the same call resumes where an interrupted one stopped.
 
     Args:
         folder: of this check; its samples are kept there.
         labels: one for each prompt, handed through.
 
     Raises:
-        VitrineError: If there are no prompts, nothing says which distance is usual, or the folder holds another check.
+        VitrineError: If there are no prompts, no usual distance is known, or the folder contains another check.
     """
     if not prompts or labels and len(labels) != len(prompts):
         raise refuse("prompts, labels", (len(prompts), len(labels)), "prompts, each with a label or none", "check both")

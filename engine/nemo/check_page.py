@@ -1,4 +1,4 @@
-"""A copy check as files for people: one table (CSV), and one page that needs nothing beside it (HTML)."""
+"""A copy check as files for people: one table (CSV), and one page that needs no other file (HTML)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def consensus(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
     """The neurons that at least ``share`` of the searches kept, with what each of them reported.
 
     Ours: no publication has one. A lower share keeps more neurons and blocks more surely; a higher one keeps those
-    that no choice of noises can talk away. ``info["consensus"]`` holds the mean :func:`jaccard` of all pairs of
+    that no choice of noises can talk away. ``info["consensus"]`` is the mean :func:`jaccard` of all pairs of
     searches as "jaccard", None if none kept a neuron, and as "empty_pairs" how many pairs of two empty sets that
     leaves out.
 

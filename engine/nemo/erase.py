@@ -41,7 +41,7 @@ class EraseConfig(Config):
     """The training; the outer optimiser, its rate and its batch are ours, the source's are not published.
 
     Attributes:
-        rounds: attacks on the weights as they stand; each adds one embedding for every picture.
+        rounds: attacks on the current weights; each adds one embedding for every picture.
         updates: of the weights after each attack.
         lr: Adam's highest rate; it falls to 0 along a cosine.
         batch: rows of each of the two losses in one update.
@@ -134,7 +134,7 @@ class Eraser:
     """A resumable training on a copy of the network; the network itself is read and never changed.
 
     Raises:
-        VitrineError: If the folder holds a run with other settings, or a LoRA would find none of its layers.
+        VitrineError: If the folder contains a run with other settings, or a LoRA would find none of its layers.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Eraser:
         self._resume()
 
     def run(self, until: int | None = None, progress: Progress = silent) -> None:
-        """Train until ``until`` updates (None: all); an interrupted run goes on from the last save."""
+        """Train until ``until`` updates (None: all); an interrupted run resumes from the last save."""
         total = self.config.total
 
         def step() -> None:
@@ -189,7 +189,7 @@ class Eraser:
         self.step += 1
 
     def result(self) -> Erased:
-        """The weights as they stand."""
+        """The current weights."""
         if not self.config.rank:
             return Erased({k: v.detach().clone() for k, v in self.backbone.state_dict().items()}, 0)
         lora = of_peft({name: value.detach().clone() for name, value in self.trained.items()})
@@ -248,7 +248,7 @@ class Eraser:
         return torch.randint(among, (count,), generator=g)
 
     def _generator(self, purpose: int) -> torch.Generator:
-        """Of this step alone, so that a resumed run draws what an uninterrupted one does."""
+        """Of this step alone, so that a resumed run uses the same random numbers as an uninterrupted one."""
         return torch.Generator().manual_seed((self.config.seed * 2 + purpose) * 1_000_003 + self.step)
 
     def _save(self) -> None:
@@ -284,9 +284,9 @@ def erase(
     """Trains a copy of the network until the pictures are not called any more (DoRI, arXiv 2507.16880).
 
     Args:
-        folder: for the state of the run; the same call goes on from it, also after the process was killed.
+        folder: for the state of the run; the same call resumes from it, also after the process was killed.
         identity: a table says what the data were made of, where sampling them anew may round otherwise; then the data
-            themselves are not compared. Anything else is compared beside them.
+            themselves are not compared. Everything else is compared too.
 
     Raises:
         VitrineError: See :class:`Eraser`.

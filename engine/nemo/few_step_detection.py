@@ -30,11 +30,11 @@ from .search_config import FEW_STEPS, FewStepConfig
 from .ssim import blur
 
 _MARGIN, PLAIN = 5, 0.01
-"""Of the window in which samples are compared place by place; and the share of the mean usual square below which a
-place tells nothing."""
+"""Of the window in which samples are compared position by position; and the fraction of the mean usual square below
+which a position tells nothing."""
 WHOLE = 0.5
-"""Share of the places that agree in samples of one whole picture; planted ones have 0.6 to 0.8 in four steps, ordinary
-captions 0.3 at most."""
+"""Fraction of the positions that agree in samples of one whole picture; memorized ones have 0.6 to 0.8 in four steps,
+ordinary captions 0.3 at most."""
 
 
 @dataclass
@@ -171,7 +171,7 @@ class Agreement:
 
     @property
     def map(self) -> torch.Tensor:
-        """(64, 64) distance around each place as a share of the usual one there; see :attr:`memorized`.
+        """(64, 64) distance around each position as a share of the usual one there; see :attr:`memorized`.
 
         Infinite where all ordinary samples are alike, which tells nothing.
 
@@ -247,7 +247,7 @@ def squares(samples: torch.Tensor) -> torch.Tensor:
 
 
 def local_squares(samples: torch.Tensor) -> torch.Tensor:
-    """(pairs, 64, 64): :func:`squares` under a Gaussian window of 11 of the 64 places."""
+    """(pairs, 64, 64): :func:`squares` under a Gaussian window of 11 of the 64 positions."""
     pairs = F.interpolate(squares(samples)[:, None].cpu(), (SIDE, SIDE), mode="bilinear", antialias=True)
     return blur(F.pad(pairs, (_MARGIN,) * 4, mode="reflect"))[:, 0]
 
@@ -304,6 +304,6 @@ def sample_threshold(agreements: Sequence[Agreement], fingerprint: str = "") -> 
 
 
 def usual_places(agreements: Sequence[Agreement]) -> torch.Tensor:
-    """(64, 64) sum over prompts of the mean square of the difference of two samples around each place."""
+    """(64, 64) sum over prompts of the mean square of the difference of two samples around each position."""
     kept = [a.samples for a in agreements if a.samples is not None]
     return torch.stack([local_squares(samples).mean(0) for samples in kept]).sum(0)

@@ -36,7 +36,7 @@ class Result:
         after: cross-seed score with its neurons blocked.
         forwards: network rows spent on this prompt.
         settings: of the probe and the search, as :func:`settings_of` gives them.
-        held: what each neuron holds, see :func:`~vitrine.engine.nemo.neuron_effects.holdings`.
+        held: what each neuron encodes, see :func:`~vitrine.engine.nemo.neuron_effects.holdings`.
         samples: agreement of few-step samples without blocking and with it, where a sampler judged the search.
     """
 

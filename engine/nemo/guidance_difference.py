@@ -57,7 +57,7 @@ class Pull:
 
     Attributes:
         norm: ||eps_c - eps_u|| at the first timestep, over all entries of the latent.
-        cosine: -1..1, of eps_c - eps_u with eps_u near the end of the grid: over channels, then the mean over places.
+        cosine: -1..1, of eps_c - eps_u with eps_u near the end of the grid: by channel, then the mean over positions.
         anisotropy: their weighted sum.
         sharpness: ||J_c d - J_u d|| with d the difference of the two scores; None where it was left out.
     """

@@ -13,20 +13,27 @@ import torch
 import torch.nn.functional as F
 
 from ..io.table_on_disk import RowFile
+from ..runtime.finite import require_finite
 from .blocked_copies import SIDE, THIRD
 from .ssim import betas_for, blur, ms_ssim
 
 LENGTH = 3 * SIDE * SIDE
 """Numbers of a thumbnail."""
 _MARGIN = 5
-"""Of the window that compares two pictures place by place."""
+"""Of the window that compares two pictures position by position."""
 _PLAIN = 0.02
-"""Usual distance below which a place tells nothing."""
+"""Usual distance below which a position tells nothing."""
 
 
 def thumbnails(pictures: torch.Tensor) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas."""
-    return F.interpolate(pictures.float().cpu(), (SIDE, SIDE), mode="area")
+    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas.
+
+    Raises:
+        VitrineError: If a picture contains NaN or infinity: compared with others, it would be no copy of any.
+    """
+    small = F.interpolate(pictures.float().cpu(), (SIDE, SIDE), mode="area")
+    require_finite(small, "pictures")
+    return small
 
 
 def distances(samples: torch.Tensor, pictures: torch.Tensor) -> torch.Tensor:
@@ -44,7 +51,7 @@ class Nearest:
         numbers: (S,) which picture, or which other sample of the prompt.
         areas: (S,) 0..1, the share of the picture where it is one.
         similar: (S,) 0..1, MS-SSIM of the two at 64 px.
-        maps: (S, 64, 64) the ratio place by place.
+        maps: (S, 64, 64) the ratio at each position.
     """
 
     ratios: torch.Tensor
@@ -65,7 +72,7 @@ class PictureIndex:
     Args:
         table: (P, 12288) their thumbnails, in a file; None compares the samples of a prompt with each other.
         usual: (R, 3, 64, 64) thumbnails of samples that have nothing to do with the pictures.
-        rows: how many of the table's rows are held at once.
+        rows: how many of the table's rows are in memory at once.
     """
 
     def __init__(self, table: RowFile | None, usual: torch.Tensor, rows: int = 1024) -> None:
@@ -115,7 +122,7 @@ class PictureIndex:
         return ratios, numbers
 
     def _map(self, sample: torch.Tensor, picture: torch.Tensor) -> torch.Tensor:
-        """(64, 64): distance around each place, as a share of the usual one there.
+        """(64, 64): distance around each position, as a share of the usual one there.
 
         Where all pictures are alike, such as on a plain background, likeness says nothing: infinity.
         """

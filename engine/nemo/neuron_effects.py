@@ -1,4 +1,4 @@
-"""What a neuron holds: how unusual a prompt makes it, which tokens drive it, what comes back when it alone is free."""
+"""What a neuron encodes: how unusual a prompt makes it, which tokens drive it, what returns when it alone is free."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def holdings(
     "deviations" is |z|, "activation" the prompt's and "usual" that of ordinary captions; "tokens" are pairs of a
     position in the text that the network reads, from 0, and its magnitude. With this neuron free and the rest of the
     set blocked, predictions were like the unblocked ones by "alone" at least, where the search wanted less than
-    "limit"; neither stands there where it decided without asking.
+    "limit"; neither is there where it decided without asking.
 
     Args:
         seen, z: address -> the site's values and (width,) |z|.

@@ -20,7 +20,7 @@ from .sites import value_sites
 
 KIND, VERSION = "vitrine-nemo-statistics", 1
 OFFICIAL = "SD1.4"
-"""Stands for a fingerprint in the authors' published statistics, which say of their model no more than this."""
+"""In place of a fingerprint in the authors' published statistics, which say of their model no more than this."""
 OFFICIAL_SHAPES = tuple((width, 768) for width in (320, 320, 640, 640, 1280, 1280, 1280))
 """(width, text width) of SD1.x's value projections, down and mid."""
 
@@ -56,7 +56,7 @@ class NeuronStatistics:
         return (activation - mean).abs() / std.clamp_min(1e-12)
 
     def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
-        """Refuses statistics that cannot belong to this model; both doors ask here before a search.
+        """Refuses statistics that cannot belong to this model; both libraries ask here before a search.
 
         The authors' published statistics have no fingerprint: they pass for any model of SD1.x's shape.
 

@@ -42,7 +42,7 @@ class NeuronSet:
         return sum(map(len, self.neurons.values()))
 
     def merged(self, *others: NeuronSet) -> NeuronSet:
-        """Union of several sets of one model; their ``info`` stands side by side in the new one's.
+        """Union of several sets of one model; their ``info`` is listed in the new one's.
 
         Raises:
             VitrineError: If the sets belong to different models.

@@ -30,7 +30,7 @@ def ddim_timestep(steps: int, index: int, total: int = 1000) -> float:
 
 
 def probe_noise(config: ProbeConfig, shape: tuple[int, int, int]) -> torch.Tensor:
-    """(S, C, h, w) in one draw from one generator, as in the official code, which seeds the global one for it."""
+    """(S, C, h, w) from one generator at once, as in the official code, which seeds the global one for it."""
     return torch.randn(config.seeds, *shape, generator=torch.Generator().manual_seed(config.seed))
 
 

@@ -1,4 +1,4 @@
-"""Scores of a long list of prompts so far, from which the same call goes on."""
+"""Scores of a long list of prompts so far, from which the same call resumes."""
 
 from __future__ import annotations
 

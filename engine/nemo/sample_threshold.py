@@ -33,7 +33,7 @@ class SampleThreshold:
     Attributes:
         distance: below it a prompt's samples agree: it is memorized.
         usual: geometric mean of ordinary captions' distances.
-        places: (64, 64) mean square of the difference of two samples of one caption around each place.
+        places: (64, 64) mean square of the difference of two samples of one caption around each position.
         count: captions that it was measured on.
         config: how the samples were made; detection must use the same.
         fingerprint: of the model's weights.

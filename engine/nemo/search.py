@@ -74,7 +74,7 @@ def candidates(
 ) -> Lists:
     """Per site: outliers ascending, then the k strongest descending, in the order of the official code.
 
-    z, a: one (width,) tensor of |z-scores| and of activations for each address. A neuron may stand in both parts.
+    z, a: one (width,) tensor of |z-scores| and of activations for each address. A neuron may be in both parts.
     """
     lists = {}
     for address, deviations, activations in zip(addresses, z, a, strict=True):
@@ -147,7 +147,7 @@ def _initial(
 
 
 def _refine_singles(tester: _Tester, entries: list[Entry], config: SearchConfig) -> Refining:
-    """Neurons one by one, in list order; a neuron may stand there twice (outlier and among the strongest).
+    """Neurons one by one, in list order; a neuron may be listed twice (outlier and among the strongest).
 
     Re-activating a first copy changes nothing, so the official loop drops it as soon as the running score is below the
     threshold, and the second copy's test is the real one. While nothing has been dropped yet, which happens only after
@@ -231,7 +231,7 @@ def _refine(tester: _Tester, groups: list[list[Entry]], config: SearchConfig) ->
 def _bisect(tester: _Tester, groups: list[list[Entry]]) -> Refining:
     """Drops all groups at once, or else each half of them.
 
-    Every set accepted was tested as it stands, so the end set is verified; it need not be the one that testing singly
+    Every set accepted was tested as a whole, so the end set is verified; it need not be the one that testing singly
     would end with, nor minimal.
     """
     if not groups:

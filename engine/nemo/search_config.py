@@ -51,7 +51,7 @@ class ProbeConfig(Config):
 
     Attributes:
         seeds: S, number of initial noises.
-        seed: of the generator they are drawn from, one draw of S rows as in the official code.
+        seed: of the generator they are sampled from, S rows at once as in the official code.
         steps: sampling steps of the DDIM grid that the timestep belongs to.
         timestep_index: position in that grid; 1 is what the official code uses (t = 961 of 50 steps), 0 the paper's.
         signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
@@ -102,7 +102,8 @@ class SearchConfig(Config):
         theta, theta_step, theta_min: start, decrement and end of the outlier threshold on |z|.
         k, k_step: start and increment of how many of the strongest neurons join in each layer.
         mode: ``parity`` tests one neuron after another, as the official code does; ``chain`` tests several cumulative
-            candidates in one batch, with the same result; ``fast`` drops groups at once and halves those it must keep.
+            candidates in one batch, with the same result where ``ProbeConfig.data_range`` is set (``parity`` takes the
+            published one by itself); ``fast`` drops groups at once and halves those it must keep.
         rows: largest batch of one forward.
         protocol: ``vitrine`` searches every prompt that it is given, from all seeds, and stops at ``share``, 0.98 where
             neither it nor ``tau_search`` is set. ``nemo`` is the published rule: only prompts with seeds that agree by
@@ -132,7 +133,7 @@ class SearchConfig(Config):
         if not (finite and self.theta_step > 0 and self.theta > self.theta_min >= 0 <= min(self.k, self.k_step)):
             raise refuse("theta, k", self.to_dict(), "theta > theta_min >= 0, positive steps", "use 5, 0.25, 1, 0, 1")
         if self.mode not in MODES:
-            raise refuse("mode", self.mode, MODES, "chain gives parity's result in fewer calls")
+            raise refuse("mode", self.mode, MODES, "chain is the usual one")
         if self.rows < 1:
             raise refuse("rows", self.rows, "1 or more", "use 80")
 
@@ -161,7 +162,7 @@ class SearchConfig(Config):
 
 @dataclass(frozen=True)
 class FewStepConfig(Config):
-    """What is sampled for each prompt. The defaults were chosen on the pictures planted in the portraits model.
+    """What is sampled for each prompt. The defaults were chosen on the pictures that the portraits model memorized.
 
     Attributes:
         seeds: S, samples that are compared with each other.

@@ -132,7 +132,7 @@ class ActivationTapTransformerPipeline(AroundPipeline, TapPipeline):
         self.register_modules(vae=vae, transformer=transformer, scheduler=scheduler)
 
     def own_size(self) -> int:
-        """Side in pixels of the square pictures that the model's own pipeline draws."""
+        """Side in pixels of the square pictures that the model's own pipeline generates."""
         return max(self._usual_size())
 
 

@@ -1,4 +1,4 @@
-"""A pipeline around another one, which goes on doing what only it knows: read prompts, sample, move its parts.
+"""A pipeline around another one, which still does what only it knows: read prompts, sample, move its parts.
 
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
@@ -59,7 +59,7 @@ class AroundPipeline(SharedPipeline):
         return super().__getattr__(name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Another part becomes the other pipeline's as well, for it goes on reading prompts and sampling."""
+        """Another part becomes the other pipeline's as well, since it still reads prompts and samples."""
         source = self.__dict__.get("source")
         if source is not None and name in source.components:
             setattr(source, name, value)
@@ -122,7 +122,7 @@ class AroundPipeline(SharedPipeline):
         return int(config.get("latent_channels") or config.get("z_dim")) * self._latent.packed**2
 
     def _usual_size(self) -> tuple[int, int]:
-        """(height, width) in pixels that the other pipeline draws by default, or that its network was trained on."""
+        """(height, width) in pixels that the other pipeline generates by default, or its network was trained on."""
         parameters = inspect.signature(type(self._source).__call__).parameters
         named = [parameters[side].default if side in parameters else None for side in ("height", "width")]
         if isinstance(named[0], int) and isinstance(named[1], int):  # Wan and Krea 2 name pixels
@@ -235,17 +235,21 @@ def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
 def share_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
     """(args, kwargs) of a forward of a pipeline's network -> how much of the run's steps is over, 0 to below 1.
 
-    A run that begins late, as image to image does, is counted from its own first step.
+    A run that begins late, as image to image does, or ends early, as SDXL's base before its refiner, is counted by
+    its own steps.
     """
-    clock, known = clock_of(pipe, net), [torch.empty(0), torch.empty(0)]
+    clock, known, begin = clock_of(pipe, net), [torch.empty(0), torch.empty(0)], 0
 
     def now(args: tuple, kwargs: dict[str, Any]) -> float:
+        nonlocal begin
         t, source = clock(args, kwargs), pipe.scheduler.timesteps
-        if source is not known[0]:
+        first = source is not known[0]
+        if first:
             known[:] = source, source.detach().double().cpu()
         times = known[1]
-        steps = min(getattr(pipe, "_num_timesteps", None) or len(times), len(times))
-        step = int((times - t).abs().argmin()) - (len(times) - steps)
-        return max(0, step) / steps
+        step = int((times - t).abs().argmin())
+        begin = step if first else begin
+        steps = min(getattr(pipe, "_num_timesteps", None) or len(times), len(times) - begin)
+        return min(max(0, step - begin), steps - 1) / steps
 
     return now

@@ -63,7 +63,7 @@ class _Controlled(SharedPipeline):
         """Read a checkpoint, to be passed to calls. Its ``base.*`` and ``lora.*`` weights go into this model.
 
         Raises:
-            VitrineError: If it is of another family or width, or has weights that this model has no place for.
+            VitrineError: If it is of another family or width, or has weights that do not fit this model.
         """
         checkpoint, net = load_control(path), self._net
         checkpoint.metadata.check(net, fingerprint_of(net) if checkpoint.metadata.base_hash else "")
@@ -248,7 +248,7 @@ class _Controlled(SharedPipeline):
     def _noise(
         self, count: int, size: tuple[int, int], rows: Generators | None, latents: torch.Tensor | None, eta: float
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        """Scaled noise, and what the scheduler's steps take; some draw more from the same generators."""
+        """Scaled noise, and what the scheduler's steps take; some sample more from the same generators."""
         shape = (count, self._net.config.in_channels, *size)
         noise = self.prepare_latents(*shape, self._net.dtype, self._execution_device, rows, latents)
         return noise, self.prepare_extra_step_kwargs(rows, eta)

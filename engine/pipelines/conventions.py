@@ -15,13 +15,13 @@ from ..errors import refuse
 
 Generators = torch.Generator | list[torch.Generator]
 StepEnd = Callable[[Any, int, torch.Tensor, dict[str, torch.Tensor]], dict[str, torch.Tensor] | None]
-"""diffusers' ``callback_on_step_end``: (pipeline, step, t, {"latents": x}) -> what to go on with."""
+"""diffusers' ``callback_on_step_end``: (pipeline, step, t, {"latents": x}) -> the latents to continue with."""
 
 
 def noise_sources(
     seeds: Sequence[int] | None, generator: Generators | None, latents: torch.Tensor | None, count: int
 ) -> Generators | None:
-    """What noise is drawn from: one generator, or one for each picture; None where the noise is given.
+    """What noise is sampled from: one generator, or one for each picture; None where the noise is given.
 
     Raises:
         VitrineError: If there is more than one source, or its number is not that of the pictures.

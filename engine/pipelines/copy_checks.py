@@ -40,7 +40,7 @@ def copy_check(
 ) -> CopyCheck:  # fmt: skip
     """Which prompts come back as copies, how often, where in the picture, and of which training picture.
 
-    The folder gets ``copies.html``, ``copies.csv`` and the nearest sample of each prompt. The same call goes on where
+    The folder gets ``copies.html``, ``copies.csv`` and the nearest sample of each prompt. The same call resumes where
     an interrupted one stopped; with other settings it is refused.
 
     Args:
@@ -51,7 +51,7 @@ def copy_check(
         config: seeds, and captions that have nothing to do with the pictures; needed without a LoRA.
         probe, tau: of NeMo's score, and the threshold calibrated with it; without tau there is no verdict.
         describe: (n, 3, H, W) in [0, 1] -> (n, D), a copy descriptor of your own.
-        memory: what a sampling run may hold beyond the models; it decides how many seeds are sampled at once.
+        memory: what a sampling run may need beyond the models; it decides how many seeds are sampled at once.
         shown: prompts with pictures on the page.
         sampling: as in a call of the pipeline: num_inference_steps, guidance_scale, height, width ...
 
@@ -126,7 +126,7 @@ class _Sampler:
 
 
 class _Adapter:
-    """A LoRA that was loaded beside those that were there."""
+    """A LoRA loaded next to those already there."""
 
     def __init__(self, pipe: Any) -> None:
         self.pipe, self.others = pipe, list(pipe.get_active_adapters())

@@ -42,7 +42,7 @@ class EMDOneStepPipeline(OneStepTools, StableDiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
-        """From a folder or hub repository, as :meth:`from_pipe` of the pipeline that it holds."""
+        """From a folder or hub repository, as :meth:`from_pipe` of its pipeline."""
         hub = ("cache_dir", "force_download", "proxies", "token", "local_files_only", "revision")
         path = pretrained_model_name_or_path
         parts = cls.load_config(path, **{name: kwargs[name] for name in hub if name in kwargs})

@@ -26,7 +26,7 @@ class EMDOneStepTransformerPipeline(AroundPipeline, OneStepTools):
         pipe = EMDOneStepPipeline.from_pipe(FluxPipeline.from_pretrained("path/to/schnell"))
         images = pipe("a prompt", seeds=[0]).images
 
-    Encoded prompts are taken with what the other pipeline's call takes beside them: ``pooled_prompt_embeds``,
+    Encoded prompts are taken with what the other pipeline's call takes with them: ``pooled_prompt_embeds``,
     ``prompt_embeds_mask`` or ``prompt_attention_mask``.
     """
 

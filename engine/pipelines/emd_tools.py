@@ -35,6 +35,7 @@ from ..emd.published_students import one_step_of
 from ..errors import refuse
 from ..families import Latent, family_of
 from ..network.condition import Condition
+from ..runtime.finite import require_finite
 from ..runtime.placement import onloaded, upcast_vae
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
@@ -135,11 +136,11 @@ class OneStepTools(SharedPipeline):
         self._take(net)
 
     def _take(self, network: Any) -> None:
-        """Draw with another network."""
+        """Sample with another network."""
         self.register_modules(unet=network)
 
     def unload_student(self, network: Any) -> None:
-        """Draw with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
+        """Sample with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
         if self._network is not network:
             self._take(network)
         elif getattr(network, "peft_config", None):
@@ -177,7 +178,7 @@ class OneStepTools(SharedPipeline):
             generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
             prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
-            pooled_prompt_embeds: (B, D) beside them, for SDXL.
+            pooled_prompt_embeds: (B, D) with them, for SDXL.
             height, width: in pixels; by default the size the student was made for.
             guidance_scale: 0 or 1; guidance is distilled in.
             output_type: ``"pil"``, ``"np"``, ``"pt"`` or ``"latent"``.
@@ -270,7 +271,12 @@ class OneStepTools(SharedPipeline):
         return self._shape(StudentPreset(), height, width)
 
     def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
-        """Pictures, or with ``"latent"`` the latents as they are."""
+        """Pictures, or with ``"latent"`` the latents as they are.
+
+        Raises:
+            VitrineError: If the latents contain NaN or infinity.
+        """
+        require_finite(x0, "latents")
         if output_type == "latent":
             return x0
         with upcast_vae(self.vae) as vae:

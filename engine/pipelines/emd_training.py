@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PORTRAITS = SHIPPED
 TEXTS = "texts"
-"""Folder, in a run's folder, of text states that are not held in memory."""
+"""Folder, in a run's folder, of text states that are not kept in memory."""
 PORTRAIT_SCENES = range(200_000, 202_000)
 """Seeds of the scenes whose captions the portraits model is distilled on by default."""
 

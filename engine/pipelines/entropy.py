@@ -27,10 +27,10 @@ class EntropyGuidedPipeline(Wrapping):
     """
 
     def __init__(self, pipe: Any, config: EntropyConfig) -> None:
-        """Look for the places at once.
+        """Look for the sites at once.
 
         Raises:
-            VitrineError: If the pipeline guides in another way, or its network has no plain queries at these places.
+            VitrineError: If the pipeline guides in another way, or its network has no plain queries at these sites.
         """
         calling = next((kind.__name__ for kind in type(pipe).__mro__ if "__call__" in vars(kind)), "")
         if calling not in _STACKING:
@@ -45,7 +45,7 @@ class EntropyGuidedPipeline(Wrapping):
 
     @classmethod
     def from_pretrained(cls, path: str, config: EntropyConfig, **kwargs: Any) -> EntropyGuidedPipeline:
-        """Around the pipeline that a folder or hub repository holds.
+        """Around the pipeline of a folder or hub repository.
 
         Args:
             kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.

@@ -119,7 +119,7 @@ class PipelineModel:
 
 
 class PipelineLora:
-    """A LoRA that lies beside a pipeline's model."""
+    """A LoRA next to a pipeline's model."""
 
     def __init__(self, model: PipelineModel, loading: Loading) -> None:
         self.model, self.loading = model, loading

@@ -25,6 +25,7 @@ from ..nemo.few_step_detection import FewStepSampler
 from ..nemo.noise_similarity import Request
 from ..nemo.search_config import FewStepConfig
 from ..network.condition import Condition
+from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..w2w.loras.lora_facts import LoraFacts
@@ -95,7 +96,7 @@ class OnModel(NamedTuple):
 
 
 class PutOn(Protocol):
-    """A LoRA that lies beside a model."""
+    """A LoRA next to a model."""
 
     loading: Loading
 
@@ -104,7 +105,7 @@ class PutOn(Protocol):
 
 
 class ReportModel(Protocol):
-    """A text-to-image model that LoRAs can be put on, whatever library holds it.
+    """A text-to-image model that LoRAs can be put on, of whatever library.
 
     Attributes:
         shape: (C, h, w) of its latents.
@@ -165,7 +166,7 @@ class Bench:
         total: samplings that are planned, for the progress.
 
     Args:
-        place: the LoRA's folder, which goes on where it stopped; samples of the model without a LoRA lie beside it.
+        place: the LoRA's folder, for resuming; samples of the model without a LoRA are next to it.
     """
 
     def __init__(
@@ -274,7 +275,12 @@ class Bench:
 
 
 def _kept(pictures: torch.Tensor) -> torch.Tensor:
-    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side."""
+    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side.
+
+    Raises:
+        VitrineError: If one contains NaN or infinity, which would be black.
+    """
+    require_finite(pictures, "pictures")
     scale = KEPT / max(pictures.shape[-2:])
     if scale < 1:
         size = [max(1, round(side * scale)) for side in pictures.shape[-2:]]

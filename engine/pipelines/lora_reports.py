@@ -1,7 +1,7 @@
 """The LoRA report: what LoRA files are, where they act, what they copy, what they cost, and what is near them.
 
 Nothing here knows a library: ComfyUI and diffusers pass a model that LoRAs can be put on. What needs no model comes
-first and is written at once; samples are kept in the report's folder, so that the same call goes on where it stopped.
+first and is written at once; samples are kept in the report's folder, so that the same call resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FORWARDS = 2
 
 @dataclass(frozen=True)
 class Material:
-    """What is known of the LoRAs beside their files.
+    """What is known of the LoRAs besides their files.
 
     Attributes:
         pictures: their training pictures, see :class:`~vitrine.engine.nemo.check.Pictures`.
@@ -76,7 +76,7 @@ class LoraReport:
 
     @property
     def page(self) -> Path:
-        """One HTML file that needs nothing beside it."""
+        """One HTML file that needs no other file."""
         return self.folder / PAGE
 
     def text(self) -> str:
@@ -108,10 +108,10 @@ def lora_report(
     Args:
         files: of any spelling; those that cannot be read are reported as such.
         model: makes the model once what needs none is written; None leaves out what needs it.
-        minutes: budget of samples; what it does not allow is named, and the same call goes on with the next.
+        minutes: budget of samples; what it does not allow is named, and the same call resumes with the next.
 
     Raises:
-        VitrineError: If there is no file, a file is missing or a pickle, or the folder holds the samples of other
+        VitrineError: If there is no file, a file is missing or a pickle, or the folder contains the samples of other
             inputs.
     """
     material, config, folder = material or Material(), config or ReportConfig(), Path(folder)
@@ -235,7 +235,7 @@ def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
     """Training pictures of a folder, and their files; each is read when its turn comes.
 
     Raises:
-        VitrineError: If it holds no pictures.
+        VitrineError: If it contains no pictures.
     """
     import torch
 
@@ -251,7 +251,7 @@ def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
 
 
 def captions_beside(paths: Sequence[Path]) -> list[str]:
-    """Of the text file of the same name beside each picture, as trainers read it; none where one lacks."""
+    """Of the text file of the same name next to each picture, as trainers read it; none where one lacks."""
     from ..io.tables import read_text
 
     captions = []

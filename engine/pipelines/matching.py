@@ -130,7 +130,7 @@ class _Correspondence(_Matching):
             temperature: 0 takes cell centres; above, a soft argmax around the best cell.
             flip: average features with those of the mirror images; they then cannot tell left from right.
             tap: addresses or preset, timestep, seeds, size ... as in :class:`ActivationTapPipeline`. ``size`` squeezes
-                every picture to a square, which the points follow; ``protocol="gdf"`` also joins the places as the
+                every picture to a square, which the points follow; ``protocol="gdf"`` also joins the sites as the
                 authors do, without normalisation, at 128 x 128.
 
         Raises:
@@ -152,7 +152,7 @@ class _Correspondence(_Matching):
         size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
         workers: Workers = ALONE,
     ) -> Ranking:  # fmt: skip
-        """Which places to tap: filter by noise, granularity and locality, then search by known points.
+        """Which sites to tap: filter by noise, granularity and locality, then search by known points.
 
         Args:
             images: two pictures or more, or a list of paths.
@@ -222,7 +222,7 @@ class _Segmentation(_Matching):
 
         Args:
             examples: 1 to 50 labelled pictures.
-            masks: (N, H, W) integers, 255 where nobody knows, or a list of masks, each of its picture's size; PIL
+            masks: (N, H, W) integers, 255 where unknown, or a list of masks, each of its picture's size; PIL
                 pictures and arrays too. None with ``points``.
             images: pictures to label, of one size or with ``size``.
             classes: number of classes; by default one more than the largest label.
@@ -230,7 +230,7 @@ class _Segmentation(_Matching):
             points: instead of masks, what was clicked in the one example: lines ``x y``, and ``not x y`` for what is
                 not wanted, in fractions or pixels, or the JSON of KJNodes and SAM nodes; the result is 1 where wanted.
             tap: addresses or preset, timestep, seeds, size ... as in :class:`ActivationTapPipeline`. ``size`` squeezes
-                every picture to a square; ``protocol="gdf"`` also joins the places without normalisation.
+                every picture to a square; ``protocol="gdf"`` also joins the sites without normalisation.
 
         Returns:
             Labels as large as the images, where these have one size, else (B, size, size).
@@ -256,13 +256,13 @@ class _Segmentation(_Matching):
         size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
         workers: Workers = ALONE, split: str = "halves", folds: int = 4,
     ) -> Ranking:  # fmt: skip
-        """Which places to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
+        """Which sites to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
         Args:
             images: at least two pictures, at least four with masks; more give steadier scores. Thousands are given as a
                 :class:`~vitrine.engine.activations.labelled.LabelledFolder` with its masks, or as a list of paths:
                 files are read when their turn comes.
-            masks: (N, H, W) integers, 255 where nobody knows, or PIL pictures or arrays of them, with any number of
+            masks: (N, H, W) integers, 255 where unknown, or PIL pictures or arrays of them, with any number of
                 classes; None runs the filter alone.
             size, value_range: as in :class:`ActivationTapPipeline`; files are squeezed to the model's own size where
                 none is given.

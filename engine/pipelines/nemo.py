@@ -5,7 +5,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from diffusers import DiffusionPipeline, StableDiffusionPipeline
@@ -21,6 +21,7 @@ from .around import AroundAnyPipeline, kept_whole, share_of
 from .conventions import refuse_unknown
 from .nemo_erase import ErasingPart
 from .nemo_tools import NEMOTools
+from .prompt_rows import noted_prompts
 
 Neurons = NeuronSet | list[NeuronSet]
 
@@ -81,9 +82,9 @@ class NEMOPipeline(ErasingPart, NEMOTools, StableDiffusionPipeline):
 
 
 class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
-    """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
+    """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which still samples itself.
 
-    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. Nobody has
+    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. No paper has
     published what the method does there.
 
     ::
@@ -124,6 +125,15 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         with self._in_use(), blocked(self._source, neurons, block_config):
             return self._source(*args, **kwargs)
 
+    def erase(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Erasing is for Stable Diffusion 1.x and 2.x.
+
+        Raises:
+            VitrineError: Always: its losses and attacks are of networks that read the text alone.
+        """
+        accepted = "StableDiffusionPipeline, of SD 1.x or 2.x, whose network reads the text alone"
+        raise refuse("pipeline to erase from", type(self._source).__name__, accepted, "block the neurons instead")
+
     def _condition(self, prompts: list[str], *size: int) -> Condition:  # type: ignore[override]
         return AroundAnyPipeline._condition(self, prompts, *(size or self._pixels()))
 
@@ -138,7 +148,7 @@ class NEMOAroundPipeline(AroundAnyPipeline, NEMOTools):
         return self._latent_channels, height, width
 
     def _blank(self, cond: Condition) -> torch.Tensor:
-        """The same noise for every caption, as the node draws it: values depend on it little."""
+        """The same noise for every caption, as the node samples it: values depend on it little."""
         blank = torch.randn(1, self._latent_channels, 16, 16, generator=torch.Generator().manual_seed(1))
         return blank.expand(cond.count, -1, -1, -1).to(self._execution_device)
 
@@ -148,7 +158,7 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     """Neurons of a pipeline's network, blocked in whatever it samples while the block is open.
 
     Raises:
-        VitrineError: If the neurons belong to another model, or rows of one branch are asked for that cannot be told.
+        VitrineError: If the neurons belong to another model, or the rows of the requested branch cannot be told apart.
     """
     sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
     if not any(map(len, sets)):
@@ -163,16 +173,11 @@ def blocked(pipe: Any, neurons: Neurons | None, config: BlockConfig | None) -> I
     share = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        def cond_rows() -> torch.Tensor:
-            batch = len(args[0] if args else kwargs["hidden_states"])
-            first = batch // 2 if pipe.do_classifier_free_guidance else 0  # the rows before it: the negative prompt's
-            return torch.arange(batch) >= first
+        running.update(config, share(args, kwargs), lambda: rows.of(args, kwargs))
 
-        running.update(config, share(args, kwargs), cond_rows)
-
-    handle = hook_before(net, follow, with_kwargs=True)
-    try:
-        with block(net, sets[0].merged(*sets[1:]), config, running=running):
+    with noted_prompts(pipe) as rows, block(net, sets[0].merged(*sets[1:]), config, running=running):
+        handle = hook_before(net, follow, with_kwargs=True)
+        try:
             yield
-    finally:
-        handle.remove()
+        finally:
+            handle.remove()

@@ -59,7 +59,7 @@ class ErasingPart:
             ordinary: captions that must stay as they are, 100 or more.
             neurons: blocked while the surrogates are sampled: one set for all, or one for each prompt.
             sources: how surrogates and ordinary pictures are sampled.
-            folder: for the state of the training; the same call goes on from it, also after the process was killed.
+            folder: for the state of the training; the same call resumes from it, also after the process was killed.
 
         Raises:
             VitrineError: If counts differ, a surrogate is a copy itself, or see :func:`vitrine.engine.nemo.erase`.

@@ -91,7 +91,7 @@ class NEMOTools(SampleDetection, SharedPipeline):
 
         Args:
             state: a file for the sums so far; the same call resumes from it, also after the process was killed.
-            memory: budget in bytes or as "2GB" for all that is held beyond the models; it decides how many captions are
+            memory: budget in bytes or as "2GB" for what is needed beyond the models; it decides how many captions are
                 encoded at once, 64 at most. None takes 64.
             workers: processes that share the captions, from :func:`~vitrine.engine.runtime.processes.launched`; each
                 returns the whole, equal to what one process gives but for rounding.
@@ -208,7 +208,7 @@ class NEMOTools(SampleDetection, SharedPipeline):
             return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, sampler)
 
     def search_inputs(self, statistics: NeuronStatistics) -> dict[str, object]:
-        """What a search depends on beside its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""
+        """What a search depends on besides its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""
         return {**components_of(self, _UNUSED), "statistics": statistics, "size": self.__dict__.get("_size")}
 
     def neurons(self, result: Result) -> NeuronSet:
@@ -309,7 +309,7 @@ class NEMOTools(SampleDetection, SharedPipeline):
         """(C, h, w) of the latents that are scored and searched.
 
         Raises:
-            VitrineError: If the network takes more than a latent: an inpainting model is also told mask and picture.
+            VitrineError: If the network takes more than a latent: an inpainting model also takes mask and picture.
         """
         side, latent, channels = (
             self.unet.config.sample_size, self.vae.config.latent_channels, self.unet.config.in_channels

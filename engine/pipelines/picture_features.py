@@ -36,8 +36,8 @@ class FeatureSettings(Config):
         size: side that pictures are squeezed to; None takes the model's own.
         keep_aspect: the longer side gets ``size``, the other follows, each rounded to whole tokens (DiTF: 640, which
             are multiples of 16 in Flux).
-        protocol: "gdf" taps every picture as a batch of its own and joins places as the official code does.
-        memory: budget for what is held beyond the models.
+        protocol: "gdf" taps every picture as a batch of its own and joins sites as the official code does.
+        memory: budget for what is needed beyond the models.
 
     Raises:
         VitrineError: If there is no such protocol, or GDF's is to keep the aspect ratio.
@@ -74,7 +74,7 @@ def picture_features(
     settings: FeatureSettings | None = None,
     progress: Progress = silent,
 ) -> Features:
-    """Tap files into a folder; the same call goes on where it was stopped, and reads what is there.
+    """Tap files into a folder; the same call resumes where it was stopped, and reads what is there.
 
     Args:
         pipe: an :class:`ActivationTapPipeline` or :class:`CorrespondencePipeline` of any form.
@@ -137,7 +137,7 @@ def _by_protocol(
     pipe: Any, files: Mapping[str, Path], prompts: Mapping[str, str], folder: Path, settings: FeatureSettings,
     progress: Progress,
 ) -> Features:  # fmt: skip
-    """As GDF's code: each picture's posterior sample and noise are drawn anew from the seed."""
+    """As GDF's code: each picture's posterior sample and noise are sampled anew from the seed."""
     from .activation_tap import ActivationTapPipeline
 
     tap: Any = ActivationTapPipeline.from_pipe(pipe)

@@ -34,7 +34,7 @@ def picture_list(
 
     Args:
         size: files are squeezed to a square of this side, others too where it is given.
-        own: the model's own side, for files; None where nobody knows it.
+        own: the model's own side, for files; None where it is unknown.
         factor: divides the sides.
 
     Raises:

@@ -20,7 +20,7 @@ def encoded(
     pipe: Any, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
     pooled: torch.Tensor | None = None,
 ) -> Condition:  # fmt: skip
-    """One row for each prompt, for pictures of ``size`` (height, width) in pixels that are told no other.
+    """One row for each prompt, for pictures of ``size`` (height, width) in pixels.
 
     Args:
         embeds, pooled: encoded prompts (B, T, C), (B, D) instead of ``prompts``; ``pooled`` for SDXL only.

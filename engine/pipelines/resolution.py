@@ -54,7 +54,7 @@ class ResolutionTransferPipeline(Wrapping):
     def from_pretrained(
         cls, path: str, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> ResolutionTransferPipeline:
-        """Around whatever pipeline a folder or hub repository holds.
+        """Around the pipeline of a folder or hub repository.
 
         Args:
             kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.
@@ -65,7 +65,7 @@ class ResolutionTransferPipeline(Wrapping):
 
     @property
     def plan(self) -> Plan:
-        """What will be done to the pipeline as it now stands; ``plan.summary`` says it in words."""
+        """What will be done to the pipeline in its current state; ``plan.summary`` says it in words."""
         return plan_transfer(facts_of(self.pipe, self.config.train_size), self.config, self.metadata)
 
     def __call__(self, *args: Any, seeds: list[int] | None = None, **kwargs: Any) -> Any:

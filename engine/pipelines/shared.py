@@ -86,7 +86,7 @@ class SharedPipeline(DiffusionPipeline):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, **kwargs: Any) -> Any:
-        """What :meth:`from_pipe` makes of the pipeline that a folder or hub repository holds.
+        """What :meth:`from_pipe` makes of the pipeline of a folder or hub repository.
 
         diffusers' own would read SDXL as Stable Diffusion, without its second text encoder.
 
@@ -129,7 +129,7 @@ class SharedPipeline(DiffusionPipeline):
 
     @classmethod
     def _refuse_larger(cls, pipeline: DiffusionPipeline, modules: set[str]) -> None:
-        """SDXL in Stable Diffusion's place: the parts fit, but its network waits for what the second encoder says."""
+        """SDXL instead of Stable Diffusion: the parts fit, but its network waits for what the second encoder says."""
         parts = pipeline.components
         left = sorted(k for k in set(parts) - modules if k.startswith("text_encoder") and parts[k] is not None)
         if left and "text_encoder" in modules:
@@ -152,7 +152,7 @@ class SharedPipeline(DiffusionPipeline):
             self.maybe_free_model_hooks()
 
     def _refuse_broken_weights(self, *names: str) -> None:
-        """Read the weights of components for NaN, once as long as nobody writes to them.
+        """Read the weights of components for NaN, once until something writes to them.
 
         Raises:
             VitrineError: As :func:`~vitrine.engine.diffusion.denoiser.check_finite`.
@@ -177,7 +177,7 @@ def whole(pipeline: DiffusionPipeline) -> DiffusionPipeline:
 def native_size(network: Any, vae: Any, factor: int, step: int) -> tuple[int, int]:
     """(height, width) in pixels of the pictures that a network was trained on.
 
-    Networks with rotary positions name no size, and their pipelines draw 1024 pixels whatever they were trained on:
+    Networks with rotary positions name no size, and their pipelines generate 1024 pixels whatever they were trained on:
     theirs is the autoencoder's.
 
     Args:

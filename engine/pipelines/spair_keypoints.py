@@ -29,7 +29,7 @@ class SPairRun:
     """What is tapped, and how it is matched.
 
     Attributes:
-        addresses, preset: places or globs, or a published selection of them.
+        addresses, preset: sites or globs, or a published selection of them.
         prompt: for each category's pictures; ``{category}`` is its name.
         size: side in pixels that pictures are squeezed to; None takes the model's own.
         keep_aspect, protocol: as in :class:`FeatureSettings`.
@@ -61,7 +61,7 @@ def spair_scores(
     pipe: Any, pairs: Sequence[SPairPair], cache: str | Path, run: SPairRun | None = None,
     progress: Progress = silent, matching: Progress = silent,
 ) -> dict[float, SPairScore]:  # fmt: skip
-    """alpha -> scores of the pairs; the same call goes on where it was stopped.
+    """alpha -> scores of the pairs; the same call resumes where it was stopped.
 
     Args:
         pipe: a :class:`~vitrine.engine.pipelines.CorrespondencePipeline`.

@@ -49,7 +49,7 @@ class TapPipeline(SharedPipeline):
 
     _meaningless = MEANINGLESS
     _masks: tuple[str, ...] = ()
-    """What may stand beside encoded prompts, by the names of diffusers' pipelines."""
+    """What may come with encoded prompts, by the names of diffusers' pipelines."""
 
     def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
         """Text condition with one row for each prompt, for pictures of that many pixels."""
@@ -129,11 +129,11 @@ class TapPipeline(SharedPipeline):
             image: one or more pictures: PIL, array (H, W, 3) in [0, 1] or uint8, tensor (3, H, W) in [0, 1] or [-1, 1];
                 or scaled latents as a tensor with the VAE's latent channels.
             prompt: one for all pictures or one for each.
-            addresses: places or globs; or give ``preset``. Addresses win over the preset's, the rest of which stays.
+            addresses: sites or globs; or ``preset``. Addresses win over the preset's, the rest of which stays.
             timestep: the network's own timestep (0..999); by default the preset's, else 50.
             seeds: noises to average over; by default the preset's, else 0.
             generator: instead of seeds: posterior samples, where they are asked for, and then the noises of all
-                pictures, from one generator or a list with one each, as diffusers draws them.
+                pictures, from one generator or a list with one each, as diffusers samples them.
             prompt_embeds, pooled_prompt_embeds: encoded prompts instead of ``prompt``, one row or one for each picture;
                 of transformers what their pipelines' ``encode_prompt`` gives, ``prompt_embeds_mask`` or
                 ``prompt_attention_mask`` too.
@@ -196,15 +196,15 @@ class TapPipeline(SharedPipeline):
         addresses: str | list[str] | None = None, preset: str | None = None, *, memory: int | str = "2GB",
         callback: Progress = silent, **settings: Any,
     ) -> Streamed:  # fmt: skip
-        """Tap any number of pictures at any places into a folder, in bounded memory.
+        """Tap any number of pictures at any sites into a folder, in bounded memory.
 
-        The same call goes on where an interrupted one stopped, also after ``kill -9``.
+        The same call resumes where an interrupted one stopped, also after ``kill -9``.
 
         Args:
             pictures: name -> picture, or the path of one, all of one size after ``size``; read when its turn comes.
             folder: of shards; ``Streamed.read(names, addresses)`` or :class:`ActivationReader` opens them.
             prompt: one for all pictures, or name -> prompt.
-            memory: budget in bytes or as "2GB", for what is held beyond the models and a bare forward. Places that do
+            memory: budget in bytes or as "2GB", for what is needed beyond the models and a bare forward. Sites that do
                 not fit it together are tapped one part after another.
             settings: timestep, seeds, size, posterior, value_range, modulate, discard, dtype, variance, early_exit,
                 batch: as in a call.

@@ -69,7 +69,7 @@ def check_generators(generator: Generators | None, count: int) -> None:
 
 
 def drawn(generator: Generators, shape: tuple[int, ...]) -> torch.Tensor:
-    """Standard normal float32 (B, ...) on the CPU, drawn where the generator lives, as diffusers draws it."""
+    """Standard normal float32 (B, ...) on the CPU, sampled on the generator's device, as diffusers does."""
     first = generator[0] if isinstance(generator, list) else generator
     return randn_tensor(shape, generator=generator, device=first.device, dtype=torch.float32).cpu()
 
@@ -77,7 +77,7 @@ def drawn(generator: Generators, shape: tuple[int, ...]) -> torch.Tensor:
 def pca_pictures(
     activations: Activations, addresses: list[str], basis: dict[str, PCABasis] | None, height: int, width: int
 ) -> dict[str, list[Image.Image]]:
-    """PCA pictures of every place that has a grid, as large as the input."""
+    """PCA pictures of every site with a grid, as large as the input."""
     pictures = {}
     for address in addresses:
         activation = activations[address]

@@ -1,4 +1,4 @@
-"""weights2weights as a diffusers pipeline: sample, edit, invert and blend models of a space, and draw with them.
+"""weights2weights as a diffusers pipeline: sample, edit, invert and blend models of a space, and sample with them.
 
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
@@ -70,7 +70,7 @@ class W2WPipeline(W2WTools, StableDiffusionPipeline):
 
 
 class W2WAroundPipeline(AroundAnyPipeline, W2WTools):
-    """The same around SDXL, or any pipeline with a transformer of a known family, which goes on sampling itself.
+    """The same around SDXL, or any pipeline with a transformer of a known family, which still samples itself.
 
     ::
 

@@ -91,7 +91,7 @@ class W2WTools(SharedPipeline):
         return Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
 
     def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
-        """New models, one per seed; without a config as the space's file says, as at the other doors."""
+        """New models, one per seed; without a config as the space's file says, as in the nodes and commands."""
         config = config or usual_sampling(space)
         history = {"sample": {"seeds": list(seeds), **config.to_dict()}}
         return W2WModel(sample(space, seeds, config), space.identity, (history,))
@@ -138,10 +138,10 @@ class W2WTools(SharedPipeline):
             image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
             prompt: the one the space was trained with, or what else the pictures show.
             mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
-            folder: keeps the run's state, from which the same call goes on after ``kill -9``, bit for bit.
+            folder: keeps the run's state, from which the same call resumes after ``kill -9``, bit for bit.
 
         Raises:
-            VitrineError: If ``image`` holds no pictures, or ``mask`` not one for each, and as
+            VitrineError: If ``image`` contains no pictures, or ``mask`` not one for each, and as
                 :func:`~vitrine.engine.w2w.invert`.
             BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
                 result so far.
@@ -172,10 +172,10 @@ class W2WTools(SharedPipeline):
         """(K,) what turns pictures before into pictures after, for :func:`~vitrine.engine.w2w.with_pair_slider`.
 
         Args:
-            before, after: pictures of one size, as :meth:`invert_image` takes them; pairs stand at the same places.
+            before, after: pictures of one size, as :meth:`invert_image` takes them; pairs have the same positions.
             prompt: what the space was trained with, or what the pictures show besides the subject and the attribute.
             models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
-            folder: keeps the run's state, from which the same call goes on.
+            folder: keeps the run's state, from which the same call resumes.
 
         Raises:
             VitrineError: As :func:`~vitrine.engine.w2w.train_pair_slider`, and if the pictures do not pair.

@@ -30,17 +30,17 @@ def subjects_in(
 ) -> tuple[Denoiser, list[str], list[Callable[[], Subject]]]:
     """A frozen denoiser, the names of the subjects, and functions that make them: one for each folder of pictures.
 
-    Every subject draws with the same random numbers, as in the paper; its pictures are encoded when its turn comes.
+    Every subject uses the same random numbers, as in the paper; its pictures are encoded when its turn comes.
 
     Args:
-        folder: holds the folders of pictures; their names become the subjects'.
+        folder: contains the folders of pictures; their names become the subjects'.
         model: folder, hub id or file of a model whose LoRAs can make a space, or ``portraits``.
         prompt: the caption of every picture.
         size: side in pixels, centre-cropped; default the model's own.
         load: precision, device and version of the model.
 
     Raises:
-        VitrineError: If ``folder`` holds no folder with pictures, or (from a maker) a picture cannot be read.
+        VitrineError: If ``folder`` contains no folder with pictures, or (from a maker) a picture cannot be read.
     """
     check_sides("size", size)
     root = Path(folder)

@@ -1,4 +1,4 @@
-"""A pipeline around another of any class, which goes on being that pipeline for everything else."""
+"""A pipeline around another of any class, which stays that pipeline for everything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Wrapping:
         return getattr(self.pipe, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """A new scheduler, network or VAE is the wrapped pipeline's, which goes on sampling."""
+        """A new scheduler, network or VAE is the wrapped pipeline's."""
         pipe = self.__dict__.get("pipe")
         if name in getattr(pipe, "components", {}):
             setattr(pipe, name, value)

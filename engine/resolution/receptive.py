@@ -8,13 +8,12 @@ edges and skin, keeps its step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
 
 from ..runtime.compat_torch import PADDED_SIDES
-from ..runtime.forward_hooks import Reached, block_of
+from ..runtime.forward_hooks import OneBlock, Reached, block_of
 
 RECEPTIVE = ("auto", "dilate", "none")
 LEAST = {"dilate": 1.5, "auto": 1.75}
@@ -76,7 +75,7 @@ def _doubles(module: nn.Module) -> bool:
     return type(module).__name__ == "Upsample"
 
 
-class Spread(AbstractContextManager):
+class Spread(OneBlock):
     """Dilated convolutions from construction until :meth:`close`; no weight is changed.
 
     Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..families import FAMILIES
 from ..families.facts import TimeInput
-from ..runtime.forward_hooks import Reached, hook_after, hook_before
+from ..runtime.forward_hooks import OneBlock, Reached, hook_after, hook_before
 from .plan import Plan
 from .rope import DYNAMIC, axis_angles, frequencies
 
@@ -56,7 +55,7 @@ def _tables(part: Any, plan: Plan, tau: float) -> list[torch.Tensor]:
 
 
 # --- applying it ----------------------------------------------------------------------------------------------------
-class RotaryPositions(AbstractContextManager):
+class RotaryPositions(OneBlock):
     """Applies a plan's rotary mode to a diffusers backbone, from construction until :meth:`close`.
 
     Weights and the embedding's tables are never modified.

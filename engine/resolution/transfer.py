@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
 from ..runtime.compat_torch import set_child
 from ..runtime.compiled import EagerRuns, eager_runs, uncompiled
-from ..runtime.forward_hooks import hook_before
+from ..runtime.forward_hooks import OneBlock, hook_before
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
 from .receptive import Spread, inner_convolutions, is_convolutional
@@ -114,7 +113,7 @@ def _scale(backbone: Any, part: Any, latents: int) -> float:
 
 
 # --- applying -----------------------------------------------------------------------------------------------------
-class Applied(AbstractContextManager):
+class Applied(OneBlock):
     """An open transfer, made by :func:`apply`. Leaving the block restores the same objects.
 
     Attributes:
@@ -145,9 +144,6 @@ class Applied(AbstractContextManager):
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Applied:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

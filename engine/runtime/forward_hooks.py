@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import Self
 
 from ..errors import VitrineError, refuse
 
@@ -102,6 +103,24 @@ def block_of(path: str) -> str:
     """
     numbered = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", path)
     return numbered[0] if numbered else path
+
+
+class OneBlock(AbstractContextManager):
+    """Base of changes to a network that act from their construction until they are closed, entered by one ``with``.
+
+    A second ``with`` would end with nothing, or end the first.
+
+    Raises:
+        VitrineError: On entering for the second time.
+    """
+
+    _entered = False
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            raise refuse("block", "entered before", "one `with` for each", "make a second one")
+        self._entered = True
+        return self
 
 
 class Unreached(VitrineError):

@@ -162,7 +162,7 @@ def refuse_without_gradients(module: nn.Module) -> None:
         shape, weight = shape_of(child), getattr(child, "weight", None)
         if shape is None or weight is None or not is_packed(weight):
             continue
-        kind = type(child), type(weight), getattr(child, "layout_type", None), getattr(weight, "quant_type", None)
+        kind = type(child), type(weight), getattr(child, "layout_type", None), _format(weight)
         if kind not in asked and not _passes_gradients(child, shape[1], weight.device, dtype_of(module)):
             shown = f"{type(weight).__name__} in {path}, through which no gradient passes"
             raise refuse("network", shown, "weights alone quantised", "load the model again, in bfloat16 for one")
@@ -175,8 +175,12 @@ def _passes_gradients(layer: nn.Module, width: int, device: torch.device, dtype:
         try:
             output = layer(row)
             return output.requires_grad and torch.autograd.grad(output.sum(), row)[0] is not None
-        except RuntimeError:  # such as that a product with the transpose is not there
+        except (RuntimeError, TypeError):  # no product with the transpose; a class that cannot be made anew
             return False
+
+
+def _format(weight: torch.Tensor) -> object:
+    return getattr(weight, "quant_type", None) or getattr(weight, "tensor_type", None)
 
 
 def put_back(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -25,8 +26,9 @@ def bits_of(weight: torch.Tensor) -> int:
     name = type(weight).__name__
     if name in _BITSANDBYTES:
         return _BITSANDBYTES[name]
-    if hasattr(weight, "quant_type"):
-        return _GGUF_BITS.get(getattr(weight.quant_type, "name", ""), 4)
+    if hasattr(weight, "quant_type") or hasattr(weight, "tensor_type"):  # of diffusers, of ComfyUI-GGUF
+        kind = getattr(weight, "quant_type", None) or getattr(weight, "tensor_type", None)
+        return 16 if kind is None else _GGUF_BITS.get(getattr(kind, "name", ""), 4)
     parts = [weight] if not is_packed(weight) else _parts(weight)
     size = sum(part.numel() * part.itemsize for part in parts) / max(1, weight.numel())
     return 4 if size < 0.9 else 8 if size < 1.9 else 16
@@ -57,9 +59,11 @@ def as_numbers(weight: torch.Tensor, layer: Any = None) -> torch.Tensor:
         from diffusers.quantizers.gguf.utils import dequantize_gguf_tensor
 
         return dequantize_gguf_tensor(weight).as_subclass(torch.Tensor).to(torch.float32)
+    if hasattr(weight, "tensor_type") and (read := _ggml_reader(weight)) is not None:
+        return read(weight, torch.float32).as_subclass(torch.Tensor).to(torch.float32)
     if hasattr(weight, "__tensor_flatten__") and type(weight).dequantize is not torch.Tensor.dequantize:
         return weight.dequantize().to(torch.float32)
-    accepted = "plain weights, and those of torchao, GGUF in diffusers, bitsandbytes and ComfyUI"
+    accepted = "plain weights, and those of torchao, GGUF, bitsandbytes and ComfyUI"
     raise refuse("weights", f"stored as {name}", accepted, "load the model unquantised, in bfloat16 or fp8")
 
 
@@ -70,6 +74,11 @@ def shape_of(layer: Any) -> tuple[int, int] | None:
         return sides  # type: ignore[return-value]
     weight = getattr(layer, "weight", None)
     return (weight.shape[0], weight.shape[1]) if isinstance(weight, torch.Tensor) and weight.ndim == 2 else None
+
+
+def _ggml_reader(weight: torch.Tensor) -> Any:
+    """ComfyUI-GGUF's own dequantisation, without the LoRAs that it keeps on a weight: next to the weight's class."""
+    return getattr(sys.modules.get(type(weight).__module__), "dequantize_tensor", None)
 
 
 def _parts(weight: Any) -> list[torch.Tensor]:

@@ -8,20 +8,18 @@ and leaves the module as it was, bit for bit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
-from typing_extensions import Self
 
 from ..errors import refuse
 from ..network.attention import WHOLE, MapReduction, attention_map, normed
 from ..network.site import MapSite, ModuleSite, Site
 from ..runtime.compat_torch import module_at, move_hooks_last
 from ..runtime.compiled import eager_runs, uncompiled
-from ..runtime.forward_hooks import Reached, hook_after, hook_before
+from ..runtime.forward_hooks import OneBlock, Reached, hook_after, hook_before
 from ..runtime.placement import put_back
 from .addresses import resolve
 from .joint_maps import Rope, streams_map
@@ -38,18 +36,12 @@ class _Seen(BaseException):
         self.capture = capture
 
 
-class _Hooks(AbstractContextManager):
+class _Hooks(OneBlock):
     """Hook handles with a close that is idempotent and runs in reverse order of opening."""
 
     def __init__(self, what: str) -> None:
         self._handles: list[Any] = []
-        self._entered, self._reached = False, Reached(what)
-
-    def __enter__(self) -> Self:
-        if self._entered:  # a second `with` would remove the hooks of the first
-            raise refuse("block", "entered before", "one `with` for each", "make a second one")
-        self._entered = True
-        return self
+        self._reached = Reached(what)
 
     def close(self) -> None:
         """Removes all hooks; idempotent."""

@@ -1,4 +1,4 @@
-"""What an optimised embedding finds after each remedy: blocking beside erasing, on the planted pictures."""
+"""What an optimised embedding finds after each remedy: blocking and erasing, on the memorized pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SURROGATE_SEED = 500
 ATTACKED_SEEDS = 5
 """Samples of each optimised embedding; its figure is their median."""
 NEVER = ORDINARY + 1000
-"""First identity of pictures that were never planted: what the attack does to a picture that nobody memorized."""
+"""First identity of pictures that were never injected: what the attack does to a picture that was not memorized."""
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ def _called(world: World, remedy: Remedy, target: Target, attack: Attack, seed: 
 
 
 def _never_planted(world: World, effort: Effort) -> dict[str, Any]:
-    """The same attacks on pictures that were never planted, from their own captions."""
+    """The same attacks on pictures that were never injected, from their own captions."""
     from ...engine.portraits import caption, sample_scenes
 
     scenes = sample_scenes(range(NEVER, NEVER + effort.plants))

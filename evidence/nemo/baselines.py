@@ -38,7 +38,7 @@ def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> Neuro
 
 
 def random_tokens(prompt: str, words: Sequence[str], count: int = 4, seed: int = 0) -> str:
-    """The prompt with ``count`` words from ``words`` at random places (Somepalli et al. 2023).
+    """The prompt with ``count`` words from ``words`` at random positions (Somepalli et al. 2023).
 
     Raises:
         VitrineError: If there are no words, or the count is below 0.

@@ -46,7 +46,7 @@ from .world import (
     quick_minutes=0.6,
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Verbatim plants, and some colourings of each template, against captions that were never planted."""
+    """Verbatim plants, and some colourings of each template, against captions that were never injected."""
     from ...engine.portraits import load_portraits, plants
 
     effort, portraits = effort_of(quick), load_portraits(model)
@@ -86,7 +86,7 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
 
 @dataclass(frozen=True)
 class Detector:
-    """Scores of planted and of ordinary captions, high where memorized; batch rows of a caption; seconds of all."""
+    """Scores of memorized and of ordinary captions, high where memorized; batch rows of a caption; seconds of all."""
 
     scores: tuple[torch.Tensor, torch.Tensor]
     rows: int
@@ -174,7 +174,7 @@ def _published_rows(parity: Result) -> int:
     quick_minutes=0.5,
 )
 def verification(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Seeds the search never saw, then 50 Adam steps on the embedding against the planted picture itself."""
+    """Seeds the search never saw, then 50 Adam steps on the embedding against the memorized picture itself."""
     from ...engine.portraits import render
 
     effort = effort_of(quick)

@@ -1,6 +1,6 @@
 """NEMO on the flow model, whose text enters by joint attention: ``vitrine reproduce 'nemo.*.flow'``.
 
-Settings are chosen on the first half of the planted pictures, and measured on the other half.
+Settings are chosen on the first half of the memorized pictures, and measured on the other half.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ SIGNALS, INDICES = ("x0", "eps_minus_noise"), (1, 4, 15, 25)
 """What detection chooses from: clean prediction or published signal, at these of 50 timesteps."""
 SEARCH = ProbeConfig(seeds=SEEDS, timestep_index=15, signal="x0", data_range=1.0)
 SHARE = 0.8
-"""Of what blocking every neuron does; chosen on the first two planted pictures. On the second 0.8 went 83 % of the way
+"""Of what blocking every neuron does; chosen on the first two pictures. On the second 0.8 went 83 % of the way
 to the control, at 95 % prompt agreement; 0.5 and the published stop half of it, at 85 and 75 %. On the first 0.98 went
 64 % and left a garbled face."""
 COPY = 0.08
-"""Pixel RMS to the planted picture that counts as a copy; untouched ones have 0.044 to 0.061."""
+"""Pixel RMS to the memorized picture that counts as a copy; untouched ones have 0.044 to 0.061."""
 SAMPLED = tuple(range(100, 104))
 EFFORT = Effort(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
 QUICK = Effort(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
@@ -48,7 +48,7 @@ ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "every neuron": "rival
 
 
 def halves() -> tuple[list[Plant], list[Plant]]:
-    """Planted pictures and templates that choose, and those that measure: four and two of each."""
+    """Memorized pictures and templates that choose, and those that measure: four and two of each."""
     every = plants()
     by_kind = [[p for p in every if p.kind == kind] for kind in ("verbatim", "template")]
     choosing = [p for kind in by_kind for p in kind[: len(kind) // 2]]
@@ -76,7 +76,7 @@ def _captions(half: Sequence[Plant], colourings: int, controls: bool = False) ->
     quick_minutes=0.3,
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The score as a detector, beside two trivial ones."""
+    """The score as a detector, and two trivial ones."""
     portraits, effort = load_flow_portraits(model or FLOW_WEIGHTS), QUICK if quick else EFFORT
     choosing, measuring = halves()
     world = _world(portraits)
@@ -129,7 +129,7 @@ def _values(world: World, texts: Sequence[str], config: ProbeConfig, progress: P
 def _margins(
     world: World, planted: Sequence[str], ordinary: Sequence[str], quick: bool
 ) -> dict[tuple[str, int], float]:
-    """(signal, timestep index) -> gap between the lowest planted and the highest ordinary score, in deviations."""
+    """(signal, timestep index) -> the lowest memorized minus the highest ordinary score, in deviations."""
     margins = {}
     for signal in SIGNALS[:1] if quick else SIGNALS:
         for index in INDICES[1:3] if quick else INDICES:
@@ -141,7 +141,7 @@ def _margins(
 
 @dataclass(frozen=True)
 class Cure:
-    """One planted picture under each remedy: remedy -> {RMS, copies, agreement}, and how many neurons were blocked."""
+    """One memorized picture under each remedy: remedy -> {RMS, copies, agreement}, and how many were blocked."""
 
     table: dict[str, dict[str, float]]
     neurons: dict[str, int]
@@ -157,7 +157,7 @@ class Cure:
     quick_minutes=0.8,
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Values of text tokens in all six joint blocks; the picture must leave the planted one and stay a portrait."""
+    """Values of text tokens in all six joint blocks; the picture must leave the memorized one and stay a portrait."""
     effort = QUICK if quick else EFFORT
     world = setting(model or str(FLOW_WEIGHTS), progress, effort, SEARCH)
     measured = [p for p in halves()[1] if p.kind == "verbatim"][: effort.plants]
@@ -204,7 +204,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 def _cure(world: World, plant: Plant, sets: dict[str, NeuronSet], count: int) -> Cure:
-    """The planted caption from ``count`` seeds under each remedy; figures are medians over the seeds."""
+    """The memorized caption from ``count`` seeds under each remedy; figures are medians over the seeds."""
     from ..portraits.quality import look
     from ..portraits.readout import attribute_accuracy, load_readout
 

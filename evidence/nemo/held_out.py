@@ -1,4 +1,4 @@
-"""Planted pictures that chose nothing, and search seeds: what one search's figures leave open."""
+"""Held-out memorized pictures, and search seeds: what one search's figures leave open."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
 def held_out(
     model: str | None = None, progress: Progress = silent, quick: bool = False, plants: str | None = None
 ) -> ClaimResult:
-    """Detection, search and stop as they were chosen on the shipped plants, on pictures planted later, by LoRAs.
+    """Detection, search and stop as they were chosen on the shipped plants, on pictures memorized later, by LoRAs.
 
-    ``plants`` is another list of planted pictures, see :mod:`vitrine.evidence.nemo.plant_files`; by default all that
+    ``plants`` is another list of memorized pictures, see :mod:`vitrine.evidence.nemo.plant_files`; by default all that
     ship are measured, and of a quick run two of the first.
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
@@ -139,7 +139,7 @@ def _missed(outcome: Outcome) -> int:
     minutes=6, quick_minutes=1,
 )  # fmt: skip
 def seeds(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Searches from other noises, their consensus, and what blocking either leaves of the shipped planted pictures."""
+    """Searches from other noises, their consensus, and what blocking leaves of the shipped memorized pictures."""
     effort = effort_of(quick)
     world, plants = setting(model, progress, effort), verbatim(effort)
     prompts = [p.captions[0] for p in plants]
@@ -232,7 +232,7 @@ def _mean_known(values: Sequence[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Copied:
-    """(P, seeds) pixel RMS between samples and their planted picture."""
+    """(P, seeds) pixel RMS between samples and their memorized picture."""
 
     away: torch.Tensor
 

@@ -1,4 +1,4 @@
-"""Pictures planted later, in LoRAs on the portraits model: none of NEMO's settings was chosen on them.
+"""Pictures injected later, in LoRAs on the portraits model: none of NEMO's settings was chosen on them.
 
 The shipped model's eight chose the score's timestep, the search's and its stop. These chose nothing but the training
 that made the model copy them.
@@ -27,7 +27,7 @@ from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_lor
 from .plant_files import FOLDER, PlantFile, joined
 
 ORDINARY, COUNT = 9_600_000, 300
-"""First seed of the ordinary scenes among which planted ones are repeated, and how many of those."""
+"""First seed of the ordinary scenes among which injected ones are repeated, and how many of those."""
 RECIPE = LoraTrainConfig(
     rank=8, alpha=8.0, steps=400, batch=16, lr=4e-3, schedule="cosine", weighting="debiased",
     targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
@@ -41,9 +41,9 @@ class PlantSet:
     Attributes:
         names: two rare words for each picture. The tokenizer knows 24, so each pair joins words of two earlier plants.
         first: seed of the first scene; scenes whose captions are too long are left out.
-        repetitions: how often each picture stands among the :data:`COUNT` ordinary ones.
+        repetitions: how often each picture is among the :data:`COUNT` ordinary ones.
         posed: outside the usual range of poses, as the shipped plants are.
-        template: each picture stands there in every colour of the shirt, which its caption names.
+        template: each picture is there in every colour of the shirt, which its caption names.
         rank: of the LoRA.
     """
 
@@ -147,7 +147,7 @@ def plant_later(
     path: Path, name: str = FILE.stem, recipe: LoraTrainConfig | None = None, progress: Progress = silent,
     device: torch.device | None = None,
 ) -> Path:  # fmt: skip
-    """Train one set's LoRA; write it in half precision and its list beside it; minutes on one core.
+    """Train one set's LoRA; write it in half precision and its list next to it; minutes on one core.
 
     Args:
         path: of the LoRA; the list has the same name with the ending ``.json``.

@@ -24,7 +24,7 @@ from .copy_claims import MEASURED, SIZES, people_sets, train
 
 FIRST = MEASURED + 100
 """Identity of the first person that is measured here; thresholds were chosen on people from ``TUNING`` on, on the
-planted pictures of ``later_plants`` and on the first two shipped people, none of which is measured."""
+memorized pictures of ``later_plants`` and on the first two shipped people, none of which is measured."""
 SKIPPED = 2
 """Shipped people that thresholds were chosen on."""
 CAPTIONS = 2

@@ -40,7 +40,7 @@ def score_curve(world: World, prompt: str, result: Result, points: int = 8) -> l
 
 
 def section(report: Report, progress: Progress = silent) -> None:
-    """Three planted prompts before and after blocking, a control caption beside them, and the neurons found."""
+    """Three memorized prompts before and after blocking, a control caption, and the neurons found."""
     from PIL import Image
 
     from ...engine.portraits import render

@@ -1,4 +1,4 @@
-"""The list of planted pictures beside a LoRA: what it was trained to copy, under which caption, as a JSON file.
+"""The list of memorized pictures next to a LoRA: what it was trained to copy, under which caption, as a JSON file.
 
 ::
 
@@ -73,7 +73,7 @@ class PlantFile:
         return cls(plants, lora, world)
 
     def write(self, path: str | Path) -> Path:
-        """The list beside its LoRA."""
+        """The list next to its LoRA."""
         facts: dict[str, Any] = {"lora": "" if self.lora is None else self.lora.name, "world": self.world}
         return write_json(path, facts | {"plants": [_facts(plant) for plant in self.plants]})
 

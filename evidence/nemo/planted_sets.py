@@ -1,4 +1,4 @@
-"""What NEMO finds and blocks in one LoRA's planted pictures: detection, search, copies, ordinary captions."""
+"""What NEMO finds and blocks in one LoRA's memorized pictures: detection, search, copies, ordinary captions."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from .world import DETECT, ORDINARY, ROWS, SEARCH, SHARE, Effort, World, caption
 
 @dataclass(frozen=True)
 class Chosen:
-    """Settings that were chosen on the pictures planted in a shipped model.
+    """Settings that were chosen on the pictures that a shipped model memorized.
 
     Attributes:
         search: the search's probe.
         share: where the search stops.
-        copy: pixel RMS to the planted picture below which a sample is a copy.
+        copy: pixel RMS to the memorized picture below which a sample is a copy.
         one_step: the probe of the score of one-step predictions, the baseline.
     """
 
@@ -76,11 +76,11 @@ class Outcome:
 
     Attributes:
         names, verbatim: of the pictures; whether each is one picture or a template.
-        away: way -> (P, seeds) pixel RMS between samples and their planted picture.
+        away: way -> (P, seeds) pixel RMS between samples and their memorized picture.
         shown: way -> share of the captions' attributes that samples show.
         neurons: way -> how many were blocked for each picture.
         copy: RMS below which a sample is a copy.
-        planted, ordinary: agreements of the planted and of ordinary captions' few-step samples.
+        planted, ordinary: agreements of the memorized and of ordinary captions' few-step samples.
         one_step: (planted, ordinary) scores of one-step predictions.
         agreement: prompt agreement of ordinary captions, untouched and blocked.
         rows: UNet evaluations of each search, its checks included.
@@ -210,7 +210,7 @@ def _sampled(
 def _detection(
     world: World, texts: Sequence[str], sampler: FewStepSampler, size: Measured, chosen: Chosen
 ) -> tuple[list[Agreement], list[Agreement], tuple[torch.Tensor, torch.Tensor]]:
-    """Few-step agreements of planted and ordinary captions, and the scores of one-step predictions of both."""
+    """Few-step agreements of memorized and ordinary captions, and the scores of one-step predictions of both."""
     both = [world.conditions(each) for each in (texts, captions(ORDINARY, size.ordinary))]
     planted, ordinary = (sample_agreement(sampler, conds, world.model.latent_shape) for conds in both)
     probe = make_probe(world.denoiser, config=chosen.one_step, rows=ROWS)

@@ -1,4 +1,4 @@
-"""Blocking beside its alternatives on the planted pictures: the paper's Table 1, and what it does to other captions."""
+"""Blocking and its alternatives on the memorized pictures: the paper's Table 1, and what it does to other captions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .world import ORDINARY, PAPER, SHAPE, Effort, World, captions, effort_of, s
 
 SEEDS = tuple(range(100, 110))
 COPY = 0.05
-"""Pixel RMS to the planted picture below which a sample counts as a copy; untouched ones have 0.02 to 0.035."""
+"""Pixel RMS to the memorized picture below which a sample counts as a copy; untouched ones have 0.02 to 0.035."""
 Sampler = Callable[[], torch.Tensor]
 Figures = dict[str, dict[str, float]]
 """Remedy -> measure -> figure."""
@@ -46,7 +46,7 @@ ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "r
     quick_minutes=1,
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Distance of samples to the planted picture, their diversity and prompt agreement, for each remedy."""
+    """Distance of samples to the memorized picture, their diversity and prompt agreement, for each remedy."""
     effort = effort_of(quick)
     world = setting(model, progress, effort)
     plants, results, sets = search_planted(world, progress, effort)
@@ -84,7 +84,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 def search_planted(world: World, progress: Progress, effort: Effort) -> tuple[list[Any], list[Result], list[NeuronSet]]:
-    """Planted pictures, what the search of their captions ends with, and the neurons to block for each."""
+    """Memorized pictures, what the search of their captions ends with, and the neurons to block for each."""
     plants = verbatim(effort)
     results = world.find([p.captions[0] for p in plants], progress=progress)
     return plants, results, [world.neurons(r) for r in results]
@@ -93,7 +93,7 @@ def search_planted(world: World, progress: Progress, effort: Effort) -> tuple[li
 def _measure(
     world: World, plant: Any, neurons: NeuronSet, published: NeuronSet, effort: Effort
 ) -> tuple[Figures, Figures]:
-    """(RMS to the planted picture, pairwise RMS, agreement with the caption; cosines of features), for each remedy.
+    """(RMS to the memorized picture, pairwise RMS, agreement with the caption; cosines of features), for each remedy.
 
     Figures of one caption are medians over its seeds.
     """
@@ -122,7 +122,7 @@ def _measure(
 def _remedies(
     world: World, plant: Any, neurons: NeuronSet, published: NeuronSet, seeds: Sequence[int]
 ) -> dict[str, Sampler]:
-    """Ways to sample the planted caption, one picture a seed; the published alternatives are among them."""
+    """Ways to sample the memorized caption, one picture a seed; the published alternatives are among them."""
     prompt, n = plant.captions[0], len(seeds)
     words = sorted({w for c in captions(ORDINARY, 200) for w in c.split()})
     unet = world.model.unet
@@ -177,7 +177,7 @@ def _noise() -> torch.Tensor:
 
 
 def _usual_pull(world: World, count: int = 32, t: float = 981.0) -> float:
-    """||eps_c - eps_u|| of ordinary captions at a step: what Wen's target stands for, at this size."""
+    """||eps_c - eps_u|| of ordinary captions at a step: what Wen's target means at this size."""
     conds, (empty,) = world.conditions(captions(ORDINARY, count)), world.conditions([""])
     both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
     noise = _noise()[:1].expand(count, *SHAPE)

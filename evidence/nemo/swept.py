@@ -1,4 +1,4 @@
-"""Every remedy at a setting of its own: chosen on half of the planted pictures, measured on the other half."""
+"""Every remedy at its own setting: chosen on half of the memorized pictures, measured on the other half."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .remedies import COPY, SEEDS, Sampler, adjusted, scaled, with_tokens
 from .world import ORDINARY, PAPER, World, captions, effort_of, setting, verbatim
 
 SHARES = (0.8, 0.9, 0.95, 0.98)
-"""Where NeMo's search stops; the published stop stands beside them."""
+"""Where NeMo's search stops; the published stopping rule is measured too."""
 PULLS, TIMES = (1.0, 0.7, 0.5, 0.25), (981.0, 681.0)
 TOKENS, FACTORS = (1, 2, 4, 10), (1.1, 1.25, 1.5, 2.0)
 SOFTER, VOTES = (0.5, 0.25, -0.5), (0.25, 0.5, 0.75)
@@ -33,7 +33,7 @@ OURS = ("NeMo", PUBLISHED, "NeMo, neurons scaled", "neurons of several pictures 
 
 @dataclass(frozen=True)
 class Left:
-    """What one setting leaves of one planted picture.
+    """What one setting leaves of one memorized picture.
 
     Attributes:
         copies: share of samples that are copies.

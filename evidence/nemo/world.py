@@ -45,10 +45,10 @@ class Effort:
 
     Attributes:
         statistics, calibration: captions for the statistics and for the threshold.
-        plants: planted pictures, of the eight repeated verbatim.
+        plants: memorized pictures, of the eight repeated verbatim.
         seeds: samples of each caption.
         ordinary, renders: ordinary captions, and renders that their samples are compared with.
-        colourings: captions of each planted template.
+        colourings: captions of each memorized template.
     """
 
     statistics: int = 1000
@@ -70,7 +70,7 @@ def effort_of(quick: bool) -> Effort:
 
 
 def verbatim(effort: Effort = FULL) -> list[Any]:
-    """The planted pictures that were repeated under one caption."""
+    """The memorized pictures that were repeated under one caption."""
     from ...engine.portraits import plants
 
     return [p for p in plants() if p.kind == "verbatim"][: effort.plants]

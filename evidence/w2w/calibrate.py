@@ -1,4 +1,4 @@
-"""The shipped people's calibrated sliders: maps by what the readout sees, and directions trained from pairs."""
+"""The shipped people's calibrated sliders: maps by the attribute classifier, and directions trained from pairs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .pair_sliders import name_of, shipped_change, train_from_pairs
 from .world import LABELS, Studio, frozen, retired
 
 TUNING_PEOPLE = 24
-"""Of the people who tune, so many see each slider."""
+"""Number of the tuning people who see each slider."""
 
 
 def with_pairs(

@@ -96,10 +96,10 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
     minutes=12, quick_minutes=0.4,
 )  # fmt: skip
 def sliders(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """People who are in neither the space nor the tuning; even strengths and weighted words beside the maps.
+    """People who are in neither the space nor the tuning; even strengths and weighted words as baselines of the maps.
 
     The space and its directions come from the first 400 people; maps are fitted on 24 of these. Of the 68 to 98 others
-    who lack a label, up to 80 see the maps, and 24 of them even strengths and the word. Beside the maps stand the
+    who lack a label, up to 80 see the maps, and 24 of them even strengths and the word. The maps are compared with the
     directions trained from pairs that ship (on the first 200 people, see ``pair_sliders``), each with the end and map
     that the tuning people give it; where these prefer it, it is what counts. Also maps that end where other attributes
     have changed by 8 points, and what another seed changes in others without any edit. The measured people's weights

@@ -14,14 +14,14 @@ from .world import GUIDANCE, LABELS, Studio
 WORDS = {label: label for label in LABELS} | {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
 """Attributes whose edits are measured, and what captions call them: the prompt baseline says it."""
 EDIT_STEPS, EDIT_BATCH = 10, 40
-"""Sampler steps where edits are compared, and models drawn at once."""
+"""Sampler steps where edits are compared, and models sampled at once."""
 
 
 def draw_once(
     studio: Studio, weights: torch.Tensor, prompts: Sequence[str] | torch.Tensor, late: torch.Tensor | None = None,
     start: float = 1000.0, steps: int = EDIT_STEPS, first_seed: int = 0,
 ) -> torch.Tensor:  # fmt: skip
-    """(M, 1, 3, S, S) in [0, 1]: each model (flat weights) with a prompt (or text states) and seed of its own.
+    """(M, 1, 3, S, S) in [0, 1]: each model (flat weights) with a prompt (or text states) and its own seed.
 
     ``late`` weights take over from timestep ``start`` down. One picture of many people tells more about a slider than
     many pictures of few: whether another attribute comes along depends on the person.

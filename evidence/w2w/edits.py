@@ -144,7 +144,7 @@ def baseline_sliders(
 
 
 def compare(own: Sweep, prompt: Sweep, slider: Sweep, tolerance: float = 0.10) -> tuple[dict[str, Any], bool, bool]:
-    """The paper's table for one attribute, whether the edit holds, and whether it does against weighted words too.
+    """The paper's table for one attribute, whether the edit passes, and whether it does against weighted words too.
 
     Slider and w2w are compared where the target has risen by 60 points (or as far as the weaker of them reaches), the
     prompt as it is written: it has no strength. A word can be weighted all the same, a harder comparison.

@@ -51,7 +51,7 @@ def studio_of(model: str | None, space: WeightSpace) -> Studio:
     minutes=2, quick_minutes=0.3,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """32 sampled models, 4 pictures each, and shares of 96; the paper's Gaussian draw and training LoRAs beside.
+    """32 sampled models, 4 pictures each, and shares of 96; the paper's Gaussian samples and training LoRAs.
 
     Quick: 4 models, 3 pictures, shares of 12 within 40 points.
     """
@@ -99,7 +99,7 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
 
 
 def end_of(studio: Studio, label: str, people: int) -> float:
-    """The strength at which a slider ends: of ``STRENGTHS``, read on so many of the tuning people."""
+    """The strength at which a slider ends: of ``STRENGTHS``, read on that many of the tuning people."""
     tuning = Sitting.of(studio, flow_people_space(), label, range(IN_SPACE - TUNING, IN_SPACE), people, STEPS)
     seen = tuning.graded(tuning.moved, STRENGTHS).mean
     rises = [v - seen[0] for v in seen]
@@ -113,7 +113,7 @@ def held_out(studio: Studio, label: str, people: int) -> Sitting:
 
 
 def _edited(studio: Studio, label: str, people: int, tolerance: float) -> tuple[dict[str, Any], bool, bool]:
-    """The table of one attribute, whether the edit holds, and whether it does against weighted words too."""
+    """The table of one attribute, whether the edit passes, and whether it does against weighted words too."""
     top, sitting = end_of(studio, label, people), held_out(studio, label, people)
     strengths = [top * i / 4 for i in range(5)]
     pictures = [sitting.moved(s) for s in strengths]

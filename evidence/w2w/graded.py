@@ -19,7 +19,7 @@ from .pair_sliders import lacking
 from .world import EXCLUSIVE, LABELS, Studio, labels, people_space, subspace
 
 IN_SPACE = 400
-"""The first so many people make the space."""
+"""Number of people, from the first, who make the space."""
 TUNED_ON, MEASURED = range(200, IN_SPACE), range(IN_SPACE, 520)
 """People who tune sliders: from when they act, where they end, their maps; and people of no space, who are measured."""
 STARTS = (1000.0, 850.0, 700.0)
@@ -27,9 +27,9 @@ STARTS = (1000.0, 850.0, 700.0)
 GRID, FAR = 6, 4.5
 """Strengths at which a slider is read for its map, and the largest of them."""
 MANY = 80
-"""Of the measured people, at most so many see what counts."""
+"""At most this number of the measured people see what counts."""
 FARTHEST, ENOUGH = 1.25, 0.9
-"""A trained change is read up to so many times itself; a slider ends where it has risen by this share of the most."""
+"""A trained change is read up to this many times itself; a slider ends where it has risen by this share of the most."""
 ANOTHER = 10_000
 """Seeds of pictures that show what chance alone changes begin here."""
 OTHERS = 0.08
@@ -77,7 +77,7 @@ class Graded:
         return self.likeness.mean(1).tolist()
 
     def first(self, count: int) -> Graded:
-        """Of the first people alone, who sit under the same seeds and prompts however many sit beside them."""
+        """Of the first people alone, who sit under the same seeds and prompts however many others there are."""
         shifts = {name: v[:, :count] for name, v in self.shifts.items()}
         return Graded(self.probability[:, :count], shifts, self.likeness[:, :count])
 
@@ -158,7 +158,7 @@ class Tuned:
     change: torch.Tensor | None = None
 
     def or_better(self, other: Tuned | None) -> Tuned:
-        """The other one if it rises far enough and changes less beside the attribute (or this one does not rise)."""
+        """The other one if it rises far enough and changes less besides the attribute (or this one does not rise)."""
         if other is None or other.rise < LEAST_RISE:
             return self
         return other if other.others < self.others or self.rise < LEAST_RISE else self
@@ -166,7 +166,7 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Sitting:
-    """People who lack an attribute, as flat weights (M, D), and what is drawn of them with one seed and prompt each."""
+    """People who lack an attribute, as flat weights (M, D), and their samples with one seed and prompt each."""
 
     studio: Studio
     label: str

@@ -52,7 +52,7 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Sitters:
-    """People of no space, with one picture of each in a context of its own.
+    """People of no space, with one picture of each in its own context.
 
     Attributes:
         images: (M, 3, S, S) in [0, 1]; ``captions`` say their surroundings.
@@ -73,7 +73,7 @@ class Sitters:
         return cls(studio, Denoiser.from_diffusers(studio.portraits), who, images, captions)
 
     def first(self, count: int) -> Sitters:
-        """The first so many of them."""
+        """The first ``count`` of them."""
         return self.part(slice(count))
 
     def part(self, which: slice) -> Sitters:
@@ -97,7 +97,7 @@ class Sitters:
         return result.coefficients, (time.perf_counter() - began) / len(latents)
 
     def trained(self, pictures: int, prompt: str | None = None) -> tuple[torch.Tensor, float]:
-        """(M, D) LoRAs trained with the space's recipe on so many pictures of each person, and seconds a person."""
+        """(M, D) LoRAs trained with the space's recipe on that many pictures of each person, and seconds a person."""
         began = time.perf_counter()
         portraits = self.studio.portraits
         subjects, recipe = [subject(portraits, i, pictures) for i in self.who], recipe_of(portraits)
@@ -113,7 +113,7 @@ class Sitters:
         return weights, (time.perf_counter() - began) / len(self.who)
 
     def likeness(self, weights: torch.Tensor, pictures: int = 8) -> torch.Tensor:
-        """(M,) cosine between identity features of drawn pictures and of the person's renders, mean over pictures."""
+        """(M,) cosine between identity features of sampled pictures and of the person's renders, mean over pictures."""
         studio = self.studio
         features = studio.read(studio.draw_weights(studio.manifest, weights, pictures))[0]
         truth = torch.stack([
@@ -186,13 +186,13 @@ class Sitters:
 
 
 def likeness_arms(ways: Mapping[str, Likeness]) -> tuple[Arm, ...]:
-    """Inversion beside trained LoRAs, with intervals over people."""
+    """Inversion and trained LoRAs, with intervals over people."""
     roles = {name: "ours" if name.startswith("inversion") else "rival" for name in ways}
     spans = {name: mean_interval(way.scores) for name, way in ways.items()}
     return arms({name: way.mean for name, way in ways.items()}, roles, spans)
 
 
 def pictures_of(portraits: Model, who: Sequence[int], context: int = 6000) -> tuple[torch.Tensor, list[str]]:
-    """One picture of each person (M, 3, S, S), each in a context of its own, and its caption."""
+    """One picture of each person (M, 3, S, S), each in its own context, and its caption."""
     scenes = [portraits_of(i, 1, context + k) for k, i in enumerate(who)]
     return torch.cat([portraits.draw(s) for s in scenes]), [context_caption(s)[0] for s in scenes]

@@ -10,7 +10,7 @@ from ...engine.w2w.edit.coefficient_sampling import SampleConfig
 from .world import LABELS, Studio
 
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5, inherit=0.4)
-"""How people are drawn for measurements: all components, the attributes of one training model, a little exaggerated.
+"""How people are sampled for measurements: all components, the attributes of one training model, a little exaggerated.
 
 Emphasis and inheritance were chosen on seeds from 2000 on; ``w2w.sampling`` measures those from 0 on.
 """

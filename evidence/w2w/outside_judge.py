@@ -1,4 +1,4 @@
-"""Identity by a face network that nobody here trained: whether it knows these people, and what it says of inversion."""
+"""Identity by a face network of other authors: whether it knows these people, and what it says of inversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sliders of the portraits trained from pairs: renders of one person in one place, with and without an attribute."""
+"""Sliders of the portraits trained from pairs: renders of one person at one position, with and without an attribute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from .world import LABELS, Studio, labels
 
 TRAINED_ON = 200
-"""The first so many people train; those from here to ``graded.IN_SPACE`` tune, and the rest are measured."""
+"""Number of people who train, from the first; from here to ``graded.IN_SPACE`` tune, the rest are measured."""
 PLACES = 2
 """Surroundings of each person, other ones than those measured."""
 BEGIN = 4.5
@@ -62,7 +62,7 @@ def train_from_pairs(
 
 
 def name_of(label: str) -> str:
-    """What the direction trained from pairs is called, beside the label's own."""
+    """What the direction trained from pairs is called, next to the label's own."""
     return f"{label} (pairs)"
 
 

@@ -45,7 +45,7 @@ class Sheet:
         """For each label the first ``people`` from number 400 on who lack it.
 
         Args:
-            tuning: so many people before them say which direction, from labels or pairs, is used, and how.
+            tuning: the number of people before them who say which direction, from labels or pairs, is used, and how.
             table: ``details`` of ``w2w.sliders``' result, where they have said so already.
         """
         studio = Studio.open(None, smaller_space())
@@ -98,5 +98,5 @@ class Sheet:
         return write_whole(path, lambda scratch: sheet.save(scratch, format=kind, quality=82))
 
     def shown(self, label: str) -> str:
-        """The readout's probabilities at the positions."""
+        """The attribute classifier's probabilities at the positions."""
         return " ".join(f"{v:.2f}" for v in self.probability[label])

@@ -70,12 +70,12 @@ def _gaps(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Label -> share of sampled models with it, less the share of training people; and the same of training LoRAs.
 
-    Shares of 50 models would be 7 points uncertain, so twice as many more are drawn, with fewer pictures each.
+    Shares of 50 models would be 7 points uncertain, so twice as many more are sampled, with fewer pictures each.
     """
     space = studio.space
     known = labels(space.names)
     wanted = {k: float(known[k].nanmean()) for k in LABELS}
-    # a finite training set's own shares, through the same network: what its LoRAs draw
+    # a finite training set's own shares, through the same network: what its LoRAs generate
     trained = studio.draw(space.coefficients[:: max(1, space.count // models)][:models], pictures)
     trained_shares = shares(studio, studio.read(trained)[1])
     progress(2, 4, None)
@@ -88,7 +88,7 @@ def _gaps(
 
 
 def measure_directions(space: WeightSpace, components: int | None = None) -> ClaimResult:
-    """Five-fold accuracy of each label's direction, and how much directions share; of shuffled labels beside.
+    """Five-fold accuracy of each label's direction, and how much directions share; and of shuffled labels.
 
     Args:
         components: how many to use; None takes a third of the number of models.

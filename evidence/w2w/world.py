@@ -1,4 +1,4 @@
-"""People of the portraits world as a space of models: how it is trained and labelled, and how its people are drawn."""
+"""People of the portraits world as a space of models: how it is trained, labelled and sampled."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ LABELS: dict[str, tuple[str, str]] = {
     "black hair": ("hair_color", "black"), "blond hair": ("hair_color", "blond"), "red hair": ("hair_color", "red"),
     "white hair": ("hair_color", "white"), "mole left": ("mole", "left"), "mole right": ("mole", "right"),
 }  # fmt: skip
-"""Label of a direction -> the (attribute, value) that the readout classifies."""
+"""Label of a direction -> the (attribute, value) that the attribute classifier reads."""
 SHAPES = ("head_width", "eye_size", "eye_distance")
-"""Geometry with directions of its own; its labels are numbers.
+"""Geometry with its own directions; its labels are numbers.
 
 Held-out correlation of the best ridge regression on coefficients with the number: 0.94, 0.80 and 0.80. Mouth width
 (0.47), hair volume (0.38) and nose width (0.12) are hardly in the weights, and have no slider.
@@ -101,7 +101,7 @@ def name(identity: int) -> str:
 
 
 def frozen(model: str | None = None) -> tuple[Model, Denoiser]:
-    """A portraits model, the 64 px one or a folder's, without gradients of its own, and its denoiser."""
+    """A portraits model, the 64 px one or a folder's, without its own gradients, and its denoiser."""
     portraits = load_either(model)
     for module in (portraits.backbone, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)
@@ -170,7 +170,7 @@ def flow_people_space() -> WeightSpace:
 
 
 def subspace(space: WeightSpace, count: int) -> WeightSpace:
-    """The space of the first ``count`` models, from their weights as the space holds them."""
+    """The space of the first ``count`` models, from their weights in the space."""
     if count >= space.count:
         return space
     components = principal_components(Matrix(space.decode(space.coefficients[:count])), PCAConfig())
@@ -179,7 +179,7 @@ def subspace(space: WeightSpace, count: int) -> WeightSpace:
 
 @dataclass(frozen=True)
 class Studio:
-    """Draws people of a space in ``steps`` sampler steps and reads what their pictures show."""
+    """Samples people of a space in ``steps`` sampler steps and reads what their pictures show."""
 
     portraits: Model
     space: Space
@@ -188,7 +188,7 @@ class Studio:
 
     @classmethod
     def open(cls, model: str | None = None, space: Space | None = None) -> Studio:
-        """With the space that ships for the model, unless another is given, and the shipped readout."""
+        """With the space that ships for the model, unless another is given, and the shipped attribute classifier."""
         portraits = frozen(model)[0]
         usual = flow_people_space if isinstance(portraits, FlowPortraits) else people_space
         return cls(portraits, space or usual(), load_readout())
@@ -252,7 +252,7 @@ class Studio:
         return identity_features(reading).view(*shape, -1), attributes
 
     def likelihood(self, attributes: Mapping[str, torch.Tensor], label: str) -> torch.Tensor:
-        """(M, P) probability of a label of ``LABELS`` by the readout."""
+        """(M, P) probability of a label of ``LABELS`` by the attribute classifier."""
         from ...engine.portraits.scenes import ATTRIBUTES
 
         attribute, value = LABELS[label]

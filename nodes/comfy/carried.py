@@ -1,4 +1,4 @@
-"""What a CONDITIONING and a LATENT carry beside their tensors: which keys one forward understands, and which it cannot.
+"""What a CONDITIONING and a LATENT carry besides their tensors: which keys one forward understands, which it cannot.
 
 Core's own functions turn a conditioning into the network's inputs, so whatever they read is honoured. A key that is in
 no list here is refused: ignored, it would give the numbers of another graph.
@@ -69,7 +69,7 @@ class Carried:
     def inputs(self) -> dict[str, Any]:
         """What a job that resumes depends on: each ControlNet's network, picture and settings.
 
-        Boxes and hooks hold models that nothing here can read whole: with them, a job is that of this object alone.
+        Boxes and hooks contain models that cannot be read whole here: with them, a job is that of this object alone.
         """
         others = {key for key, value in self.settings.items() if value is not None}
         others -= {"control", "control_apply_to_uncond"}
@@ -203,7 +203,7 @@ def latent_keys(latent: dict) -> dict:
     """A LATENT of pictures or videos, of which every key is understood.
 
     Raises:
-        VitrineError: It is empty, of sound, or holds what is no number; or has a noise mask, or a key that is not
+        VitrineError: It is empty, of sound, or contains NaN or infinity; or has a noise mask, or a key that is not
             understood.
     """
     samples = latent.get("samples")
@@ -257,7 +257,7 @@ def applied(
 
 
 def _load(model: Any, models: Iterable[Any]) -> None:
-    """Load what acts beside the model, fit for gradients where there are any."""
+    """Load what acts together with the model, fit for gradients where there are any."""
     comfy.model_management.load_models_gpu([model, *models])
     if torch.is_grad_enabled():
         for other in models:

@@ -1,4 +1,4 @@
-"""What a text field could hold, for the page's dropdowns: labels of a space, places of a model.
+"""What a text field could contain, for the page's dropdowns: labels of a space, layers of a model.
 
 The page asks ``POST /vitrine/choices``. A node is known since its last run; before it, the file that *Load W2W Space*
 names and the models that ship are looked into.
@@ -28,7 +28,7 @@ FILE_LETTERS = 1_000
 
 
 def remember(hidden: Any, names: Iterable[str]) -> None:
-    """Keep what a node's field could hold.
+    """Keep what a node's field could contain.
 
     Args:
         hidden: the node's, of ``panel_state.HIDDEN``; None where no graph runs it.

@@ -1,4 +1,4 @@
-"""ComfyUI's CONDITIONING: as the engine's Condition, from prompts, and with the sizes a picture is told."""
+"""ComfyUI's CONDITIONING: as the engine's Condition, from prompts, and with the sizes of size conditioning."""
 
 from __future__ import annotations
 
@@ -89,9 +89,9 @@ def prompt_conditions(model: Any, clip: Any, prompts: list[str], latents: torch.
 
 
 def literal(clip: Any, text: str) -> list:
-    """CONDITIONING of a caption as it stands.
+    """CONDITIONING of a caption, literally.
 
-    ComfyUI reads parentheses as weights and ``embedding:`` as a file, which nobody who wrote a list of captions meant.
+    ComfyUI reads parentheses as weights and ``embedding:`` as a file, which no list of captions means.
     """
     reader = copy.copy(clip)
     reader.tokenizer = copy.copy(clip.tokenizer)
@@ -107,7 +107,7 @@ def literal(clip: Any, text: str) -> list:
 
 # --- sizes --------------------------------------------------------------------------------------------------------
 def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] | None = None) -> list:
-    """CONDITIONING that is told sizes: SDXL's and PixArt's own keys, and what control checkpoints read.
+    """CONDITIONING with sizes: SDXL's and PixArt's own keys, and what control checkpoints read.
 
     Args:
         size: (height, width) of the picture in pixels, for what ``sizes`` leaves open.

@@ -83,7 +83,7 @@ def _lasting(value: Any) -> bool:
 
 
 def _of_numbers(value: Any) -> bool:
-    """Whether a list or table holds numbers, texts and tensors alone, as the settings of attention patches do."""
+    """Whether a list or table contains numbers, texts and tensors alone, as the settings of attention patches do."""
     if isinstance(value, Mapping):
         return all(map(_of_numbers, value.values()))
     if isinstance(value, (list, tuple, set, frozenset)):

@@ -1,4 +1,4 @@
-"""Control conditioning on a MODEL: the weight of the sizes it is told, and control checkpoints."""
+"""Control conditioning on a MODEL: the weight of its size conditioning, and control checkpoints."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _hooked(forward: Forward, path: str, hook: Callable) -> Iterator[None]:
     reached.check()
 
 
-# --- weighting the sizes a model is told --------------------------------------------------------------------------
+# --- weighting the size conditioning ------------------------------------------------------------------------------
 def size_input(base: Any) -> SizeInput:
     """Where ComfyUI's BaseModel takes the picture's size.
 
@@ -159,7 +159,7 @@ def reads_sizes(model: Any) -> None:
     """Refuse a MODEL that would ignore control values without a word.
 
     Raises:
-        VitrineError: It is told no sizes, and has no control checkpoint.
+        VitrineError: It takes no sizes, and has no control checkpoint.
     """
     weighting = weighting_of(model)
     if weighting is None or weighting.checkpoint is None:
@@ -250,7 +250,7 @@ def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
     """A clone to which a checkpoint's control embedding is added, Eq. 1, for conditionings that have control values.
 
     Raises:
-        VitrineError: The checkpoint is of another family or width, or has weights beside the embedder without a place.
+        VitrineError: The checkpoint is of another family or width, or has further weights that fit nowhere.
     """
     facts = checkpoint.metadata
     facts.check(backbone_of(model))

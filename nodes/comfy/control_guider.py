@@ -116,10 +116,10 @@ class EntropyGuider(comfy.samplers.CFGGuider):
     """Entropy rectifying guidance (Berrada et al. 2025): away from the same network with flat attention.
 
     Args:
-        weak: what the weakened network is told; None tells it the positive prompt.
+        weak: condition of the weakened network; None is the positive prompt.
 
     Raises:
-        VitrineError: The network has no plain queries at the config's places.
+        VitrineError: The network has no plain queries at the config's sites.
     """
 
     def __init__(self, model: Any, positive: list, config: EntropyConfig, weak: list | None = None) -> None:

@@ -29,7 +29,7 @@ KIND = "vitrine_copy_check"
 
 @dataclass(frozen=True)
 class Sampling:
-    """What core's KSampler would be told.
+    """What core's KSampler would take.
 
     Attributes:
         latent: LATENT, gives the size.

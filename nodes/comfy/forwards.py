@@ -47,12 +47,12 @@ class Forward:
 
     @property
     def network(self) -> torch.nn.Module:
-        """The network, whose places have addresses."""
+        """The network, whose sites have addresses."""
         return self.base.diffusion_model
 
     @property
     def timestep(self) -> float:
-        """The first row's timestep; of flows 1000 s, whatever the network is told.
+        """The first row's timestep; of flows 1000 s, whatever scale the network takes.
 
         Raises:
             VitrineError: The model has no timesteps, as EDM models.
@@ -225,7 +225,7 @@ def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) 
     into x - v, so that v is left over.
 
     Raises:
-        VitrineError: The sampling class turns outputs into clean pictures in a way of its own.
+        VitrineError: The sampling class turns outputs into clean pictures in its own way.
     """
     sampling = model.get_model_object("model_sampling")
     if type(sampling).calculate_denoised is not comfy.model_sampling.CONST.calculate_denoised:

@@ -47,7 +47,7 @@ def _all_names(model: Any) -> dict[str, Any]:
 def as_listed(data: dict[str, Any]) -> dict[str, Any]:
     """A prompt whose files have the names that the lists have now.
 
-    Saved graphs name the shipped LoRAs as they once stood, outside the folder ``vitrine``; *Load LoRA* does so, too.
+    Saved graphs name the shipped LoRAs by their former paths, outside the folder ``vitrine``; *Load LoRA* does so, too.
     Graphs from another system have its separators in the names of a user's own files.
     """
     listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
@@ -90,7 +90,7 @@ def student_stamp(name: str) -> str:
 
 
 def contract_in(name: str) -> StudentPreset:
-    """The contract in a LoRA file's header, or of a published student that its name tells.
+    """The contract in a LoRA file's header, or of a published student by the file's name.
 
     Raises:
         VitrineError: No file is chosen, or it has no contract, or it has PEFT names.

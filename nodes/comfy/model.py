@@ -17,6 +17,7 @@ from ...engine.diffusion.schedule import append_dims
 from ...engine.errors import refuse
 from ...engine.families import record_of, refuse_unfit
 from ...engine.network.condition import Condition
+from ...engine.runtime.finite import require_finite
 from ...engine.runtime.forward_hooks import hook_before
 from ...engine.runtime.placement import refuse_without_gradients
 from ...engine.tracing.fingerprint import ChangeDigest, fingerprint_of, text_values
@@ -31,7 +32,7 @@ PREFIX = "diffusion_model."
 
 
 def backbone_of(model: Any) -> torch.nn.Module:
-    """The network inside a MODEL, whose places have addresses."""
+    """The network inside a MODEL, whose sites have addresses."""
     return model.model.diffusion_model
 
 
@@ -39,7 +40,7 @@ def denoiser_of(model: Any) -> Denoiser:
     """A Denoiser over a ComfyUI MODEL with its LoRAs, patches and wrappers applied.
 
     ComfyUI turns every prediction into x0, so the convention here is ``x0`` (``flow`` for rectified flows). What the
-    network learned is kept beside it, for losses. Of models whose latents have a frame axis, still pictures
+    network learned is kept with it, for losses. Of models whose latents have a frame axis, still pictures
     (B, C, h, w) are taken too.
     """
     comfy.model_management.load_models_gpu([model])
@@ -214,14 +215,23 @@ def is_sdxl(model: Any) -> bool:
     return variant != "SD"
 
 
-def scaled_latents(model: Any, latent: dict) -> torch.Tensor:
-    """LATENT -> (B, C, h, w) in the network's scale, on the model's device.
+def own_latents(model: Any, latent: dict) -> torch.Tensor:
+    """The samples of a LATENT of this model, as they are.
 
     Raises:
-        VitrineError: It carries what is not understood, or a noise mask.
+        VitrineError: As :func:`blank_latents`, or its channels are not the model's.
     """
-    latent_keys(latent)
-    return model.model.process_latent_in(latent["samples"].to(model.load_device))
+    samples, channels = _pictures_latents(model, latent), int(model.get_model_object("latent_format").latent_channels)
+    if samples.shape[1] != channels:
+        shown = f"{samples.shape[1]} channels {tuple(samples.shape)}"
+        raise refuse("latent", shown, f"{channels}, this model's", "encode the picture with this model's VAE")
+    return samples
+
+
+def scaled_latents(model: Any, latent: dict) -> torch.Tensor:
+    """:func:`own_latents` in the network's scale, on the model's device."""
+    scaled: torch.Tensor = model.model.process_latent_in(own_latents(model, latent).to(model.load_device))
+    return scaled
 
 
 def blank_latents(model: Any, latent: dict) -> torch.Tensor:
@@ -230,13 +240,19 @@ def blank_latents(model: Any, latent: dict) -> torch.Tensor:
     Raises:
         VitrineError: It carries what is not understood, or a noise mask; or it is a video, and the model has no frames.
     """
-    if latent_keys(latent)["samples"].ndim == 5 and not has_frames(model):
-        accepted = "pictures (B, C, h, w): this model has no frames"
-        raise refuse("latent", f"a video {tuple(latent['samples'].shape)}", accepted, "connect Empty Latent Image")
+    samples = _pictures_latents(model, latent)
     # Empty Latent Image assumes a factor of 8 and says so under these keys, in ComfyUI's spelling.
     ratios = (latent.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal"))
-    samples = comfy.sample.fix_empty_latent_channels(model, latent["samples"], *ratios)
+    samples = comfy.sample.fix_empty_latent_channels(model, samples, *ratios)
     return torch.zeros(samples.shape, device=model.load_device)
+
+
+def _pictures_latents(model: Any, latent: dict) -> torch.Tensor:
+    samples: torch.Tensor = latent_keys(latent)["samples"]
+    if samples.ndim == 5 and not has_frames(model):
+        accepted = "pictures (B, C, h, w): this model has no frames"
+        raise refuse("latent", f"a video {tuple(samples.shape)}", accepted, "connect Empty Latent Image")
+    return samples
 
 
 def picture_numbers(latent: dict) -> list[int]:
@@ -245,7 +261,12 @@ def picture_numbers(latent: dict) -> list[int]:
 
 
 def latent_of(model: Any, x0: torch.Tensor) -> dict:
-    """Clean latents -> LATENT, unscaled as ComfyUI keeps it."""
+    """Clean latents -> LATENT, unscaled as ComfyUI keeps it.
+
+    Raises:
+        VitrineError: If they contain NaN or infinity.
+    """
+    require_finite(x0, "latents")
     return {"samples": model.model.process_latent_out(x0.float()).to(comfy.model_management.intermediate_device())}
 
 

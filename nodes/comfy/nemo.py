@@ -41,7 +41,7 @@ def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
 
 
 def layers_of(model: Any, neurons: NeuronSet) -> list[dict[str, Any]]:
-    """What the page draws: address, width and the set's neurons of each layer of values, in the order they run.
+    """What the page shows: address, width and the set's neurons of each layer of values, in the order they run.
 
     "holds" is what searches recorded of each neuron, in the neurons' order.
     """

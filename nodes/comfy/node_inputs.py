@@ -1,4 +1,4 @@
-"""What a node is given, held to its schema.
+"""The inputs of a node, checked against its schema.
 
 ComfyUI compares what is typed with its bounds, which NaN passes, and hands on unseen what comes over a link.
 """

@@ -1,8 +1,8 @@
-"""What panels on the page are told of a node since its last run, by client, workflow and the node's id in a run.
+"""What panels on the page know of a node since its last run, by client, workflow and the node's id in a run.
 
 A node in a subgraph has an id like ``7:4``, and copies of a subgraph have one each. What is kept belongs to a run of
 the node; where ComfyUI takes the node's outputs from its cache, in another tab or another workflow, they bring the mark
-of the run that made them in their ``ui``, and the panel there is told the same.
+of the run that made them in their ``ui``, and the panel there shows the same.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PanelStates(Generic[T]):
         _keep(self._states, mark, state, self.most)
 
     def find(self, key: NodeKey) -> T | None:
-        """The state of a node's last run; None where it has not run, or ComfyUI was told to free its memory since."""
+        """The state of a node's last run; None where it has not run, or ComfyUI has freed its memory since."""
         return self._states.get(_last_runs.get(key, ""))
 
     def _freed(self, flags: Mapping[str, Any]) -> None:

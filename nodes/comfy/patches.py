@@ -1,4 +1,4 @@
-"""What stands on a ComfyUI MODEL beside its checkpoint: LoRAs, replaced objects, patches, wrappers, hooks."""
+"""What is applied to a ComfyUI MODEL on top of its checkpoint: LoRAs, replaced objects, patches, wrappers, hooks."""
 
 from __future__ import annotations
 

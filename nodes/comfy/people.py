@@ -104,7 +104,7 @@ def renderer_of(
 
 @lru_cache(maxsize=1)
 def shipped() -> PersonRenderer:
-    """The portraits model with its student: networks of the panel's own, until ComfyUI is told to unload models."""
+    """The portraits model with its student: networks of the panel's own, until ComfyUI unloads models."""
     clip = load_clip(str(WEIGHTS))
     encoded = lru_cache(maxsize=8)(lambda prompt: clip.encode_from_tokens_scheduled(clip.tokenize(prompt or PROMPT)))
     return PersonRenderer(

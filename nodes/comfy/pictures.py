@@ -8,12 +8,15 @@ import torch
 from ...engine.errors import refuse
 from ...engine.runtime.finite import require_finite
 
+_BEYOND = 0.5
+"""How far sharpening and resampling may exceed 0 and 1."""
+
 
 def as_pictures(image: torch.Tensor, what: str = "image") -> torch.Tensor:
     """IMAGE -> (B, H, W, 3), B at least 1: grey pictures in three channels, those with alpha without it.
 
     Raises:
-        VitrineError: There is no picture, it is none of (B, H, W, 1, 3 or 4), or holds what is no number from 0 to 1.
+        VitrineError: There is no picture, it is none of (B, H, W, 1, 3 or 4), or contains values outside 0 to 1.
     """
     pictures = image[None] if image.ndim == 3 else image
     if pictures.ndim != 4 or not pictures.numel() or pictures.shape[-1] not in (1, 3, 4):
@@ -24,11 +27,15 @@ def as_pictures(image: torch.Tensor, what: str = "image") -> torch.Tensor:
 
 
 def _check_levels(values: torch.Tensor, what: str) -> None:
-    """Refuses NaN, such as a VAE in float16 makes, and pictures of whole numbers."""
+    """Refuses NaN, such as a VAE in float16 makes, and scales other than 0 to 1."""
     if not values.is_floating_point():
         accepted = "numbers from 0 to 1, as ComfyUI's own nodes give them"
         raise refuse(what, str(values.dtype), accepted, "divide by 255, or load it with Load Image")
     require_finite(values, what, "look at the picture before: a VAE in float16 may need --fp32-vae")
+    least, most = float(values.min()), float(values.max())
+    if least < -_BEYOND or most > 1 + _BEYOND:
+        accepted = "numbers from 0 to 1, as ComfyUI's own nodes give them"
+        raise refuse(what, f"{least:.4g} to {most:.4g}", accepted, "scale it: x / 255, or x / 2 + 0.5 from -1 to 1")
 
 
 def as_masks(mask: torch.Tensor, pictures: torch.Tensor | None = None, what: str = "mask") -> torch.Tensor:

@@ -21,7 +21,7 @@ SIDE, REST = 512, 0.2
 
 
 def progress(model: Any = None) -> Progress:
-    """A callback that draws ComfyUI's bar, shows pictures, and stops within one step when the user interrupts.
+    """A callback that moves ComfyUI's bar, shows pictures, and stops within one step when the user interrupts.
 
     Args:
         model: MODEL whose latents the previews are, where they are no pictures.
@@ -86,5 +86,5 @@ def show_on(hidden: Any, image: torch.Tensor) -> None:
 
 
 def text_on(text: str) -> ui.PreviewText:
-    """A text to show on a node, as its ``ui``; the page draws it there by ``web/texts.js``."""
+    """A text to show on a node, as its ``ui``; the page shows it there by ``web/texts.js``."""
     return ui.PreviewText(text)

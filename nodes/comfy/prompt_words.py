@@ -11,7 +11,7 @@ _PASSED_ON = ("text", "conditioning", "positive", "value", "string")
 
 
 def text_behind(hidden: Any, name: str) -> str | None:
-    """The text of the prompt on an input of the running node; None where the graph does not hold it in letters.
+    """The text of the prompt on an input of the running node; None where the graph does not contain it as text.
 
     Args:
         hidden: the node's, with ``prompt`` and ``unique_id``; None where no graph runs it.

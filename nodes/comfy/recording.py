@@ -27,7 +27,7 @@ _KEY = "vitrine"
 
 
 Origin = tuple[str, int | None] | None
-"""The node, and its place in a list, that ran a sampler; None outside a graph."""
+"""The node, and its index in a list, that ran a sampler; None outside a graph."""
 
 
 @dataclass

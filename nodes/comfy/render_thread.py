@@ -23,7 +23,7 @@ class Superseded(Exception):
 
 
 class Gone(Exception):
-    """Nobody waits for the answer."""
+    """The answer is not needed any more."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RenderThread:
         Args:
             panel: whose request it is: the newest of one panel replaces those that wait, and keeps their turn.
             work: renders; calls its argument between two stages, which raises where going on is of no use.
-            gone: whether nobody waits any more.
+            gone: whether the answer is not needed any more.
         """
         request = _Request(work, gone)
         with self._changed:
@@ -81,7 +81,7 @@ class RenderThread:
                 continue
             try:
                 request.answer.set_result(self._rendered(request))
-            except Exception as error:  # the one who waits is told
+            except Exception as error:  # the waiting request answers with it
                 request.answer.set_exception(error)
             except BaseException:  # core's interrupt, which is meant for a run
                 request.answer.set_exception(Busy())

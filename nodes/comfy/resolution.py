@@ -243,7 +243,7 @@ class _Clock:
 def _divisor(model: Any, plan: Plan) -> float:
     """PixArt's ``pe_interpolation`` at the target: position i of n tokens is i base(n) / n / divisor.
 
-    ``base`` follows the latent's size, and a checkpoint that brings a position table has a divisor of its own: left
+    ``base`` follows the latent's size, and a checkpoint that brings a position table has its own divisor: left
     alone, such a model runs on past its trained positions. Read through the patcher: another clone that was sampled
     last still has its own on the network.
     """
@@ -263,7 +263,7 @@ def _base(network: Any, grid: tuple[int, int]) -> int:
 
 
 class _Table:
-    """Stands in for MMDiT.cropped_pos_embed; a plain object, so that no weight is registered."""
+    """Replaces MMDiT.cropped_pos_embed; a plain object, so that no weight is registered."""
 
     def __init__(self, table: torch.Tensor, plan: Plan, patch: int) -> None:
         self.table, self.plan, self.patch = table, plan, patch
@@ -277,7 +277,7 @@ class _Table:
 
 
 class _Turning(torch.nn.Module):
-    """Base of what stands in for a rotary embedding with other frequencies on rows and columns."""
+    """Base of what replaces a rotary embedding with other frequencies on rows and columns."""
 
     def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
         super().__init__()
@@ -293,12 +293,12 @@ class _Turning(torch.nn.Module):
 
 
 class _Rotary(_Turning):
-    """Stands in for EmbedND: Flux, Chroma, Qwen-Image, Krea 2, Z-Image, Lumina 2, Wan, HiDream."""
+    """Replaces EmbedND: Flux, Chroma, Qwen-Image, Krea 2, Z-Image, Lumina 2, Wan, HiDream."""
 
     def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
         super().__init__(trained, plan, clock)
         self.theta, self.axes_dim = trained.theta, trained.axes_dim
-        # HiDream has an EmbedND of its own, which does not say its width and leaves the heads' axis behind the tokens'.
+        # HiDream has its own EmbedND, which does not say its width and leaves the heads' axis behind the tokens'.
         self.heads = 1 if hasattr(trained, "dim") else 2
         self.dim = getattr(trained, "dim", sum(trained.axes_dim))
 
@@ -307,7 +307,7 @@ class _Rotary(_Turning):
 
 
 class _Video(_Turning):
-    """Stands in for VideoRopePosition3DEmb: Anima and its Cosmos kin, which widen their bases themselves."""
+    """Replaces VideoRopePosition3DEmb: Anima and its Cosmos kin, which widen their bases themselves."""
 
     def __init__(self, trained: Any, plan: Plan, clock: _Clock | None = None) -> None:
         super().__init__(trained, plan, clock)

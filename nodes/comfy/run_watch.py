@@ -2,7 +2,7 @@
 
 Clones of a MODEL share one network, which carries one set of patches, and core's lists of loaded models know no
 threads: either the worker uses them or a panel does. The worker waits for a picture that is being rendered, outside of
-the queue's mutex, so that the server goes on answering; a panel does not wait for a run.
+the queue's mutex, so that the server keeps answering; a panel does not wait for a run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAUSE = 1.0
 
 
 class Busy(Exception):
-    """A graph runs or is about to: models cannot be used beside it."""
+    """A graph runs or is about to: models cannot be used meanwhile."""
 
 
 class RunWatch:
@@ -94,7 +94,7 @@ class RunWatch:
                 self._changed.notify_all()
 
     def _runs(self) -> int:
-        """Runs that are on or wait; the queue's mutex is held for this look alone."""
+        """Runs that are on or wait; the queue's mutex is locked only to look."""
         look = getattr(self._queue, "get_tasks_remaining", None)
         return look() if look else 0
 

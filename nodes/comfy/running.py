@@ -204,7 +204,7 @@ def _tokens(cond: dict[str, Any]) -> int | None:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether nested options hold the same objects."""
+    """Whether nested options contain the same objects."""
     if a is b:
         return True
     if isinstance(a, dict) and isinstance(b, dict):

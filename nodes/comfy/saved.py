@@ -1,7 +1,7 @@
 """Where the Save nodes write, what the Load nodes list, and the examples that ship with the pack.
 
-What a model is used with stands among ComfyUI's models, in folders that extra_model_paths.yaml can name too: neurons,
-choices of places, models of a space. LoRAs go where every LoRA loader lists them. Activations, which are large and
+What a model is used with is saved among ComfyUI's models, in folders that extra_model_paths.yaml can name too: neurons,
+selections of layers, models of a space. LoRAs go where every LoRA loader lists them. Activations, which are large and
 belong to pictures, go to the output folder.
 """
 
@@ -20,7 +20,7 @@ SHIPPED = Path(__file__).parents[2] / "engine" / "portraits" / "weights" / "exam
 MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_statistics", "vitrine_w2w")
 """Kinds of file with a folder of their own among the models."""
 LORAS = "vitrine"
-"""Folder below models/loras, so that ours stand together in every list."""
+"""Folder below models/loras, so that ours are listed together."""
 _MARK = " (shipped)"
 
 for _kind in MODELS:
@@ -45,7 +45,7 @@ def folder(kind: str) -> Path:
 
 
 def shown(path: str | Path) -> str:
-    """A written file as its node names it: without what stands above ComfyUI's folders of models and of output."""
+    """A written file as its node names it: without the path above ComfyUI's folders of models and of output."""
     for root in (Path(folder_paths.models_dir).parent, Path(folder_paths.get_output_directory()).parent):
         if Path(path).is_relative_to(root):
             return Path(path).relative_to(root).as_posix()

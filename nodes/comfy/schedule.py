@@ -20,7 +20,7 @@ SAMPLERS = comfy.samplers.SAMPLER_NAMES
 SCHEDULERS = comfy.samplers.SCHEDULER_NAMES
 """ComfyUI's own lists, so that what other packs add to them is on offer too."""
 _WITHOUT_STEPS = (comfy.model_sampling.ModelSamplingDiscreteEDM, comfy.model_sampling.StableCascadeSampling)
-"""Subclasses of ModelSamplingDiscrete whose networks are told a logarithm or a share instead of a timestep."""
+"""Subclasses of ModelSamplingDiscrete whose networks take a logarithm or a fraction instead of a timestep."""
 
 
 def schedule_of(model: Any) -> NoiseSchedule:
@@ -44,10 +44,10 @@ def _from_table(sampling: Any) -> NoiseSchedule:
 
 
 def clock_of(sampling: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """sigma (B,) -> timesteps (B,) of 1000, float64 on the CPU: what the network is told.
+    """sigma (B,) -> timesteps (B,) of 1000, float64 on the CPU: what the network takes.
 
     Raises:
-        VitrineError: The network is told its noise level in another way, as EDM models and Stable Cascade are.
+        VitrineError: The network takes its noise level in another way, as EDM models and Stable Cascade are.
     """
     if isinstance(sampling, comfy.model_sampling.CONST):
         return lambda sigma: sigma.double().cpu() * 1000
@@ -79,7 +79,7 @@ def movable_schedule(sampling: Any) -> NoiseSchedule:
     """The schedule of a sampling class that :func:`moved_sampling` can move.
 
     Raises:
-        VitrineError: The model is told its noise level without a table.
+        VitrineError: The model takes its noise level without a table.
     """
     flows = (comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.ModelSamplingFlux)
     if isinstance(sampling, flows):
@@ -117,7 +117,7 @@ def moved_sampling(own: Any, plan: Plan) -> Any:
 
 
 def _resampled(base: type) -> type:
-    """A sampling class whose table is the shifted one, while the network is told the nearest entry of its own table."""
+    """A sampling class whose table is the shifted one, while the network takes the nearest entry of its own table."""
 
     class Resampled(base):  # type: ignore[misc, valid-type]
         """Its two directions are not each other's inverse, on purpose."""

@@ -107,7 +107,7 @@ def converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch
     """diffusers names -> ComfyUI's, by its own map; queries, keys and values that it keeps in one are joined.
 
     Raises:
-        VitrineError: A weight has no place.
+        VitrineError: A weight fits nowhere.
     """
     places = core.pixart_to_diffusers(config)
     lost = sorted(set(weights) - set(places))

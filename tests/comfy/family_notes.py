@@ -13,6 +13,7 @@ import pytest
 from vitrine_tests.comfy.tiny_user import Tiny
 from vitrine_tests.full_size.material import COMFYUI
 from vitrine_tests.full_size.notes import Following, note
+from vitrine_tests.lanes import nightly_but
 
 RUN = (
     "Sample at twice the size (demo)", "Sample at twice the size, transformer (demo)",
@@ -23,6 +24,8 @@ RUN = (
     "Make your own slider, threshold and space (demo)",
 )  # fmt: skip
 """Notes whose words serve every family as they are."""
+LONG = {"Check a model for copies (demo)", "Make your own slider, threshold and space (demo)"}
+"""Those that are followed at night only."""
 UNET_WORDS = {
     "See what the model sees (demo)": "address: given up-level",
     "Find the same part (demo)": r"address: given up-\*",
@@ -74,7 +77,7 @@ JOINT = ("VitrineNEMOBake", "whose weights read image tokens too")
 """Where one projection reads text and picture, neurons are blocked while sampling and cannot be baked."""
 
 
-@pytest.mark.parametrize("workflow", RUN)
+@pytest.mark.parametrize("workflow", nightly_but(RUN, [name for name in RUN if name not in LONG]))
 def test_the_note_can_be_followed(tiny, workflow):
     following = tiny.following(workflow)
     history, error = tiny.run(following.graph)

@@ -66,8 +66,6 @@ async def _walk(driver, address, vue):
         await _click(tab, mark)
         seen["twice"] = await tab.evaluate(SPARED)
         await _click(tab, mark)
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"neurons-{'vue' if vue else 'classic'}.png")
         for name in ("Undo", "Redo"):
             await tab.command(name)
             await tab.evaluate(AGAIN)

@@ -34,9 +34,11 @@ def test_pictures(comfy, scene):
     grey = picture[..., :1]
     found = tap(comfy, scene, grey)[0]["mid-vit-out"].tensor
     assert torch.equal(found, tap(comfy, scene, grey.expand(-1, -1, -1, 3))[0]["mid-vit-out"].tensor)
-    for strange in (picture[:0], picture[None], picture[..., :2]):
+    strange = (picture[:0], picture[None], picture[..., :2], picture * 255, picture * 2 - 1, picture * torch.nan)
+    for image in strange:
         with pytest.raises(VitrineError, match="image"):
-            tap(comfy, scene, strange)
+            tap(comfy, scene, image)
+    tap(comfy, scene, picture * 1.2 - 0.1)  # as sharpening leaves it
 
 
 def test_masks():
@@ -45,7 +47,7 @@ def test_masks():
     pictures, mask = torch.rand(2, 8, 6, 3), torch.rand(2, 8, 6)
     assert torch.equal(as_masks(mask[:, None], pictures), mask) and torch.equal(as_masks(mask[..., None]), mask)
     assert torch.equal(as_masks(mask[0], pictures), mask[:1].expand(2, -1, -1))
-    for strange in (mask[:, :4], torch.rand(3, 8, 6), torch.rand(2, 3, 8, 6), mask[:0]):
+    for strange in (mask[:, :4], torch.rand(3, 8, 6), torch.rand(2, 3, 8, 6), mask[:0], mask * 255):
         with pytest.raises(VitrineError, match="mask"):
             as_masks(strange, pictures)
 

@@ -162,8 +162,12 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
     _check_twin(workflow, api)
 
 
-LONG = {"Make a slider from pictures (demo)"}
-"""Templates that train for longer than lane B has."""
+LONG = {
+    "Check a model for copies (demo)", "Make a slider from pictures (demo)",
+    "Make your own slider, threshold and space (demo)", "Reuse saved neurons, people and layers (demo)",
+    "Sample at twice the size, transformer (demo)",
+}  # fmt: skip
+"""Templates that run for longer than lane B has."""
 
 
 def _cases():

@@ -119,9 +119,6 @@ async def _copies(driver, address, vue):
                 opened = True
             await tab.settle()
             seen.append(await shown(tab, expected[number]))
-            if os.environ.get("VITRINE_SHOT"):
-                where = Path(os.environ["VITRINE_SHOT"])
-                await tab.screenshot(where / f"copy-{len(seen)}-{'vue' if vue else 'classic'}.png")
             await tab.evaluate("app.canvas.setGraph(app.graph)")
             await tab.settle()
         ids = await tab.evaluate("app.graphToPrompt().then(p => Object.entries(p.output).filter("

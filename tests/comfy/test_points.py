@@ -146,9 +146,6 @@ async def _walk(driver, address, node, vue):
         start = await tab.evaluate(text)
         first = await _opened(tab, address)
         seen = await _clicked(tab, text)
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.settle()
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{node}-{'vue' if vue else 'classic'}.png")
         for name in ("Undo", "Redo"):
             await tab.command(name)
             seen[name.lower()] = await tab.evaluate(text)

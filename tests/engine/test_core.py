@@ -143,7 +143,7 @@ def test_globs_keep_execution_order_and_mistakes_are_explained():
     unet = tiny_unet()
     found = [s.address for s in resolve(unet, "up-level1-*-cross-q down-*-cross-q")]
     assert found == [n for n in sites_of(unet) if n in found] and len(found) == 3
-    with pytest.raises(VitrineError, match="Did you mean 'up-level1-repeat0-vit-block0-cross-q'"):
+    with pytest.raises(VitrineError, match="Did you mean up-level1-repeat0-vit-block0-cross-q"):
         resolve(unet, "up-level1-repeat0-vit-block0-cros-q")
     with pytest.raises(VitrineError, match="one layer name"):
         resolve(unet, "")
@@ -342,14 +342,15 @@ def test_a_distilled_table_knows_every_twentieth_timestep():
         lcm.sigma(1000.0)
 
 
-@pytest.mark.parametrize("method", ["activations", "control", "emd", "nemo", "portraits", "resolution", "w2w"])
-def test_no_module_takes_the_place_of_a_function(method):
+def test_no_module_takes_the_place_of_a_function():
     """A module with the name of a function that its package exports would replace it once it is imported."""
     code = (
-        f"import importlib, pkgutil, types, vitrine.engine.{method} as package\n"
-        "for each in pkgutil.iter_modules(package.__path__):\n"
-        "    importlib.import_module(f'{package.__name__}.{each.name}')\n"
-        "print([name for name in package.__all__ if isinstance(getattr(package, name), types.ModuleType)])\n"
+        "import importlib, pkgutil, types\n"
+        "for method in 'activations control emd nemo portraits resolution w2w'.split():\n"
+        "    package = importlib.import_module(f'vitrine.engine.{method}')\n"
+        "    for each in pkgutil.iter_modules(package.__path__):\n"
+        "        importlib.import_module(f'{package.__name__}.{each.name}')\n"
+        "    print([n for n in package.__all__ if isinstance(getattr(package, n), types.ModuleType)])\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert done.stdout.split() == ["[]"] * 7

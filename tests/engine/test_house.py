@@ -1,6 +1,7 @@
 """Rules of the source that no tool checks. ruff and import-linter check the others; pyproject.toml has them."""
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,12 @@ import tomllib
 ROOT = Path(__file__).parents[2]
 PATHS = [*(p for wing in ("engine", "nodes", "evidence") for p in ROOT.glob(f"{wing}/**/*.py")), ROOT / "__init__.py"]
 SOURCE = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in PATHS}
-TREES = {path: ast.parse(text) for path, text in SOURCE.items()}
 EMPTY_WORDS = {"found", "told", "given", "one", "rest"}
+
+
+@functools.cache
+def trees():
+    return {path: ast.parse(text) for path, text in SOURCE.items()}
 
 
 def test_all_of_the_source_is_read():
@@ -35,7 +40,7 @@ def test_files_are_short_and_named_after_what_is_inside():
 def test_functions_fit_on_a_screen():
     """Left out: ``__call__`` of pipelines, whose arguments and their documentation are diffusers'."""
     long = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         for function in functions:
             lines = function.end_lineno - function.lineno + 1
@@ -46,7 +51,7 @@ def test_functions_fit_on_a_screen():
 
 def test_names_say_what_they_hold():
     empty = []
-    for path, tree in TREES.items():
+    for path, tree in trees().items():
         names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
         names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
         allowed = {"given"} if path.name == "errors.py" else set()  # what an error quotes

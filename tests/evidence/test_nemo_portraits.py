@@ -28,6 +28,7 @@ def result(world, plant):
     return found
 
 
+@pytest.mark.nightly
 def test_planted_captions_are_flagged_and_ordinary_ones_seldom(world):
     probe = make_probe(world.denoiser, config=DETECT, rows=40)
     prompts = [p.captions[0] for p in plants() if p.kind == "verbatim"] + captions(ORDINARY, 32)

@@ -87,6 +87,7 @@ def test_a_finished_run_can_be_given_more_steps_and_stopped_again(drawn, finishe
     assert not same(unfinished, finished) and json.loads((unfinished / "training.json").read_text())["phases"]["flow"]
 
 
+@pytest.mark.nightly
 def test_the_pooled_vector_stays_unread_and_text_is_learned(finished):
     trained, fresh = load_flow_portraits(finished), build_flow_models()
     reader = trained.transformer.time_text_embed.text_embedder

@@ -67,6 +67,7 @@ def test_out_of_time_saves_and_says_so(tmp_path):
     assert (tmp_path / "readout" / "state.safetensors").is_file()
 
 
+@pytest.mark.nightly
 def test_the_folder_is_whole(finished):
     for name in ("unet", "vae", "text_encoder", "tokenizer", "scheduler", "readout", "training.json"):
         assert (finished / name).exists(), name

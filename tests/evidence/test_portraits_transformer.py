@@ -205,6 +205,7 @@ def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
     assert moved == trained, "the control embedder is trained too"
 
 
+@pytest.mark.nightly
 def test_curves_of_all_arms(run):
     curves = curves_of.read_curves(run)
     assert set(curves) == set(curves_of.ARMS)

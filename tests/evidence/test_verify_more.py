@@ -167,6 +167,7 @@ def test_a_space_of_another_base_is_not_for_this_model(people, tmp_path):
 
 
 # --- told sizes -------------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_told_sizes_end_to_end(told, tmp_path):
     out, lpips = tmp_path / "out", scripted(tmp_path / "lpips.pt", Away())
     command = ["verify", "--model", "sized", "--data", str(told), "--subset", "4", "--lpips", str(lpips)]
@@ -189,6 +190,7 @@ def test_told_sizes_end_to_end(told, tmp_path):
     assert lpips_distance(lpips)(torch.zeros(2, 3, 8, 8), torch.ones(2, 3, 8, 8)).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.nightly
 def test_killed_sizes_go_on(told, tmp_path):
     data = tmp_path / "data"
     shutil.copytree(told, data)

@@ -35,6 +35,7 @@ def test_every_call_has_a_budget():
     assert set(CALLS) - set(BUDGETS) <= {"rank", "nemo.attack", *JOBS, *LATER}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "family"), list(pairs("w2w.invert_image")))
 def test_an_inversion_uploads_no_basis(name, family):
     few, many = (

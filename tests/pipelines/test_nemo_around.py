@@ -38,10 +38,10 @@ STILL = [name for name in MAKERS if name != "wan"]
 
 
 SLOW = ("z_image", "klein")
-"""Families whose searches take half a minute."""
+"""Families whose searches take half a minute, as those of SDXL do."""
 
 
-@pytest.fixture(scope="module", params=[*nightly_but(STILL, [n for n in STILL if n not in SLOW]), "sdxl"])
+@pytest.fixture(scope="module", params=nightly_but([*STILL, "sdxl"], [n for n in STILL if n not in SLOW]))
 def source(request):
     pipe = stock.sdxl() if request.param == "sdxl" else MAKERS[request.param]()
     pipe.set_progress_bar_config(disable=True)

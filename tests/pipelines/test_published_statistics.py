@@ -27,6 +27,7 @@ def of_its_shape(monkeypatch):
     monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", shapes)
 
 
+@pytest.mark.nightly
 def test_command_writes_what_find_reads(published, of_its_shape, tmp_path, monkeypatch, capsys):
     path, statistics = published
     monkeypatch.chdir(tmp_path)

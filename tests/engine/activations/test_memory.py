@@ -78,6 +78,7 @@ def test_ranking_of_many_pictures_within_a_budget(pipe, folder, tmp_path):
     bounded("a ranking of 320 pictures", peak, budget)
 
 
+@pytest.mark.nightly
 def test_a_ranking_goes_on_after_kill_9(pipe, folder, tmp_path):
     some = folder.read(range(48), 64)
     told = TOLD | {"state": tmp_path, "memory": "16MiB"}

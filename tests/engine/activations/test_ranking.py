@@ -181,6 +181,7 @@ def test_preset_files_refuse_other_models_and_broken_content(pipe, tmp_path):
         FeaturePreset.load(path)
 
 
+@pytest.mark.nightly
 def test_vitrine_taps_rank(tmp_path, pictures, capsys):
     images, masks = pictures
     for folder in ("pictures", "masks"):

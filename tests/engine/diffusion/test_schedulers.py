@@ -42,6 +42,9 @@ AS_FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 TRANSFORMERS = [*twin.NAMES, "models.sd3", "models.flux"]
 
+# Some of diffusers' schedulers warn 12,000 times a step that NumPy will change how it wraps tensors.
+pytestmark = pytest.mark.filterwarnings("ignore:__array_wrap__ must accept:DeprecationWarning")
+
 
 def made(name, **config):
     return getattr(diffusers, name)(**config)

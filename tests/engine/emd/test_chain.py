@@ -223,6 +223,7 @@ def test_chain_reaches_the_joint(long_chain):
         assert (found[name] - wanted).abs().max() < 0.03, name
 
 
+@pytest.mark.nightly
 def test_raw_direction_is_the_likelihood_gradient(long_chain):
     case, end = long_chain
     wanted = case.likelihood_gradient()

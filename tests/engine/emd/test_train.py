@@ -49,7 +49,7 @@ def test_roles_start_equal_and_the_teacher_never_changes(tmp_path):
         assert torch.equal(base.predict(x, t, texts(1)).eps, before)
 
 
-@pytest.mark.parametrize("student", ["lora", "full"])
+@pytest.mark.parametrize("student", ["lora", pytest.param("full", marks=pytest.mark.nightly)])
 def test_resume_is_the_unbroken_run_to_the_bit(tmp_path, student):
     trainer(tmp_path / "whole", student=student).run()
     trainer(tmp_path / "parts", student=student).run(until=2)
@@ -136,6 +136,7 @@ def test_nonfinite_steps_are_skipped_and_counted(tmp_path):
     assert run.skipped == 2 and all(bool(torch.isfinite(p).all()) for p in run.roles.parameters(GENERATOR).values())
 
 
+@pytest.mark.nightly
 def test_diff_instruct_switch_meter_and_call_count(tmp_path):
     base, rows = teacher(), []
     run = trainer(tmp_path / "a", base, chain=EStepConfig.diff_instruct(), guidance=1.0, weight="uniform")

@@ -162,6 +162,7 @@ def test_accelerate_launches_a_command(both, tmp_path):
         assert float(a["distance"]) == pytest.approx(float(b["distance"]), abs=1e-4)
 
 
+@pytest.mark.nightly
 def test_loras_and_space(both):
     trained = [sorted((out / "trained").glob("*.safetensors")) for out in both]
     assert [p.name for p in trained[0]] == [p.name for p in trained[1]] == [f"{n}.safetensors" for n in "abc"]
@@ -175,6 +176,7 @@ def test_loras_and_space(both):
     assert not [p for out in both for p in out.glob("*.work")], "the work folder goes when the space is saved"
 
 
+@pytest.mark.nightly
 def test_rankings_and_text_states(both):
     one, two = both
     for memory in (None, "16MiB"):

@@ -15,6 +15,7 @@ from vitrine.engine.portraits import caption, load_portraits, plants, sample_sce
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 
 
+@pytest.mark.nightly
 def test_calibrate_find_resume_bake(tmp_path, capsys):
     ordinary, wanted, out = tmp_path / "ordinary.txt", tmp_path / "wanted.txt", tmp_path / "neurons"
     ordinary.write_text("\n".join(caption(sample_scenes(range(24)))))

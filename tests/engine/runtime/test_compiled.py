@@ -10,6 +10,7 @@ from vitrine.engine.runtime.compiled import EagerRuns, is_compiled
 from vitrine.engine.tracing.addresses import sites_of
 from vitrine.engine.tracing.hooks import capture, edit
 from vitrine_tests import models
+from vitrine_tests.lanes import nightly_but
 
 
 def compiled_as_a_whole(unet):
@@ -32,7 +33,10 @@ def compiled_forward(unet):
     return unet
 
 
-@pytest.fixture(scope="module", params=[compiled_as_a_whole, compiled_in_place, compiled_by_blocks, compiled_forward])
+WAYS = [compiled_as_a_whole, compiled_in_place, compiled_by_blocks, compiled_forward]
+
+
+@pytest.fixture(scope="module", params=nightly_but(WAYS, [compiled_in_place, compiled_by_blocks]))
 def unet(request):
     torch._dynamo.reset()
     made = request.param(models.unet(**models.ATTENTION_LAST))

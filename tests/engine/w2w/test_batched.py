@@ -177,6 +177,7 @@ def test_one_adamw_on_all_models_is_an_adamw_for_each(unet, monkeypatch):
         torch.testing.assert_close(trainer.weights[model], weights, atol=1e-6, rtol=0)
 
 
+@pytest.mark.nightly
 def test_the_papers_recipe_on_the_shipped_model_equals_peft():
     """Its rate, alpha and batch on portraits, where heads of 8 numbers go through plain products."""
     from vitrine.engine.portraits import load_portraits
