@@ -60,9 +60,9 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA":
 EVERY = ("-m", "nightly or not nightly")
 PAGES = (
     "test_blueprints", "test_choices", "test_compare", "test_curve", "test_from_empty", "test_live_tap",
-    "test_moved_loras", "test_neuron_browser", "test_node_texts", "test_page", "test_page_console", "test_page_keys",
-    "test_page_language", "test_panel_keys", "test_people_panel", "test_points", "test_room", "test_searches",
-    "test_slider_rows", "test_tap_in_graphs",
+    "test_moved_loras", "test_neuron_browser", "test_node_texts", "test_page", "test_page_console",
+    "test_page_keys", "test_page_language", "test_panel_keys", "test_people_panel", "test_points", "test_room",
+    "test_searches", "test_slider_rows", "test_tap_in_graphs", "test_widget_pictures",
 )  # fmt: skip
 """Tests that open ComfyUI's page."""
 LONG = (

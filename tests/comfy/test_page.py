@@ -204,7 +204,7 @@ async def _listed(driver, address):
 def test_the_page_lists_templates_in_an_order_of_learning(driver, address):
     found, faults = asyncio.run(_listed(driver, address))
     assert set(found) == {p.stem for p in (ROOT / "workflows").glob("*.json")} and not faults
-    first = ["Pull sliders on a person", "Find the same part", "See what the model sees", "Sample in one step"]
+    first = ["Pull sliders, four nodes", "Pull sliders on a person", "Find the same part", "See what the model sees"]
     assert list(dict.fromkeys(map(plain_title, found)))[:4] == first
     twins = [(a, b) for a, b in itertools.pairwise(found) if plain_title(a) == plain_title(b)]
     assert len(twins) == 7 and all(a.endswith("(demo)") and b.endswith("(your checkpoint)") for a, b in twins)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vitrine.engine.activations import TapConfig, tap_latents, tap_steps, text_maps, word_map
+from vitrine.engine.activations import TapConfig, tap_latents, tap_steps
 from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.control import (
     ControlEmbedder,
@@ -55,7 +55,7 @@ from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.tracing.hooks import edit
-from vitrine.engine.w2w import EditConfig, InvertConfig, PairConfig, WeightSpace
+from vitrine.engine.w2w import EditConfig, InvertConfig, WeightSpace
 
 from .stock import backbone, stock, used, valid_for
 from .training import control_training, emd_training, lora_training
@@ -181,14 +181,6 @@ def tap_pictures(pipe: Any) -> Tensors:
     out = pipe(drawn().images[:1], addresses=RESIDUAL, generator=generator(), posterior="sample", size=32)
     assert len(out.pictures) == 1
     return [a.tensor for a in out.activations.values()]
-
-
-@entered("tap.words", TAPS)
-def tap_words(pipe: Any) -> Tensors:
-    """Where in a picture the network looks for its prompt, as Word Map shows it."""
-    places = list(text_maps(backbone(pipe)))
-    out = pipe(drawn().images[:1], "a face with red hair", places, timestep=300.0, seeds=[0], output_type="none")
-    return [word_map(out.activations, (64, 64))]
 
 
 @entered("tap.latents", {"sd": None, "pixart": None, "sd3": None, "flux": None})
@@ -338,12 +330,6 @@ def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
     config = InvertConfig(steps=steps, check_every=1000)
     model, _ = pipe.invert_image(_space(), drawn().images[:2], PROMPT, config, mask=torch.ones(2, 64, 64))
     return [model.coefficients]
-
-
-@entered("w2w.pair_slider", W2W, steps=2)
-def w2w_pair_slider(pipe: Any, steps: int = 2) -> Tensors:
-    images, mean = drawn().images, torch.zeros(1, _space().dimension)
-    return [pipe.train_pair_slider(_space(), images[:2], images[2:], PROMPT, mean, PairConfig(steps=steps))]
 
 
 # --- control ------------------------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ WIDER = {
     "rank": {"fp16": 0.05, "bf16": 0.2},
     # steps of Adam are of one size however small a gradient is
     "w2w.invert_image": {"fp16": 0.05, "bf16": 0.2},
-    "w2w.pair_slider": {"fp16": 0.2, "bf16": 0.3},
     "emd.correct": {"fp16": 0.05, "bf16": 0.2},
     "w2w.around.invert_image": {"fp16": 0.05, "bf16": 0.2},
     "nemo.erase": {"fp16": 0.05, "bf16": 0.2},
@@ -105,7 +104,6 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "emd.correct": (STEP, 0, 13),
     "w2w.invert_image": (STEP, 1, 8),
     "w2w.around.invert_image": (STEP, 1, 8),
-    "w2w.pair_slider": (STEP, 1, 12),
     "w2w.train": (STEP, 1, 8),
     "emd.train": (STEP, 4, 32),
     "control.train": (STEP, 3, 12),
@@ -113,7 +111,6 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "tap": (CALL, 2, 12),
     "tap.transformer": (CALL, 2, 12),
     "tap.pictures": (CALL, 2, 8),
-    "tap.words": (CALL, 2, 12),
     "tap.latents": (CALL, 2, 6),
     # PixArt's own encode_prompt compares tokens on the host: a wait for each prompt
     "correspondence": (CALL, 6, 20),
