@@ -87,7 +87,7 @@ def cuts() -> dict[str, list[Cut]]:
         "portraits": [tiles(ONE_STEP, CALL, 4)],
         "found": [tiles(PERSON, "The same person elsewhere", 4)],
         "map": [strip("widget_people", ".vitrine-map")],
-        "clicks": [strip("widget_points", "canvas.vitrine-points")],
+        "clicks": [strip("widget_points", ".vitrine-shown")],
         "transformer": [tiles(SIZE, "Constant, 64 px", 3)],
     }  # fmt: skip
 

@@ -2,8 +2,11 @@
 
 The browser shows ``workflows/TITLE.jpg`` and nothing else of a pack; it decodes by content, so an animated WebP of that
 name moves: before, after, before. A template on your own model has the pictures that the shipped model drew on the
-same way. Run from anywhere.
+same way. ``python docs/make_thumbnails.py [TITLE ...]``, from anywhere.
 """
+
+import sys
+from collections.abc import Sequence
 
 from PIL import Image, ImageDraw, ImageFont
 from sheets import DOCS, crop, sheet, squares
@@ -133,9 +136,9 @@ def frames(title: str) -> tuple[list[Image.Image], list[int]]:
     return images, times
 
 
-def main() -> None:
-    """Write workflows/TITLE.jpg."""
-    for title in (*FRAMES, *SAME_WAY):
+def main(titles: Sequence[str]) -> None:
+    """Write workflows/TITLE.jpg; of all templates if none is named."""
+    for title in titles or (*FRAMES, *SAME_WAY):
         images, times = frames(title)
         target = DOCS.parent / "workflows" / f"{title}.jpg"
         with target.open("wb") as file:
@@ -146,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

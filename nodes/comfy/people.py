@@ -33,8 +33,8 @@ from .render_thread import RENDERS
 from .run_watch import RUNS
 from .w2w import applied
 
-NODES, SHOWN = 8, 1500
-"""Nodes that are remembered, and the most models on the map."""
+SHOWN = 1500
+"""The most models on the map."""
 PROMPT = "a smiling face with navy shirt on blue"
 """Of the shipped people, where the page names none."""
 PROMPT_LETTERS, FIELD_LETTERS, FIELDS, STRENGTH = 2_000, 8_000, 16, 20.0
@@ -72,7 +72,7 @@ class PanelSession:
     renderer: Callable[[], PersonRenderer] | None
 
 
-SESSIONS: PanelStates[PanelSession] = PanelStates(NODES)
+SESSIONS: PanelStates[PanelSession] = PanelStates()
 
 
 class _Connected:

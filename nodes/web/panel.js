@@ -38,9 +38,6 @@ export function chain(object, name, after) {
   };
 }
 
-/** How the page calls a node in its list of outputs. */
-export const locatorOf = (node) => (node.graph === app.graph ? node.id : `${node.graph.id}:${node.id}`);
-
 /** Whether an input is fed by a link; the page hides its widget's value then. */
 export const linked = (node, name) => {
   const at = node.inputs?.findIndex((i) => (i.widget?.name ?? i.name) === name) ?? -1;

@@ -2,7 +2,7 @@
 // The text field stays the value; this only reads and writes it, so graphs work without this file as well.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { addPanel, chain, colour, foldable, locatorOf, styled, THEME, undoStep } from "./panel.js";
+import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
 import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
@@ -65,11 +65,14 @@ function written(points, before, width, height) {
 /** Blue over red to yellow: the colour of a share of the way from the least alike cell to the most. */
 const heat = (v) => [v, Math.max(0, 2 * v - 255), 255 - v];
 
-/** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
+/**
+ * Address of the picture on a node's input: what the node before it shows, else what the last run kept. Inside a subgraph
+ * the page has one list of outputs for all copies, so that only the last run counts.
+ */
 function pictureOf(node, input) {
   const show = (i) => api.apiURL(`/view?${new URLSearchParams({ filename: i.filename, subfolder: i.subfolder ?? "", type: i.type ?? "temp" })}`);
   const before = node.graph ? node.getInputNode(node.inputs.findIndex((i) => i.name === input)) : null;
-  const drawn = before && app.nodeOutputs?.[locatorOf(before)]?.images?.[0];
+  const drawn = before && node.graph === app.graph && app.nodeOutputs?.[before.id]?.images?.[0];
   if (drawn) return show(drawn);
   const file = before?.comfyClass === "LoadImage" && before.widgets?.find((w) => w.name === "image")?.value;
   if (file) {
@@ -93,7 +96,7 @@ function openPicker(node, text, settings, inRoom) {
   box.append(frameOf, hint);
 
   const image = new Image();
-  let address = null, grabbed = -1, map = null, asked = 0, about = "", mouse = null, before = null;
+  let address = null, grabbed = -1, map = null, about = "", mouse = null, before = null, looking = false, next = null;
   const size = () => [image.naturalWidth || 1, image.naturalHeight || 1];
   const points = () => parse(String(text.value ?? ""), ...size());
   const frame = () => {
@@ -170,7 +173,7 @@ function openPicker(node, text, settings, inRoom) {
   const learn = async () => {
     const id = executionId(node), answer = await ask(node, "/vitrine/picture");
     if (!answer || !node.graph || id !== executionId(node)) return;
-    if (id !== about) { map = null; asked++; }
+    if (id !== about) map = next = null;
     about = id;
     node.vitrinePicture = answer.ok ? answer.content : null;
     refresh();
@@ -205,12 +208,20 @@ function openPicker(node, text, settings, inRoom) {
       reach: (GRAB / shown.width) * canvas.width, f };
   };
 
-  /** What the model thinks is like this point, from the node's last run; nothing is queued. */
+  /** What the model thinks is like this point, from the node's last run: one request at a time, then the latest place. */
   const look = async (p) => {
-    const turn = ++asked, began = performance.now();
-    const answer = await ask(node, "/vitrine/similarity", { x: p.x, y: p.y });
-    if (!answer?.ok || turn !== asked) return;
-    const { width, height, values, low, high } = answer.content;
+    next = p;
+    if (looking) return;
+    looking = true;
+    while (next) {
+      const place = next, began = performance.now();
+      const answer = await ask(node, "/vitrine/similarity", { x: place.x, y: place.y });
+      if (next && answer?.ok) showMap(answer.content, began);
+      if (next === place) next = null;
+    }
+    looking = false;
+  };
+  const showMap = ({ width, height, values, low, high }, began) => {
     const levels = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
     const cells = new ImageData(width, height);
     levels.forEach((v, i) => cells.data.set([...heat(v), v], 4 * i));
@@ -219,7 +230,7 @@ function openPicker(node, text, settings, inRoom) {
     Object.assign(map, { low, high });
     draw();
     canvas.dataset.milliseconds = Math.round(performance.now() - began);
-    canvas.dataset.turn = turn;
+    canvas.dataset.turn = +(canvas.dataset.turn ?? 0) + 1;
   };
 
   const under = (p, current) => (current ?? []).findIndex((q) => Math.hypot((q.x - p.x) * p.f.w, (q.y - p.y) * p.f.h) <= p.reach);
@@ -227,8 +238,7 @@ function openPicker(node, text, settings, inRoom) {
     const current = points(), index = event ? under(at(event), current) : -1;
     if (index < 0) return;
     write(current.toSpliced(index, 1));
-    map = null; // it was of a point
-    asked++;
+    map = next = null; // it was of a point
     draw();
     undoStep();
   };

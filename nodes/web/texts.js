@@ -1,7 +1,7 @@
 // What a run says of a node, on the node. The page draws it on its own nodes alone, and newer pages take down what a node
 // has written there with `send_progress_text` once the run has ended.
 import { app } from "../../scripts/app.js";
-import { THEME, addPanel, chain, locatorOf, styled } from "./panel.js";
+import { THEME, addPanel, chain, styled } from "./panel.js";
 
 const HEIGHT = 52; // three lines; more with a higher node, the rest by scrolling
 const LOOK = `position: absolute; inset: 0; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; user-select: text; font-size: 12px;
@@ -30,6 +30,8 @@ app.registerExtension({
       node.setDirtyCanvas?.(true, true);
     };
     chain(node, "onExecuted", show);
-    chain(node, "onConfigure", () => queueMicrotask(() => node.graph && show(app.nodeOutputs?.[locatorOf(node)]))); // after undo
+    chain(node, "onConfigure", () => queueMicrotask(() => { // after undo; copies of a subgraph share their outputs
+      if (node.graph && node.graph === app.graph) show(app.nodeOutputs?.[node.id]);
+    }));
   },
 });

@@ -156,6 +156,18 @@ def test_equal_ids_of_two_workflows_two_tabs_and_a_subgraph(comfy):
         assert place(comfy, *unknown) is None
 
 
+def test_every_panel_of_a_large_graph_is_known(comfy):
+    """ComfyUI caches all nodes of a graph, so that a forgotten one would never run again."""
+    graph = people_graph(4)
+    for n in range(20, 50):
+        inputs = graph["6"]["inputs"] | {"label_1": "beard", "strength_1": n / 10}
+        text = {"class_type": "PreviewAny", "inputs": {"source": [str(n), 1]}}
+        graph |= {str(n): graph["6"] | {"inputs": inputs}, str(n + 30): text}
+    _, error = comfy.run(graph, about=about("tab", "large"))
+    assert error is None, error
+    assert all(place(comfy, "tab", "large", str(n)) for n in (6, *range(20, 50)))
+
+
 def test_what_came_from_the_cache_is_known_in_the_tab_that_asked(comfy, queue):
     """One executor, as the server has: the second run executes nothing, and its tab is told what the first made."""
     from vitrine.nodes.comfy import panel_state

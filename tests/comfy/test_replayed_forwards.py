@@ -43,7 +43,8 @@ class Case:
 def cases(comfy, beside, tmp_path_factory):
     """Name -> function that makes a :class:`Case`."""
     scene = beside("hard").Scene(comfy, tmp_path_factory.mktemp("replayed"))
-    call, model = comfy.call, scene.model
+    call, model, long = comfy.call, scene.model, scene.runs()
+    from comfy import samplers
     from comfy.sample import prepare_noise, sample
 
     flow, clip, _ = call("VitrineLoadPortraits", model="flow portraits, 128 px")
@@ -77,7 +78,19 @@ def cases(comfy, beside, tmp_path_factory):
         )[0]
         return torch.cat([a.tensor.flatten() for a in taps.values()])
 
-    return {
+    def weakened():
+        told = {"cfg": 3.0, "tau": 0.01, "places": "*-self-q", "start_timestep": 1000}
+        guider = call("VitrineEntropyGuider", model=model, positive=scene.positive, **told)[0]
+        euler, latent = samplers.sampler_object("euler"), scene.latent["samples"]
+        sigmas = samplers.KSampler(model, STEPS, "cpu", "euler", "normal").sigmas
+        with torch.inference_mode():
+            return guider.sample(prepare_noise(latent, 5), latent, euler, sigmas, seed=5)
+
+    def run(name):
+        return lambda: torch.cat([t.detach().double().flatten() for t in long[name]()])
+
+    return {name: Case(model, run(name)) for name in LONG} | {
+        "entropy guider": Case(model, weakened),
         "tap": Case(model, one_by_one),
         "during": Case(model, during),
         "block": Case(model, lambda: scene.ksampler(scene.blocked, STEPS)),
@@ -89,7 +102,15 @@ def cases(comfy, beside, tmp_path_factory):
     }
 
 
-NAMES = ("tap", "during", "block", "late model", "control", "receptive field", "rotary")
+LONG = (
+    "Find Same Points", "Segment Like This", "Rank Layers", "NEMO Statistics", "NEMO Threshold", "NEMO Score",
+    "NEMO Find Neurons", "NEMO Verify", "EMD Repair Samples", "EMD One-Step Generator", "W2W Invert",
+)  # fmt: skip
+"""Nodes whose forwards are not those of a sampler: some read values, some need gradients."""
+NAMES = (
+    "tap", "during", "block", "late model", "control", "receptive field", "rotary", "entropy guider", *LONG,
+)  # fmt: skip
+DAILY = ("tap", "during", "block", "late model", "receptive field", "entropy guider", "NEMO Verify")
 
 
 def test_the_stand_in_replays(cases):
@@ -101,7 +122,7 @@ def test_the_stand_in_replays(cases):
     assert torch.allclose(found, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", nightly_but(NAMES, ("tap", "during", "block", "late model", "receptive field")))
+@pytest.mark.parametrize("name", nightly_but(NAMES, DAILY))
 def test_right_where_core_may_replay(cases, name):
     case = cases[name]
     wanted = case.run()
@@ -112,7 +133,7 @@ def test_right_where_core_may_replay(cases, name):
     assert not core.read, core.read[0]
 
 
-@pytest.mark.parametrize("name", nightly_but(NAMES, ("during", "block")))
+@pytest.mark.parametrize("name", nightly_but(NAMES, ("during", "block", "entropy guider")))
 def test_refused_or_right_where_core_replays_all_the_same(cases, name):
     case = cases[name]
     wanted = case.run()

@@ -40,6 +40,7 @@ ALONE = """(() => { const n = NODE; app.canvas.ds.scale = 1; app.canvas.deselect
 """Below the page's bars, or as much of its lower part as the window shows."""
 SEEDS = """app.graph._nodes.filter(n => n.comfyClass === 'VitrineRenderPortrait').forEach(
     (n, i) => { n.widgets.find(w => w.name === 'seed').value = 6_000_001 + i })"""
+CANVAS = "w.element?.closest?.('canvas') ?? w.element?.querySelector?.('canvas.vitrine-points')"
 OF = "app.graph._nodes.find(n => n.comfyClass === 'TYPE')"
 
 
@@ -64,15 +65,15 @@ async def people(tab, address, vue):
 
 async def points(tab, address, vue):
     node = await _template(tab, address, "Find the same part (demo)", "VitrineFindCorrespondence")
-    await tab.evaluate(PRESS.replace("NODE", node))
+    await tab.evaluate(ALONE.replace("NODE", node))  # its picker is open, and so is Segment Like This's
     await tab.settle()
-    await tab.evaluate(ALONE.replace("NODE", node))
-    left, top, width, height = await tab.box("canvas.vitrine-points")
+    await tab.evaluate(f"{node}.widgets.map(w => {CANVAS}).find(Boolean).classList.add('vitrine-shown')")
+    left, top, width, height = await tab.box(".vitrine-shown")
     side = min(width, height)
     mouth = left + width / 2, top + height / 2 + 0.13 * side
     await tab.drag([mouth])
-    await tab.wait_for("document.querySelector('canvas.vitrine-points').dataset.turn")
-    return "canvas.vitrine-points"
+    await tab.wait_for("document.querySelector('.vitrine-shown').dataset.turn")
+    return ".vitrine-shown"
 
 
 async def tap(tab, address, vue):
@@ -118,7 +119,7 @@ async def compare(tab, address, vue):
 
 WIDGETS = {people: False, points: False, tap: True, neurons: True, curve: True, rows: True, compare: False}
 """What brings a widget about -> in Nodes 2.0, or in the classic page. It returns a selector, or the node's variable."""
-PARTS = {"people": ".vitrine-map", "points": "canvas.vitrine-points"}
+PARTS = {"people": ".vitrine-map", "points": ".vitrine-shown"}
 """What docs/sheets.py finds on a picture."""
 
 
