@@ -8,6 +8,7 @@ from vitrine.engine.control import GammaConfig, GuidanceConfig
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine_tests.comfy.controlled import NEGATIVE, NEVER, POSITIVE, TOLD, close, seeded, xl_twins
 from vitrine_tests.comfy.guided_graphs import GUIDERS, PATCHES, blocked_by_text, patched
+from vitrine_tests.lanes import nightly_but
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def ours(model, positive, scale, control=1.0, **more):
     return ControlGuider(model, positive, NEGATIVE, GuidanceConfig(scale, control, **more))
 
 
-@pytest.mark.parametrize("name", GUIDERS)
+@pytest.mark.parametrize("name", nightly_but(GUIDERS, ["DualCFGGuider", "areas"]))
 def test_sizes_are_weighted_behind_a_guider(scene, name):
     """Of each conditioning: at weight 1 they are those that it carries, at weight 0 the picture's own."""
     from vitrine.nodes.comfy.conditioning import with_sizes

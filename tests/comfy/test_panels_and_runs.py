@@ -1,6 +1,7 @@
 """Panels of the page beside runs of the graph: whose state they are told, who has the models, what /free frees."""
 
 import gc
+import json
 import threading
 import weakref
 from types import SimpleNamespace
@@ -211,6 +212,20 @@ def test_freed_memory_is_free(comfy):
     assert not patchers() & ours
 
 
+def test_a_picture_of_nan_is_refused(comfy):
+    """A prompt's weights may be anything; a black picture would say that the person is."""
+    from vitrine.engine.errors import VitrineError
+    from vitrine.nodes.comfy import people
+    from vitrine.nodes.comfy.panel_state import NodeKey
+
+    comfy.run(people_graph(4), about=about("tab", "nan"))
+    session = people.SESSIONS.find(NodeKey("tab", "nan", "6"))
+    assert people.portrait(session, INPUTS, "(a face:1.3)", 7)["picture"]
+    for prompt in ("(a face:1e999)", "(a face:nan)", "(" * 900 + "a" + ")" * 900):
+        with pytest.raises(VitrineError, match="NaN or infinite"):
+            people.portrait(session, INPUTS, prompt, 7)
+
+
 def test_a_panel_says_that_its_model_is_gone(comfy):
     from vitrine.engine.errors import VitrineError
     from vitrine.nodes.comfy import people
@@ -225,6 +240,8 @@ def test_a_panel_says_that_its_model_is_gone(comfy):
     with pytest.raises(VitrineError, match="run the graph once"):
         people.portrait(session, INPUTS, "", 7)
     assert people.laid_out(session)["labels"], "the map is still there"
+    text = people.layout_text(session)
+    assert json.loads(text) == people.laid_out(session) and people.layout_text(session) is text, "made once"
 
 
 def test_the_panels_own_networks_are_freed_and_come_back(comfy, queue):

@@ -31,8 +31,7 @@ def pictures(folder):
         picture = Image.fromarray((image * 255).round().byte().permute(1, 2, 0).numpy())
         picture.save(folder / "pictures" / f"{i}.png")
         picture.save(folder / "training_pictures" / f"{i}.png")
-        mask = (part == PARTS.index("shirt")).byte() * 255
-        Image.fromarray(mask.numpy()).save(folder / "masks" / f"{i}.png")
+        Image.fromarray((part == PARTS.index("shirt")).byte().numpy()).save(folder / "masks" / f"{i}.png")
     load_portraits().pipeline().save_pretrained(folder / "path/to/model")
 
 
