@@ -213,7 +213,7 @@ class W2WEdit(io.ComfyNode):
             pairs += [
                 io.String.Input(f"label_{i}", default=FIRST[0] if i == 1 else "",
                                 tooltip="A direction of the space (see its report); empty for none."),
-                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
+                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.05,
                                round=0.01,
                                tooltip="In standard deviations of the training models, which reach about 3."),
             ]  # fmt: skip

@@ -83,7 +83,7 @@ function pictureOf(node, input) {
 }
 
 /** The element, its widget, and how to draw it anew. */
-function openPicker(node, text, settings) {
+function openPicker(node, text, settings, inRoom) {
   const box = styled("div", "display:flex;flex-direction:column;overflow:hidden;touch-action:none;border-radius:6px;"
     + `background:${THEME.ground};color:${THEME.faint}`);
   const frameOf = styled("div", "flex:1;min-height:0;position:relative");
@@ -183,14 +183,14 @@ function openPicker(node, text, settings) {
   let tall = tallFor(node.properties[SHAPE] ?? 1);
   image.onload = () => { // the node takes the picture's shape, once for each shape
     const [w, h] = size(), shape = Math.round((100 * h) / w) / 100;
-    if (shape !== (node.properties[SHAPE] ?? 1) && node.graph) {
+    if (shape !== (node.properties[SHAPE] ?? 1) && node.graph) inRoom(() => {
       const high = tallFor(shape) - tall;
       node.properties[SHAPE] = shape;
       tall += high;
       box.style.minHeight = `${tall - 12}px`;
       node.setSize([node.size[0], node.size[1] + high]);
       node.setDirtyCanvas?.(true, true);
-    }
+    });
     draw();
   };
 
@@ -295,7 +295,7 @@ app.registerExtension({
     const settings = PICKERS[node.comfyClass];
     const text = settings && node.widgets?.find((w) => w.name === "points");
     if (!text) return;
-    const panel = foldable(node, t("points on the picture"), () => openPicker(node, text, settings));
+    const panel = foldable(node, t("points on the picture"), (byHand, inRoom) => openPicker(node, text, settings, inRoom));
     chain(text, "callback", panel.later);
     chain(node, "onConnectionsChange", panel.later);
     chain(node, "onExecuted", () => panel.later(RAN));
