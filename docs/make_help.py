@@ -12,7 +12,7 @@ TILE, STEP, GAP = 112, 115, 18
 """Pixels of a picture, from one to the next, and between two cuts."""
 
 Cut = tuple[str, Box]
-"""Template or picture of a widget, and the part of it."""
+"""Template or picture of a widget, which has two pixels for one of the page, and the part of it."""
 
 
 def tiles(title: str, row: str, count: int = 2) -> Cut:
@@ -86,15 +86,15 @@ def cuts() -> dict[str, list[Cut]]:
         "person": [tiles(PERSON, "The person", 4)],
         "portraits": [tiles(ONE_STEP, CALL, 4)],
         "found": [tiles(PERSON, "The same person elsewhere", 4)],
-        "map": [("widget_people", (18, 106, 214, 190))],
-        "clicks": [("widget_points", (16, 42, 389, 248))],
+        "map": [strip("widget_people", ".vitrine-map")],
+        "clicks": [strip("widget_points", ".vitrine-shown")],
         "transformer": [tiles(SIZE, "Constant, 64 px", 3)],
     }  # fmt: skip
 
 
 def picture(name: str) -> Image.Image:
     """The cuts on white."""
-    parts = [crop(sheet(title), box) for title, box in cuts()[name]]
+    parts = [crop(sheet(title), box).reduce(2 if "widget_" in title else 1) for title, box in cuts()[name]]
     strips = parts[0].width > 8 * parts[0].height
     across, down = [c.width + GAP for c in parts], [c.height + 4 for c in parts]
     size = (max(across), sum(down) - 4) if strips else (sum(across), max(down) - 4)

@@ -25,8 +25,8 @@ SIDE = 128
 
 
 def rows_of(target: torch.Tensor, seen: dict[str, dict[str, torch.Tensor]]) -> list[tuple[str, Image.Image]]:
-    """The planted pictures, then of each remedy what the prompt and each attack brings: words, a strip of pictures."""
-    rows = [("planted", target)]
+    """The memorized pictures, then what the prompt and each attack bring after each remedy: words, a strip."""
+    rows = [("memorized", target)]
     for remedy, kinds in seen.items():
         rows += [(f"{remedy},\n{kind}", pictures) for kind, pictures in kinds.items()]
     return [(words, Image.fromarray(tile(pictures, len(pictures)).numpy())) for words, pictures in rows]

@@ -48,10 +48,23 @@ def pictures(title: str, row: str) -> list[Box]:
     raise KeyError(f"{title} shows {[name for name, _ in rows]}, not {row!r}")
 
 
+TITLED = (1552, 544, 32, 512)
+"""Of NEMO Compare Copies: width and height of its picture, of the titles, and the side of each of its three squares."""
+
+
 def squares(title: str, row: str) -> list[Box]:
     """The row cut into squares: two for a picture that shows a sample beside its mask or its match."""
-    boxes = [(x, y, min(w, h), max(1, round(w / h))) for x, y, w, h in pictures(title, row)]
-    return [(x + k * side, y, side, side) for x, y, side, count in boxes for k in range(count)]
+    return [square for box in pictures(title, row) for square in _squares_of(*box)]
+
+
+def _squares_of(x: int, y: int, w: int, h: int) -> list[Box]:
+    width, height, line, side = TITLED
+    if abs(w / h - width / height) < 0.01:
+        scale, count, step = w / width, 3, (width - side) / 2 * w / width
+        y, size = y + round(line * scale), round(side * scale)
+    else:
+        count, step, size = max(1, round(w / h)), min(w, h), min(w, h)
+    return [(x + round(k * step), y, size, size) for k in range(count)]
 
 
 def crop(image: Image.Image, *boxes: Box) -> Image.Image:

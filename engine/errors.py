@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+import re
 import unicodedata
+from collections.abc import Iterable
 
 
 class VitrineError(ValueError):
@@ -15,7 +18,29 @@ def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineEr
     Example:
         >>> raise refuse("timestep", 1000, "0 <= t < 1000", "use 999 for pure noise")
     """
-    return VitrineError(f"{what}: given {readable(given)}; accepted: {readable(accepted)}. {remedy}")
+    guess = "" if remedy.startswith("Did you mean") else did_you_mean(given, _names(accepted))
+    return VitrineError(f"{what}: given {readable(given)}; accepted: {readable(accepted)}. {guess}{remedy}")
+
+
+def did_you_mean(given: object, names: Iterable[str]) -> str:
+    """A question with the one or two names most similar to a mistyped one, or nothing.
+
+    Example:
+        >>> did_you_mean("nmo", ["vitrine", "nemo"]), did_you_mean("7", ["vitrine", "nemo"])
+        ('Did you mean nemo? ', '')
+    """
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), folded, n=2) if isinstance(given, str) else []
+    return f"Did you mean {' or '.join(readable(folded[name]) for name in near)}? " if near else ""
+
+
+def _names(accepted: object) -> list[str]:
+    """The names of a list, or of a text such as "cpu, cuda:1, mps ..."; a text in words has none."""
+    if isinstance(accepted, str):
+        return [name for name in accepted.removesuffix(" ...").split(", ") if not re.search(r"\s", name)]
+    if not isinstance(accepted, (list, tuple, set, frozenset, dict)):
+        return []
+    return [name for name in accepted if isinstance(name, str)]
 
 
 def printable(text: str) -> str:

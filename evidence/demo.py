@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import html
 import importlib
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..engine.io.html_page import Report
+from ..engine.runtime.stages import Stages
 from .result_files import read_results
 from .result_plots import arms_of, dot_plot, number, shown
 
@@ -52,7 +52,7 @@ STAGES = (
           "The template *Sample in one step*; a student of your own model: `vitrine emd train`."),
 )  # fmt: skip
 TRUST = 30.0
-"""Weight, in seconds, of the table above in the time estimate: the first section also imports the libraries."""
+"""Seconds for which the table above counts as measured: the first section also imports the libraries."""
 _STYLE = """<style>.verdict { border-left: 4px solid; padding: .2rem .8rem; margin: .8rem 0; max-width: 46rem; }
 .verdict b { text-transform: uppercase; letter-spacing: .04em; } .verdict .quiet { color: var(--quiet); }
 .pass { border-color: #009e73; } .partly { border-color: #e69f00; } .fail { border-color: #d55e00; }
@@ -68,23 +68,15 @@ def write_report(out: Path) -> Path:
         "verdict from `results/`, measured in full beforehand, next to the best other method and a trivial baseline. "
         "Brackets are 95 % intervals."
     )
-    results, began, whole = read_results(), time.perf_counter(), sum(stage.seconds for stage in STAGES)
-    done = 0.0
-    for i, stage in enumerate(STAGES):
-        pace = (time.perf_counter() - began + TRUST) / (done + TRUST)
-        print(f"{i + 1} of {len(STAGES)}  {stage.title}: {_left(pace * (whole - done))}", flush=True)
+    results, stages = read_results(), Stages({stage.title: stage.seconds for stage in STAGES}, TRUST)
+    for stage in STAGES:
+        stages.begin(stage.title)
         report.add_heading(stage.title)
         for number_, claim in enumerate(stage.claims):
             report.add_drawing(verdict(results[claim]) + (dot_plot(results[claim]) if number_ == 0 else ""))
         importlib.import_module(f"{__package__}.{stage.module}").section(report)
         report.add_paragraph(f"Try this next: {stage.next}".replace("*", ""))
-        done += stage.seconds
     return report.write(out)
-
-
-def _left(seconds: float) -> str:
-    """``about 2 min left``, rounded."""
-    return f"about {max(10, round(seconds, -1)):.0f} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
 
 
 def verdict(result: dict[str, Any]) -> str:

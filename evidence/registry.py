@@ -6,7 +6,6 @@ import fnmatch
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from ..engine.errors import refuse
@@ -163,7 +162,6 @@ def named_in(table: dict[str, T], names: Sequence[str]) -> list[T]:
     for name in names or ["*"]:
         matches = fnmatch.filter(table, name)
         if not matches:
-            near = get_close_matches(name, table, n=3, cutoff=0.3) or list(table)
-            raise refuse("claim", name, sorted(table), f"Did you mean {', '.join(near)}?")
+            raise refuse("claim", name, sorted(table), "take one of them, or a glob such as 'nemo.*'")
         picked.update({n: table[n] for n in matches})
     return list(picked.values())

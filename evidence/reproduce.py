@@ -14,6 +14,7 @@ from ..engine.errors import refuse
 from ..engine.io.files import write_whole
 from ..engine.runtime.processes import each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
+from ..engine.runtime.stages import Stages, duration
 from .photograph_folder import available
 from .registry import Claim, pick_claims
 from .result_files import commit, record, write_result
@@ -24,7 +25,7 @@ def reproduce(
     names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
     files: Mapping[str, str | None] | None = None,
 ) -> int:  # fmt: skip
-    """Measures claims by name or glob, all for an empty list; prints the expected time of each.
+    """Measures claims by name or glob, all for an empty list; prints the time left before each.
 
     Args:
         out: folder for ``CLAIM.json``, one per claim, and charts; None is :func:`default_folder`.
@@ -96,25 +97,21 @@ def _with_material(picked: list[Claim]) -> list[Claim]:
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
     """Yields results in order, or as they finish."""
+    seconds = {c.name: 60 * (c.quick_minutes if quick else c.minutes) for c in claims}  # on two CPU cores
     if workers == 1:
+        stages = Stages(seconds, trust=30)
         for claim in claims:
-            print(f"{claim.name}: about {duration(claim, quick)} on two CPU cores", flush=True)
+            stages.begin(claim.name)
             yield measure(claim, model, quick)
         return
-    minutes = sum(c.quick_minutes if quick else c.minutes for c in claims)
-    print(f"{len(claims)} claims: about {minutes / workers:.0f} min, {workers} side by side", flush=True)
-    slowest_first = sorted(claims, key=lambda c: -(c.quick_minutes if quick else c.minutes))
+    whole = duration(sum(seconds.values()) / workers)
+    print(f"{len(claims)} claims: about {whole}, {workers} at a time", flush=True)
+    slowest_first = sorted(claims, key=lambda c: -seconds[c.name])
     yield from each_in_turn(partial(_named, model=model, quick=quick), [c.name for c in slowest_first], workers)
 
 
 def _named(name: str, model: str | None, quick: bool) -> dict[str, Any]:
     return measure(pick_claims([name])[0], model, quick, bar=False)
-
-
-def duration(claim: Claim, quick: bool) -> str:
-    """How long a claim takes to measure, in seconds or minutes."""
-    minutes = claim.quick_minutes if quick else claim.minutes
-    return f"{max(1, round(60 * minutes))} s" if minutes < 1 else f"{minutes:g} min"
 
 
 def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class ApplyGammaSchedule(io.ComfyNode):
             node_id="VitrineApplyGammaSchedule",
             display_name="Size Weight Schedule",
             category=CATEGORY,
-            description="Size conditioning acts late, when details form, and no longer changes what is in the picture.",
+            description="Lets size conditioning act late, when details form: it then changes sharpness, not content.",
             search_aliases=["gamma schedule", "time weighted size conditioning", "gamma control", "sdxl original size"],
             inputs=[
                 io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
@@ -180,7 +180,7 @@ class NoisyReplicatePadding(io.ComfyNode):
             node_id="VitrineNoisyReplicatePadding",
             display_name="Pad Short Prompts",
             category=CATEGORY,
-            description="Short prompts fill all positions of the text encoder: copies of their tokens, with noise.",
+            description="Fills the empty positions after a short prompt with copies of its tokens, with noise.",
             search_aliases=["noisy replicate padding", "text padding", "replicate prompt tokens", "pad tokens"],
             is_experimental=True,
             inputs=under_advanced(("axis", "tokens"), [

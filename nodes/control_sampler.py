@@ -17,6 +17,7 @@ from ..engine.io.charts import curve_picture
 from .comfy.conditioning import PIXELS, with_sizes
 from .comfy.control import weighted, weighting_of
 from .comfy.control_guider import ControlGuider, EntropyGuider, run
+from .comfy.model import latents_to_sample
 from .comfy.schedule import SAMPLERS, SCHEDULERS, clock_of, run_sigmas
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .sockets import under_advanced
@@ -51,7 +52,8 @@ class ControlCFGGuider(io.ComfyNode):
             node_id="VitrineControlCFGGuider",
             display_name="Size CFG Guider",
             category=CATEGORY,
-            description="Guides by the prompt and, apart from it, by size, crop and flip; spares needless evaluations.",
+            description="Guides by the prompt and, with a separate strength, by size, crop and flip; skips "
+            "evaluations that change nothing.",
             search_aliases=["control guider", "dual cfg", "size guidance", "control guidance strength"],
             inputs=[
                 io.Model.Input("model", tooltip="From Size Weight Schedule or Load Size Checkpoint."),
@@ -188,6 +190,7 @@ class ControlConditionedSampler(io.ComfyNode):
         reference_width: int, reference_height: int, upscale: float = 1.0, negative_sizes: str = "picture",
     ) -> io.NodeOutput:  # fmt: skip
         """Size and Crop Values, Size Weight Schedule, Size CFG Guider and a sampler in a row."""
+        latents_to_sample(model, latent_image)
         gamma = GammaConfig(form, alpha, clock=clock)
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
         size = tuple(side * PIXELS for side in latent_image["samples"].shape[-2:])

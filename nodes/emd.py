@@ -30,7 +30,15 @@ from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
 from ..engine.io.tables import lines_of
 from .comfy.conditioning import condition_of
-from .comfy.emd import base_folder, bases, distil, refuse_guidance_input, stock_sampling, with_prediction
+from .comfy.emd import (
+    base_folder,
+    bases,
+    checked_latents,
+    distil,
+    refuse_guidance_input,
+    stock_sampling,
+    with_prediction,
+)
 from .comfy.lora import NO_STUDENT, contract_in, student_files, student_stamp, with_student
 from .comfy.model import (
     backbone_of,
@@ -79,8 +87,8 @@ class EMDOneStepGenerator(io.ComfyNode):
             node_id="VitrineEMDOneStepGenerator",
             display_name="EMD One-Step Generator",
             category=CATEGORY,
-            description="Runs a one-step student rightly: one network call a picture, no negative prompt, and the "
-            "noise convention it was trained with (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
+            description="Runs a one-step student as it was trained: one network call a picture, no negative prompt, "
+            "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
             search_aliases=[
                 "one step",
@@ -162,6 +170,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
+        x0 = checked_latents(x0)
         levels = several or StudentSampling("", (max(student_contract.timestep, 1.0),))
         sigmas, sampler = stock_sampling(runner, levels)
         numbers = {k: latent[k] for k in ("batch_index",) if k in latent}

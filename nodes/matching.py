@@ -97,7 +97,7 @@ class FindCorrespondence(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("source", tooltip="The picture where the points are; the first of several."),
-                io.Image.Input("target", tooltip="One or more pictures, where they are sought; of any size."),
+                io.Image.Input("target", tooltip="One or more pictures in which to find them; of any size."),
                 io.String.Input("points", default="0.5 0.5", multiline=True,
                                 tooltip="x y, one point a line: fractions of width and height, or pixels if above 1; "
                                 "or press the button and click."),

@@ -215,7 +215,7 @@ class NEMOScore(io.ComfyNode):
             ],
             hidden=[io.Hidden.unique_id],
             inputs=[
-                io.Model.Input("model", tooltip="The model to question."),
+                io.Model.Input("model", tooltip="The model to check."),
                 io.Conditioning.Input("positive", tooltip="The prompt."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 TAU,

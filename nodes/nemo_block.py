@@ -90,7 +90,7 @@ class NEMOBake(io.ComfyNode):
             display_name="NEMO Bake into Weights",
             category=CATEGORY,
             description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
-            "layer would bring them back; Neuron Blocker is proof against that.",
+            "layer brings them back; NEMO Neuron Blocker blocks them with LoRAs too.",
             search_aliases=[
                 "prune neurons",
                 "save unlearned model",

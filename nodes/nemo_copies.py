@@ -62,7 +62,9 @@ class NEMOCopyCheck(io.ComfyNode):
                 io.String.Input(
                     "name", default="check", tooltip="Folder in output/vitrine_copy_check. It resumes there."
                 ),
-                io.Image.Input("pictures", optional=True, tooltip="Training pictures. None: samples meet each other."),
+                io.Image.Input(
+                    "pictures", optional=True, tooltip="Training pictures. None: samples are compared with each other."
+                ),
                 io.Model.Input("bare_model", optional=True, tooltip="The model without the LoRA: what is usual."),
             ]),
             outputs=[

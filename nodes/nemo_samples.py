@@ -96,7 +96,7 @@ class NEMODetect(io.ComfyNode):
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("samples", "steps", "cfg", "first_seed"), [
-                io.Model.Input("model", tooltip="The model to question, with its LoRA."),
+                io.Model.Input("model", tooltip="The model to test, with its LoRA."),
                 io.Conditioning.Input("positive", tooltip="The prompt."),
                 io.Conditioning.Input("negative", tooltip="An empty prompt, as the threshold's samples have."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),

@@ -51,8 +51,8 @@ def remedy_inputs() -> list[io.Input]:
         ),
         io.String.Input(
             "discard", default="", optional=True,
-            tooltip="Massive channels to set to nought, e.g. 154 1446 for Flux.1-dev. "
-            "Activation Tap's report finds them.",
+            tooltip="Massive channels to set to zero, e.g. 154 1446 for Flux.1-dev. "
+            "Activation Tap's report names them.",
         ),
     ]  # fmt: skip
 

@@ -157,9 +157,9 @@ class W2WSample(io.ComfyNode):
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
-                             tooltip="The model; the same seed is the same model for ever."),
+                             tooltip="Which model; the same seed always gives the same one."),
                 io.Float.Input("factor", display_name="spread", default=1.0, min=0.0, max=3.0, step=0.05,
-                               tooltip="Spread: 1 varies as the training models do, 0 is their mean."),
+                               tooltip="1 varies as the training models do, 0 is their mean."),
                 io.Int.Input("components", default=0, min=0, max=100_000,
                              tooltip="Sample only this many, from the first; 0: a third of the number of models."),
                 io.Float.Input("truncation", default=0.0, min=0.0, max=5.0, step=0.1,
@@ -213,7 +213,7 @@ class W2WEdit(io.ComfyNode):
             pairs += [
                 io.String.Input(f"label_{i}", default=FIRST[0] if i == 1 else "",
                                 tooltip="A direction of the space (see its report); empty for none."),
-                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.1,
+                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.05,
                                round=0.01,
                                tooltip="In standard deviations of the training models, which reach about 3."),
             ]  # fmt: skip
@@ -313,7 +313,10 @@ class ApplyW2W(io.ComfyNode):
             search_aliases=["weights2weights", "apply identity", "delayed injection", "load person"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model the space was made for."), SPACE, MODEL,
-                io.Float.Input("strength", default=1.0, min=-2.0, max=2.0, step=0.05, tooltip="As of a LoRA; 1 is it."),
+                io.Float.Input(
+                    "strength", default=1.0, min=-2.0, max=2.0, step=0.05,
+                    tooltip="As for a LoRA; 1 is the model itself.",
+                ),
                 io.Float.Input("start", display_name="start_timestep", default=1000.0, min=-1.0, max=1000.0, step=10.0,
                                tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "
                                "layout, 400 fine details only, -1 never."),

@@ -18,6 +18,8 @@ import tempfile
 import venv
 from pathlib import Path
 
+from nightly import PAGES
+
 ROOT = Path(__file__).parents[1]
 LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
 PAGE = "page"
@@ -27,7 +29,6 @@ from vitrine.engine.runtime.missing_names import missing_names
 sys.exit("; ".join(missing_names()) or 0)
 """
 VERSIONS = "import importlib.metadata as m, sys; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep='\\n')"
-PAGE_TESTS = "test_page.py", "test_page_console.py", "test_slider_rows.py", "test_points.py", "test_choices.py"
 
 
 def environment(folder: Path, libraries: list[str]) -> Path:
@@ -64,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
             chosen = tests or ["tests"]
             status |= subprocess.run([python, "-m", "pytest", "-q", *chosen], cwd=ROOT).returncode
         if PAGE in newest:
-            chosen = tests or [f"tests/comfy/{name}" for name in PAGE_TESTS]
+            chosen = tests or PAGES
             environ = os.environ | {"VITRINE_PAGE": "newest"}
             status |= subprocess.run([python, "-m", "pytest", "-q", *chosen], cwd=ROOT, env=environ).returncode
     return int(bool(status))

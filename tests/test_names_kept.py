@@ -50,4 +50,4 @@ def test_templates_are_listed_in_an_order_of_learning():
     titles = [p.stem for p in (ROOT / "workflows").glob("*.json")]
     assert all(title.endswith((" (demo)", " (your checkpoint)")) for title in titles)
     assert {plain_title(title) for title in titles} == set(order) and len(order) == len(set(order))
-    assert [title.split()[0] for title in order[:4]] == ["Pull", "Find", "See", "Sample"]
+    assert [title.split()[0] for title in order[:4]] == ["Pull", "Pull", "Find", "See"]

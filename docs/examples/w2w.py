@@ -39,7 +39,7 @@ print(f"{space.count} models, {space.dimension} components; sliders:", *sorted(s
 
 # %% Prompts say the surroundings only. Sliders are the space's own labels. Of somebody in no space, one picture.
 prompts = context_caption(portraits_of(FIRST_IDENTITY, 4, 5000))
-sliders = {"glasses": 3.0, "dark skin": 3.0}
+sliders = {"glasses": 3.0, "beard": 3.0}
 somebody = portraits_of(FIRST_IDENTITY + 5003, 1, 6003)
 picture = render(somebody).images
 

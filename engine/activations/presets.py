@@ -7,7 +7,6 @@ Horse-21 / Bedroom-28 (GDF Tables 4-6). None of them was measured by Vitrine.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -179,6 +178,4 @@ def preset(name: str) -> Preset:
     folded = {key.lower(): value for key, value in PRESETS.items()}
     if str(name).lower() in folded:
         return folded[str(name).lower()]
-    near = difflib.get_close_matches(str(name).lower(), folded, n=3, cutoff=0.3)
-    best = ", ".join(folded[n].name for n in near) or "see PRESETS"
-    raise refuse("preset", name, ", ".join(PRESETS), f"nearest: {best}")
+    raise refuse("preset", name, list(PRESETS), "choose one of them, or name layers")

@@ -37,7 +37,8 @@ def folds_of(present: Sequence[AbstractSet[int]], split: str = "halves", folds: 
         raise refuse("split", split, SPLITS, "'stratified' balances the classes")
     count, classes = len(present), set[int]().union(*present)
     if len(classes) < 2:
-        raise refuse("masks", f"classes {sorted(classes)}", "two or more", "mix the pictures")
+        remedy = "mark both; in mask files grey value 1 is the second class, and 255 is unknown"
+        raise refuse("masks", f"classes {sorted(classes)}", "two or more", remedy)
     if split == "halves":
         parts = [list(range(count // 2)), list(range(count // 2, count))]
     else:

@@ -243,8 +243,9 @@ def tap_steps(
     Args:
         steps: step numbers from ``first``, or a function of the step number; only these are stored, which bounds
             memory.
-        rows: the equal parts of the batch (``DIFFUSERS_GUIDED`` for guided diffusers pipelines), or a function of
-            the network call's (args, kwargs) for samplers whose layout changes.
+        rows: the equal parts of the batch (``DIFFUSERS_GUIDED`` for guided diffusers pipelines; perturbed-attention
+            guidance adds a third part, and InstructPix2Pix begins with the prompt), or a function of the network
+            call's (args, kwargs) for samplers whose layout changes.
         count: "calls" counts network calls; "timesteps" counts changes of the timestep, for samplers that call the
             network separately for cond and uncond. Or a function of the network call's (args, kwargs): the call's
             :class:`Moment`, counted from ``first``, or None for a call that is not to be recorded.

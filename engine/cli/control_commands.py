@@ -39,7 +39,7 @@ class Train:
         from ...evidence.control.world import TransformerTrainConfig, train_transformer
         from ..pipelines.loading import LoadConfig
         from ..portraits.shipped import transformer_folder
-        from ..runtime.progress import TqdmProgress
+        from ..runtime.stages import Stages
 
         if self.start is not None:
             transformer_folder(self.start)  # raises before the pictures are rendered
@@ -47,7 +47,8 @@ class Train:
             self.weight, self.pictures, self.steps, self.batch, self.start, self.lr, self.lesson
         )
         device = LoadConfig(self.device).checked_place
-        folder = train_transformer(self.out, config, self.stop_after, TqdmProgress, device)
+        stages = Stages(dict.fromkeys(("pictures", "training")))
+        folder = train_transformer(self.out, config, self.stop_after, stages.bar, device)
         print(f"model: {folder}")
         return 0
 

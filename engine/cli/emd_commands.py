@@ -64,7 +64,7 @@ class Train:
         from ..emd.train_config import EMDTrainConfig
         from ..pipelines.emd_training import TEXTS, training_parts
         from ..runtime.processes import launched
-        from ..runtime.progress import TqdmProgress
+        from ..runtime.stages import Stages
 
         settings = _read(self.config) if self.config else {"train": PORTRAITS}
         unknown = set(settings) - {"model", "prompts", "base", "size", "train"}
@@ -77,12 +77,13 @@ class Train:
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
         workers = launched()
-        bar = TqdmProgress("encoding prompts", not workers.index)
-        shared: dict[str, Any] = {"folder": self.out, "memory": self.memory, "progress": bar, "workers": workers}
+        stages = Stages(dict.fromkeys(("encoding prompts", "distilling")), shown=not workers.index)
+        shared: dict[str, Any] = {"folder": self.out, "memory": self.memory, "workers": workers}
+        shared["progress"] = stages.bar("encoding prompts")
         trainer = training_parts(**settings, load=self.load, **shared).trainer(config, self.out)
         if self.start is not None:
             trainer.start_from(self.start, self.start_score)
-        files = trainer.run(TqdmProgress("distilling", not workers.index), self.stop_after)
+        files = trainer.run(stages.bar("distilling"), self.stop_after)
         if not workers.index:
             print(trainer.calibration or f"gz {trainer.chain.gz:.3g}")
             print(f"skipped {trainer.skipped}, bias {trainer.meter}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import io
 import os
 import re
@@ -151,8 +150,7 @@ def _check_words(arguments: list[str], tree: dict[str, type | Group]) -> None:
         if word.startswith("-"):
             return
         if word not in table:
-            near = difflib.get_close_matches(word, table, n=2, cutoff=0.5) or ["--help"]
-            raise refuse("command", word, ", ".join(table), f"Did you mean {' or '.join(near)}?")
+            raise refuse("command", word, list(table), "--help explains them")
         entry = table[word]
         if not isinstance(entry, Group):
             return
@@ -171,8 +169,7 @@ def _check_options(arguments: list[str], tree: dict[str, type | Group]) -> None:
     for word in arguments[first:]:
         option = word.partition("=")[0]
         if re.fullmatch(r"--[a-z][\w-]*", option) and option.replace("_", "-") not in known:
-            near = difflib.get_close_matches(option, known, n=2, cutoff=0.5) or ["--help"]
-            raise refuse("option", option, ", ".join(known), f"Did you mean {' or '.join(near)}?")
+            raise refuse("option", option, known, "--help explains them")
 
 
 def _union(table: dict[str, Any]) -> Any:

@@ -78,6 +78,7 @@ class Calibrate:
         from ..nemo.sample_threshold import NAME
         from ..nemo.search_config import AUTO
         from ..runtime.processes import launched
+        from ..runtime.stages import Stages
 
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
         probe = ProbeConfig(
@@ -85,15 +86,16 @@ class Calibrate:
         )
         sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
         shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
-        statistics = pipe.statistics(texts, self.scope, _bar("statistics", workers), sums, **shared)
         chosen = texts[: self.scored]
-        scores = pipe.score(chosen, 1.0, probe, _bar("threshold", workers), kept, **shared)
+        stages = Stages(self._batch_rows(len(chosen), probe.seeds), shown=not workers.index)
+        statistics = pipe.statistics(texts, self.scope, stages.bar("statistics"), sums, **shared)
+        scores = pipe.score(chosen, 1.0, probe, stages.bar("threshold"), kept, **shared)
         tau, mean, std = threshold([s.value for s in scores])
         facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
         facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe._network)}
         pictures = self.out / "usual.safetensors"
         made = FewStepConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
-        usual = pipe.calibrate_samples(chosen, made, _bar("samples", workers), pictures, workers)
+        usual = pipe.calibrate_samples(chosen, made, stages.bar("samples"), pictures, workers)
         if not workers.index:
             usual.save(self.out / NAME)
             print(usual.text())
@@ -103,6 +105,12 @@ class Calibrate:
         for state in (sums, kept, pictures):
             forget(workers.own_file(state))
         return 0
+
+    def _batch_rows(self, captions: int, seeds: int) -> dict[str, float]:
+        """Batch rows of the network in each stage; the statistics have the text encoder and value projections only."""
+        threshold = float(captions * seeds * (2 if self.guidance else 1))
+        return {"statistics": 0.1 * threshold, "threshold": threshold,
+                "samples": 2.0 * captions * self.samples * self.sampling_steps}  # fmt: skip
 
 
 @dataclass(frozen=True)

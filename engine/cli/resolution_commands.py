@@ -49,14 +49,16 @@ class Transfer:
         from ...evidence.resolution.world import ARMS, TransferConfig, transfer
         from ..pipelines.loading import LoadConfig
         from ..portraits.shipped import transformer_folder
-        from ..runtime.progress import TqdmProgress
+        from ..runtime.stages import Stages
 
         transformer_folder(self.source)  # raises before the pictures are rendered
         config = TransferConfig(
             self.source, self.batch, self.lr, self.ema, self.pictures, self.samples, guidance=self.guidance
         )
         arms, device = self.arms or tuple(ARMS), LoadConfig(self.device).checked_place
-        curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, TqdmProgress, device)
+        runs = [f"{arm} {seed}" for seed in self.seeds for arm in arms]
+        stages = Stages(dict.fromkeys(["pictures", *runs]))
+        curves = transfer(self.folder, self.seeds, self.steps, config, arms, self.stop_after, stages.bar, device)
         for arm, seeds in curves.items():
             distances = "  ".join(f"{step}: {fid:.2f}" for step, fid in mean_curve(seeds).items())
             print(f"{arm:<24} seeds {list(seeds)}  FID {distances}")

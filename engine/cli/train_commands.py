@@ -28,9 +28,9 @@ class Portraits(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.train import main
+        from ...evidence.portraits.train import STAGES, main
 
-        return _train(main, self)
+        return _train(main, self, STAGES)
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Flow(FlowTrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.flow_train import main
+        from ...evidence.portraits.flow_train import STAGES, main
 
-        return _train(main, self)
+        return _train(main, self, STAGES)
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Decoder(DecoderTrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.decoder_train import main
+        from ...evidence.portraits.decoder_train import STAGES, main
 
-        return _train(main, self)
+        return _train(main, self, STAGES)
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,13 @@ class Plants:
         return 0
 
 
-def _train(main: Callable[..., Any], config: Any) -> int:
+def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> int:
     """Trains; a run whose time is up prints how to resume it."""
     from ...evidence.portraits.phase import OutOfTime
-    from ..runtime.progress import TqdmProgress
+    from ..runtime.stages import Stages
 
     try:
-        print(f"model: {main(config, TqdmProgress)}")
+        print(f"model: {main(config, Stages(dict.fromkeys(stages)).bar)}")
     except OutOfTime as stopped:
         print(f"{stopped}; the same command resumes")
     return 0

@@ -109,17 +109,19 @@ class Calibrate:
         from ...evidence.w2w.calibrate import calibrated, with_pairs
         from ...evidence.w2w.pair_sliders import name_of
         from ...evidence.w2w.world import LABELS
-        from ..runtime.progress import TqdmProgress
+        from ..runtime.stages import Stages
 
         unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]
         if unknown:
             raise refuse("labels", unknown, sorted(LABELS), "name labels that the attribute classifier knows")
-        for label in self.pairs:
-            if name_of(label) not in space.directions:
-                space = with_pairs(space, label, self.work / label.replace(" ", "_"), TqdmProgress(label))
-                space.save(target, self.dtype)
-        for label in self.labels or tuple(LABELS):
-            space = calibrated(space, (label,), self.people, progress=TqdmProgress(f"reading {label}"))
+        pairs, labels = [p for p in self.pairs if name_of(p) not in space.directions], self.labels or tuple(LABELS)
+        stages = Stages(dict.fromkeys([*(f"training {p}" for p in pairs), *(f"reading {name}" for name in labels)]))
+        for label in pairs:
+            bar = stages.bar(f"training {label}")
+            space = with_pairs(space, label, self.work / label.replace(" ", "_"), bar)
+            space.save(target, self.dtype)
+        for label in labels:
+            space = calibrated(space, (label,), self.people, progress=stages.bar(f"reading {label}"))
             space.save(target, self.dtype)
         return space
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import refuse
 from .files import named, parse_json
-from .tables import lines_of, read_text, rows_of
+from .tables import bare, lines_of, read_text, rows_of
 
 ENDINGS = {
     "text": ("", ".txt", ".text", ".list", ".lst", ".prompts", ".caption"),
@@ -69,8 +69,8 @@ def _is_json(text: str) -> bool:
 
 def _table(text: str, separators: str = ",;\t") -> Pairs:
     rows = rows_of(text, separators)
-    head = [cell.strip().lower() for cell in rows[0]] if rows else []
-    column = next((head.index(name) for name in _COLUMNS if name in head), None)
+    head = [bare(cell).lower() for cell in rows[0]] if rows else []
+    column = _column(head, _COLUMNS)
     if column is None and len(head) > 1:
         raise ValueError(f"several columns, {', '.join(head)[:80]}, none of them {' or '.join(_COLUMNS)}")
     body, label = rows if column is None else rows[1:], _column(head, _LABELS)
@@ -79,11 +79,14 @@ def _table(text: str, separators: str = ",;\t") -> Pairs:
 
 
 def _column(head: Sequence[str], names: Sequence[str]) -> int | None:
-    return next((head.index(name) for name in names if name in head), None)
+    name = next((name for name in names if name in head), None)
+    if name is not None and head.count(name) > 1:
+        raise ValueError(f"{head.count(name)} columns called {name}")
+    return None if name is None else head.index(name)
 
 
 def _cell(row: Sequence[str], index: int) -> str:
-    return row[index].strip().strip("\ufeff") if index < len(row) else ""
+    return bare(row[index]) if index < len(row) else ""
 
 
 def _json(text: str) -> Pairs:
@@ -106,14 +109,14 @@ def _entries(entries: Sequence[Any]) -> Pairs:
 def _entry(entry: Any) -> tuple[str, str | None]:
     """The prompt of one entry of JSON, and its label, if any."""
     if isinstance(entry, str):
-        return entry.strip(), None
+        return bare(entry), None
     if not isinstance(entry, dict):
         raise ValueError(f"{str(entry)[:60]!r} is neither a text nor an object with one of {', '.join(_COLUMNS)}")
     prompt = next((entry[name] for name in _COLUMNS if name in entry), None)
     label = next((entry[name] for name in _LABELS if name in entry), None)
     if not isinstance(prompt, str) or not isinstance(label, (str, int, float, type(None))):
         raise ValueError(f"an object with {', '.join(map(str, entry))[:60]}: no text called {' or '.join(_COLUMNS)}")
-    return prompt.strip(), None if label is None else str(label)
+    return bare(prompt), None if label is None else str(label)
 
 
 _READERS: dict[str, Callable[[str], Pairs]] = {

@@ -16,6 +16,11 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"),
 )  # fmt: skip
 """Byte order marks; that of UTF-32 begins with that of UTF-16."""
+_INVISIBLE = (
+    "".join(map(chr, range(33)))
+    + "\x7f\x85\xa0\u1680\u2028\u2029\u3000\ufeff"
+    + "".join(map(chr, [*range(0x2000, 0x2010), *range(0x202A, 0x2030), *range(0x205F, 0x2065)]))
+)
 _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 """The optional first line that gives Excel a file's separator."""
 
@@ -41,8 +46,16 @@ def lines_of(text: str) -> list[str]:
     Other characters that Unicode calls separators, such as U+2028, belong to the line.
     """
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    stripped = (line.strip().strip("\ufeff").strip() for line in lines)  # marks remain inside concatenated files
-    return [line for line in stripped if line]
+    return [line for line in map(bare, lines) if line]
+
+
+def bare(text: str) -> str:
+    """A text without spaces and invisible marks at its ends.
+
+    Byte order marks remain inside concatenated files, zero-width spaces and direction marks come with copied text, and
+    text encoders read them all.
+    """
+    return text.strip(_INVISIBLE)
 
 
 def rows_of(text: str, separators: str = ",;\t") -> list[list[str]]:
@@ -82,9 +95,12 @@ def read_records(path: str | Path, columns: tuple[str, ...], what: str) -> list[
         ValueError: As :func:`rows_of`.
     """
     rows = rows_of(read_text(path))
-    head = [cell.strip().lower() for cell in rows[0]] if rows else []
+    head = [bare(cell).lower() for cell in rows[0]] if rows else []
+    twice = [name for name in columns if head.count(name) > 1]
+    if twice:
+        raise refuse(what, f"{Path(path).name} with several columns {twice[0]}", "one of each", "remove the others")
     missing = [name for name in columns if name not in head]
     if missing:
         raise refuse(what, f"{Path(path).name} without a column {missing[0]}", columns, "write a header line")
     places = {name: head.index(name) for name in columns}
-    return [{name: row[i].strip() if i < len(row) else "" for name, i in places.items()} for row in rows[1:]]
+    return [{name: bare(row[i]) if i < len(row) else "" for name, i in places.items()} for row in rows[1:]]

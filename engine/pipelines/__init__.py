@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from ..runtime.missing_names import warn_of_missing_names
+from ..runtime.quiet import quiet_libraries
 
 _HOMES = {
     "ActivationTapPipeline": ".activation_tap",
@@ -41,7 +42,8 @@ __all__ = list(_HOMES)
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        pipeline = getattr(importlib.import_module(_HOMES[name], __name__), name)
+        with quiet_libraries():
+            pipeline = getattr(importlib.import_module(_HOMES[name], __name__), name)
         warn_of_missing_names()
         return pipeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

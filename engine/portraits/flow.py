@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ..network.condition import Condition
+from ..runtime.quiet import quiet_libraries
 from .captions import MAX_TOKENS
 from .models import WEIGHTS, Portraits, build_models, load_portraits, load_shared
 from .render import render
@@ -92,6 +93,7 @@ class FlowPortraits:
         rows = range(0, len(scenes), _DRAWN_AT_ONCE)
         return torch.cat([render(scenes[i : i + _DRAWN_AT_ONCE], SIDE, details=True).images for i in rows])
 
+    @quiet_libraries()
     def pipeline(self) -> Any:
         """A stock ``FluxPipeline`` of these parts; call it with ``max_sequence_length=24``.
 

@@ -16,7 +16,7 @@ import torch
 from ..errors import refuse
 from ..io.files import save_safetensors, write_folder
 from ..network.condition import Condition
-from ..runtime.quiet import no_bars
+from ..runtime.quiet import no_bars, quiet_libraries
 from .captions import MAX_TOKENS, write_tokenizer_files
 from .render import render
 from .scenes import Scenes
@@ -103,6 +103,7 @@ class Portraits:
         """(B, 3, 64, 64) in [0, 1]: renders the scenes as in the training images."""
         return render(scenes).images
 
+    @quiet_libraries()
     def pipeline(self) -> Any:
         """A stock ``StableDiffusionPipeline`` of these parts."""
         from diffusers import StableDiffusionPipeline

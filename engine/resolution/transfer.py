@@ -128,6 +128,7 @@ class Applied(OneBlock):
         try:
             if scheduler is not pipe.scheduler or plan.positions != "keep" or plan.step != (1, 1):
                 self._mark(pipe)
+                self._at_its_size(uncompiled(backbone_of(pipe)[1]), facts)
             if scheduler is not pipe.scheduler:
                 self._swap(pipe, "scheduler", scheduler)
             network = backbone_of(pipe)[1]
@@ -190,14 +191,41 @@ class Applied(OneBlock):
         for name, value in zip(("height", "width"), self.plan.target, strict=True):
             self._swap(part, name, value)
         self._swap(part, "pos_embed_max_size", None)
-        self._undo.append(hook_before(part, self._same_size, any_thread=True).remove)
 
-    def _same_size(self, part: Any, inputs: tuple) -> None:
-        tokens = tuple(side // part.patch_size for side in inputs[0].shape[-2:])
-        if tokens != self.plan.target:
-            width, height = self.plan.config.target_size
-            raise refuse("latent size", f"{tokens} tokens", f"{self.plan.target}", f"sample at {width} x {height}")
-        part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only tensors that it registered
+        def fetch(part: Any, inputs: tuple) -> None:
+            part.pos_embed = part.pos_embed.to(inputs[0].device)  # offloading fetches only tensors that it registered
+
+        self._undo.append(hook_before(part, fetch, any_thread=True).remove)
+
+    def _at_its_size(self, backbone: nn.Module, facts: ModelFacts) -> None:
+        """Refuses latents of another size than the plan's, where levels, positions and convolutions are wrong."""
+        (width, height), step = self.plan.config.target_size, facts.factor * facts.patch
+
+        def check(net: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+            size = _size_of(args, kwargs, facts)
+            if size not in ((width, height), (width * height // step**2,)):
+                shown = f"{size[0]} x {size[1]}" if len(size) == 2 else f"{size[0]} tokens"
+                remedy = "sample other sizes with the pipeline as it was loaded"
+                raise refuse("latent size", shown, f"{width} x {height}, the plan's", remedy)
+
+        self._undo.append(hook_before(backbone, check, with_kwargs=True, any_thread=True).remove)
+
+
+def _size_of(args: tuple, kwargs: dict[str, Any], facts: ModelFacts) -> tuple[int, ...]:
+    """(width, height) in pixels of what a forward denoises, or (tokens,) where it is a sequence without positions."""
+    names = ("sample", "hidden_states", "x")
+    sample = args[0] if args else next(kwargs[name] for name in names if name in kwargs)
+    sample, step = sample[0] if isinstance(sample, list) else sample, facts.factor * facts.patch
+    if sample.ndim > 3:
+        return sample.shape[-1] * facts.factor, sample.shape[-2] * facts.factor
+    if kwargs.get("img_shapes"):  # Qwen-Image: (frames, height, width) in tokens of each picture, references behind
+        _, height, width = kwargs["img_shapes"][0][0]
+    elif isinstance(ids := kwargs.get("img_ids"), torch.Tensor):  # Flux: the first column numbers the picture
+        own = ids.reshape(-1, ids.shape[-1])
+        height, width = (int(side) + 1 for side in own[own[:, 0] == 0][:, 1:3].amax(0))
+    else:
+        return (sample.shape[1],)
+    return width * step, height * step
 
 
 def refuse_moved(pipe: Any) -> None:

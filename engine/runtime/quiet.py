@@ -1,4 +1,4 @@
-"""Libraries without their noise, for commands: messages that say nothing to whoever runs one, bars of loaded files."""
+"""Libraries without their noise: messages that say nothing to whoever runs a command or an example, bars of files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOISE = (
     ("diffusers.models.modeling_utils", "should be kept in float32: []"),
     ("diffusers.loaders.lora_base", "No LoRA keys associated to"),
 )
-"""(logger, part of a message) that says nothing to whoever runs a command: of an optional package whose place another
+"""(logger, part of a message) that says nothing to a user: of an optional package whose place another
 takes, of an empty list of modules, of a LoRA for the network alone that has no keys for the text encoders."""
 DEPRECATED = "`torch_dtype` is deprecated"
 """Of diffusers, to whoever calls it: this pack, which runs on versions without the new name too."""

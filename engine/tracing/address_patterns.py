@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from ..errors import refuse
+from ..errors import did_you_mean, refuse
 
 AUTO = "auto"
 """Pattern for the network's default site."""
@@ -40,7 +39,8 @@ def matching(addresses: Collection[str], default: str, patterns: str | Sequence[
         else:
             matched = fnmatch.filter(known, pattern) if _GLOB.search(pattern) else []
         if not matched:
-            raise refuse("address", pattern, f"{len(known)} layers of this model", _hint(pattern, list(known)))
+            hint = did_you_mean(pattern, known) or _parts_like(pattern, known)
+            raise refuse("address", pattern, f"{len(known)} layers of this model", hint.strip())
         wanted.update(matched)
     return [address for address in known if address in wanted]
 
@@ -52,6 +52,7 @@ def split_patterns(patterns: str | Sequence[str]) -> list[str]:
     return list(patterns)
 
 
-def _hint(pattern: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-    return "Did you mean " + ", ".join(repr(n) for n in near) + "?"
+def _parts_like(pattern: str, names: Iterable[str]) -> str:
+    """For a pattern like no name: globs for the part of a network that it may mean, else for all of its parts."""
+    parts = [f"{part}-*" for part in dict.fromkeys(re.split(r"[-.\d]", name)[0] for name in names)]
+    return did_you_mean(re.split(r"[-.\d*]", pattern)[0] + "-*", parts) or f"Did you mean {' or '.join(parts)}?"

@@ -30,7 +30,7 @@ from ...engine.portraits.preview import write_preview
 from ...engine.runtime.progress import Progress, silent
 from .data import TrainingSet
 from .flow_config import DecoderTrainConfig
-from .flow_train import TextToVelocity, accelerator_of, picture_error, pictures, posterior_means
+from .flow_train import ENCODE, RENDER, TextToVelocity, accelerator_of, picture_error, pictures, posterior_means
 from .phase import Phase, own_rows, record_of, run_of
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from diffusers import AutoencoderKL
 
 TOKENS = "tokens.safetensors"
+DECODER = "decoder"
+STAGES = RENDER, ENCODE, DECODER
+"""What is done, in order, as the console names it."""
 
 
 class PatchJudge(nn.Module):
@@ -156,8 +159,8 @@ def _trained(
 ) -> Path:
     deadline, out = time.monotonic() + config.max_seconds, Path(config.out)
     data = pictures(config, model, accelerator.device, progress)
-    packed = encode_pictures(model.vae.to(accelerator.device), data, out / TOKENS, progress("encode"))
-    train_decoder(config, accelerator, model, data, packed, deadline, progress("decoder"))
+    packed = encode_pictures(model.vae.to(accelerator.device), data, out / TOKENS, progress(ENCODE))
+    train_decoder(config, accelerator, model, data, packed, deadline, progress(DECODER))
     folder = out / "flow-portraits"
     if accelerator.is_main_process:
         export(config, model, folder)

@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PICTURES, LATENTS = "pictures.safetensors", "latents.safetensors"
+RENDER, AUTOENCODER, ENCODE, TRANSFORMER, CARD = "pictures", "autoencoder", "latents", "transformer", "model card"
+STAGES = RENDER, AUTOENCODER, ENCODE, TRANSFORMER, CARD
+"""What is done, in order, as the console names it."""
 
 
 def picture_error(error: torch.Tensor, edge_weight: float) -> torch.Tensor:
@@ -191,7 +194,7 @@ def _trained(config: FlowTrainConfig, accelerator: Accelerator, progress: Callab
     latents = prepare(config, accelerator, model, deadline, progress)
     standardise(model.vae, latents.mean, latents.deviation)
     try:
-        train_flow(config, accelerator, TextToVelocity(model), latents, deadline, progress("flow"))
+        train_flow(config, accelerator, TextToVelocity(model), latents, deadline, progress(TRANSFORMER))
     except OutOfTime:
         if accelerator.is_main_process:
             export(config, model, out / "unfinished", accelerator.device)
@@ -200,7 +203,7 @@ def _trained(config: FlowTrainConfig, accelerator: Accelerator, progress: Callab
     if accelerator.is_main_process:
         export(config, model, folder, accelerator.device)
         if config.card_samples:
-            write_card(folder, progress("card"), samples=config.card_samples, device=accelerator.device)
+            write_card(folder, progress(CARD), samples=config.card_samples, device=accelerator.device)
     return folder
 
 
@@ -218,11 +221,11 @@ def prepare(
     out, device = Path(config.out), accelerator.device
     known = (out / LATENTS).is_file()
     data = None if known else pictures(config, model, device, progress)
-    train_vae(config, accelerator, model, data, deadline, progress("vae"))
+    train_vae(config, accelerator, model, data, deadline, progress(AUTOENCODER))
     run = Run(out / LATENTS, "latents of the training pictures", {**drawn_by(config), "autoencoder": model.vae})
     if data is None:
         return read_latents(run, device)
-    latents = encode_all(model.vae, data, run, progress("encode"))
+    latents = encode_all(model.vae, data, run, progress(ENCODE))
     (out / PICTURES).unlink()
     return latents
 
@@ -241,7 +244,7 @@ def pictures(
     run = Run(path, "training pictures", {**drawn_by(config), "tokenizer": model.tokenizer})
     if not path.is_file():
         drawn = build_training_set(
-            config.pictures, model.tokenizer, device, progress("render"), size=SIDE, details=True,
+            config.pictures, model.tokenizer, device, progress(RENDER), size=SIDE, details=True,
             colourings=config.advanced.colourings,
         )  # fmt: skip
         save_training_set(run, drawn)

@@ -34,6 +34,10 @@ from .train_config import TrainConfig
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+RENDER, CLASSIFIER, AUTOENCODER, UNET = "pictures", "attribute classifier", "autoencoder", "UNet"
+STAGES = RENDER, CLASSIFIER, AUTOENCODER, UNET
+"""What is done, in order, as the console names it."""
+
 
 def train_readout(
     config: TrainConfig, accelerator: Accelerator, data: TrainingSet, deadline: float, progress: Progress
@@ -197,11 +201,11 @@ def _trained(config: TrainConfig, accelerator: Accelerator, progress: Callable[[
     deadline = time.monotonic() + config.max_seconds
     out = Path(config.out)
     model = build_models(config.seed, out / "tokenizer")
-    data = build_training_set(config.pictures, model.tokenizer, accelerator.device, progress("render"))
-    net = train_readout(config, accelerator, data, deadline, progress("readout"))
-    train_vae(config, accelerator, model, data, deadline, progress("vae"))
+    data = build_training_set(config.pictures, model.tokenizer, accelerator.device, progress(RENDER))
+    net = train_readout(config, accelerator, data, deadline, progress(CLASSIFIER))
+    train_vae(config, accelerator, model, data, deadline, progress(AUTOENCODER))
     try:
-        train_unet(config, accelerator, model, data, deadline, progress("unet"))
+        train_unet(config, accelerator, model, data, deadline, progress(UNET))
     except OutOfTime:
         if accelerator.is_main_process:
             save_portraits(model, out / "portraits-unfinished")

@@ -89,7 +89,8 @@ def local_model(model: str, config: str = "") -> Path:
     """
     for what, name in (("model", model), ("--config", config)):
         if name and not Path(name).exists():
-            accepted = "a pipeline folder or a .safetensors file on this machine"
+            here = "a pipeline folder or a .safetensors file on this machine"
+            accepted = ["portraits", "flow", "sized", here] if what == "model" else here
             raise refuse(what, name, accepted, "nothing is downloaded here: download it yourself, then name its folder")
     path = Path(model)
     if path.is_file() and path.suffix != ".safetensors":

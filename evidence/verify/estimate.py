@@ -111,11 +111,3 @@ def timed(run: Callable[[], Any]) -> float:
 def _bytes(module: torch.nn.Module) -> int:
     tensors = {t.data_ptr(): t for t in (*module.parameters(), *module.buffers())}
     return sum(t.numel() * t.element_size() for t in tensors.values())
-
-
-def duration(seconds: float) -> str:
-    """As text: seconds, minutes or hours."""
-    for unit, size in (("h", 3600.0), ("min", 60.0)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{max(1, round(seconds))} s"

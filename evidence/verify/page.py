@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.io.html_page import Report
-from .estimate import duration
+from ...engine.runtime.stages import duration
 
 
 def write_page(path: Path, report: dict[str, Any], plan: dict[str, Any]) -> Path:

@@ -10,9 +10,9 @@ from ...engine.io.files import named, parse_table, write_json
 from ...engine.io.ownership import sole_owner
 from ...engine.jobs.digests import digest
 from ...engine.runtime.progress import Progress, TqdmProgress
+from ...engine.runtime.stages import Stages, duration
 from .context import Asked, Context, local_model, offline
 from .embedded import context_of, embedded
-from .estimate import duration
 from .page import measured, published, stand_in, write_page
 from .protocol import Check, pick_checks
 from .records import Estimate, Figure, Measured, Need
@@ -71,8 +71,10 @@ def verify(
         world = bool(asked.world)
         rows = [_claim(plan, None, world, "dry run" if dry else "not measured yet") for plan in plans]
         _write(context, plans, rows)
+        stages = Stages({p.check.name: p.estimate.seconds for p in plans if p.estimate and not p.reason}, trust=30)
         for i, plan in enumerate(plans):
             if not dry and not plan.reason:
+                stages.begin(plan.check.name)
                 rows[i] = _claim(plan, _measured(plan.check, context), world)
                 _print(rows[i])
                 _write(context, plans, rows)  # after each claim, so that an interrupted run shows what it has

@@ -199,8 +199,11 @@ def check_covered(prompts: Sequence[dict[str, Any]], latents: torch.Tensor) -> N
         raise refuse("conditioning", shown, "prompts that cover all of it", "combine them with one for the rest")
 
 
-def latent_keys(latent: dict) -> dict:
+def latent_keys(latent: dict, sampled: bool = False) -> dict:
     """A LATENT of pictures or videos, of which every key is understood.
+
+    Args:
+        sampled: a sampler starts from it, so that a noise mask is understood, and other keys go on, as in KSampler.
 
     Raises:
         VitrineError: It is empty, of sound, or contains NaN or infinity; or has a noise mask, or a key that is not
@@ -212,10 +215,11 @@ def latent_keys(latent: dict) -> dict:
         accepted = "one picture or more, (B, C, h, w), or a video (B, C, T, h, w)"
         raise refuse("latent", shown, accepted, "connect Empty Latent Image or VAE Encode")
     require_finite(samples, "latent", "look at it with VAE Decode: a VAE in float16 may need --fp32-vae")
-    if latent.get("noise_mask") is not None:
+    if latent.get("noise_mask") is not None and not sampled:
         remedy = "remove Set Latent Noise Mask (noise_mask off in InpaintModelConditioning)"
         raise refuse("latent", "a noise mask", "a latent without one: whole pictures are predicted", remedy)
     unknown = {k for k, v in latent.items() if v is not None} - _LATENT - {"noise_mask"}
+    unknown &= {"type"} if sampled else unknown
     if unknown:
         remedy = "connect a picture's latent, from Empty Latent Image or VAE Encode"
         raise refuse("latent", f"keys {sorted(unknown)}", "a picture's latent", remedy)

@@ -22,7 +22,7 @@ from .panel_state import PanelStates
 from .portraits import load_model
 from .w2w import space_path
 
-NAMES: PanelStates[list[str]] = PanelStates(64)
+NAMES: PanelStates[list[str]] = PanelStates()
 FILE_LETTERS = 1_000
 """The most of a file's name."""
 

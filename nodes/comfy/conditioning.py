@@ -11,6 +11,7 @@ import torch
 from ...engine.control import SizeCondition
 from ...engine.errors import refuse
 from ...engine.families import FAMILIES
+from ...engine.io.number_checks import all_finite
 from ...engine.network.condition import Condition
 from . import compat_comfyui as core
 from .carried import CARRIED, NULL, SIZES, active_at, carried_by, check_covered, checked
@@ -65,6 +66,9 @@ def _as_core_does(model: Any, prompts: list, latents: torch.Tensor) -> list[dict
     for text, settings in prompts:
         part = {k: v for k, v in settings.items() if v is not None}
         part["model_conds"] = dict(settings.get("model_conds", {}))
+        if text is not None and not all_finite(text):
+            remedy = "use prompt weights of about 0.5 to 1.5, and a text encoder in float32"
+            raise refuse("prompt", "NaN or infinite text features", "finite ones", remedy)
         part |= {} if text is None else {"cross_attn": text}
         if weighting is not None:
             part["model_conds"] |= weighting.model_conds(settings, _pixels(latents))

@@ -17,6 +17,7 @@ from ...engine.emd import StudentSampling
 from ...engine.errors import refuse
 from ...engine.io.file_names import safe_name
 from ...engine.io.files import write_whole
+from ...engine.io.number_checks import all_finite
 from ...engine.pipelines.loading import FLOW, SHIPPED
 from ...engine.runtime.progress import Progress
 from . import compat_comfyui as core
@@ -31,6 +32,18 @@ def bases() -> list[str]:
     """The two portraits models and the folders in models/diffusers."""
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
     return [SHIPPED, FLOW, *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
+
+
+def checked_latents(x0: torch.Tensor) -> torch.Tensor:
+    """Latents of a finished picture as they are.
+
+    Raises:
+        VitrineError: They are not finite, so that the picture would be black.
+    """
+    if all_finite(x0):
+        return x0
+    remedy = "use prompt weights of about 0.5 to 1.5, or run the model in float32"
+    raise refuse("picture", "NaN or infinite latents", "finite ones", remedy)
 
 
 def base_folder(base: str) -> Path | None:

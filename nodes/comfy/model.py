@@ -215,13 +215,17 @@ def is_sdxl(model: Any) -> bool:
     return variant != "SD"
 
 
+def _channels(model: Any) -> int:
+    return int(model.get_model_object("latent_format").latent_channels)
+
+
 def own_latents(model: Any, latent: dict) -> torch.Tensor:
     """The samples of a LATENT of this model, as they are.
 
     Raises:
         VitrineError: As :func:`blank_latents`, or its channels are not the model's.
     """
-    samples, channels = _pictures_latents(model, latent), int(model.get_model_object("latent_format").latent_channels)
+    samples, channels = latents_to_sample(model, latent, False), _channels(model)
     if samples.shape[1] != channels:
         shown = f"{samples.shape[1]} channels {tuple(samples.shape)}"
         raise refuse("latent", shown, f"{channels}, this model's", "encode the picture with this model's VAE")
@@ -240,15 +244,23 @@ def blank_latents(model: Any, latent: dict) -> torch.Tensor:
     Raises:
         VitrineError: It carries what is not understood, or a noise mask; or it is a video, and the model has no frames.
     """
-    samples = _pictures_latents(model, latent)
+    samples = latents_to_sample(model, latent, False)
     # Empty Latent Image assumes a factor of 8 and says so under these keys, in ComfyUI's spelling.
     ratios = (latent.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal"))
     samples = comfy.sample.fix_empty_latent_channels(model, samples, *ratios)
     return torch.zeros(samples.shape, device=model.load_device)
 
 
-def _pictures_latents(model: Any, latent: dict) -> torch.Tensor:
-    samples: torch.Tensor = latent_keys(latent)["samples"]
+def latents_to_sample(model: Any, latent: dict, sampled: bool = True) -> torch.Tensor:
+    """The samples of a LATENT that a sampler starts from, with any number of channels where they are empty.
+
+    Args:
+        sampled: False where it is none that samples, but only predicts whole pictures.
+
+    Raises:
+        VitrineError: It carries what is not understood; or it is a video, and the model has no frames.
+    """
+    samples: torch.Tensor = latent_keys(latent, sampled)["samples"]
     if samples.ndim == 5 and not has_frames(model):
         accepted = "pictures (B, C, h, w): this model has no frames"
         raise refuse("latent", f"a video {tuple(samples.shape)}", accepted, "connect Empty Latent Image")

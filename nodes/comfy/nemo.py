@@ -19,7 +19,7 @@ from .page_routes import key_in, not_run, post
 from .panel_state import PanelStates
 
 _KEY = "vitrine.nemo"
-LAYERS: PanelStates[list[dict[str, Any]]] = PanelStates(16)
+LAYERS: PanelStates[list[dict[str, Any]]] = PanelStates()
 """What the panel of a *NEMO Neuron Blocker* shows: see :func:`layers_of`."""
 
 

@@ -20,6 +20,7 @@ from .run_watch import Busy
 
 BYTES, DEPTH, DIGITS, LETTERS = 65_536, 8, 20, 200
 """The most of a body, of its objects in one another, of a whole number, and of an id."""
+Answer = dict[str, Any] | bytes
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="vitrine-page")
 """Of our own: the server reads its files with the loop's."""
 
@@ -151,8 +152,8 @@ async def in_thread(work: Callable[..., Any], *args: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work, *args)
 
 
-async def answered(work: Awaitable[dict[str, Any]]) -> tuple[dict[str, Any], int]:
-    """The object that ``work`` makes and 200, or what was wrong and a status."""
+async def answered(work: Awaitable[Answer]) -> tuple[Answer, int]:
+    """What ``work`` makes and 200, or what was wrong and a status."""
     try:
         return await work, 200
     except Refused as error:
@@ -169,11 +170,11 @@ async def answered(work: Awaitable[dict[str, Any]]) -> tuple[dict[str, Any], int
         return {"error": f"this could not be made: {printable(line[:LETTERS])}"}, 422
 
 
-def post(path: str, work: Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]]) -> None:
+def post(path: str, work: Callable[[dict[str, Any], Any], Awaitable[Any]]) -> None:
     """Answer ``POST path``, where there is a server; importing the nodes elsewhere needs none.
 
     Args:
-        work: of the body and the request.
+        work: of the body and the request; makes an object, or its JSON where that is large.
     """
     from server import PromptServer
 
@@ -184,8 +185,9 @@ def post(path: str, work: Callable[[dict[str, Any], Any], Awaitable[dict[str, An
 
     @server.routes.post(path)
     async def answer(request: Any) -> Any:
-        async def worked() -> dict[str, Any]:
-            return await work(await body_of(request), request)
+        async def worked() -> Answer:
+            return await work(await body_of(request), request)  # type: ignore[no-any-return]
 
         content, status = await answered(worked())
-        return web.json_response(content, status=status)
+        text = content if isinstance(content, bytes) else json.dumps(content).encode()
+        return web.Response(body=text, status=status, content_type="application/json", charset="utf-8")

@@ -17,8 +17,9 @@ from .run_watch import RUNS
 
 HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo]
 """What the schema of a node with a panel asks for."""
-MARK, KEYS = "vitrine_run", 4096
-"""Key of the mark in a node's ``ui``, and the most nodes whose last run is known."""
+MARK, KEYS, NODES = "vitrine_run", 4096, 64
+"""Key of the mark in a node's ``ui``, the most nodes whose last run is known, and those whose state is kept. In a graph
+with more panels of one kind some stay empty: ComfyUI takes their nodes from its cache, and they do not run again."""
 T = TypeVar("T")
 
 
@@ -77,7 +78,7 @@ class PanelStates(Generic[T]):
         most: how many are kept; the node that ran longest ago is forgotten.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int = NODES) -> None:
         self.most = most
         self._states: OrderedDict[str, T] = OrderedDict()
         RUNS.freed.append(self._freed)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from ...engine.errors import VitrineError, printable, refuse
 from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
-from .emd import with_prediction
+from .emd import checked_latents, with_prediction
 from .lora import NO_STUDENT, contract_in, with_student
 from .model import backbone_of, blank_latents, decode, is_sdxl, loading_denoiser_of
 from .page_routes import in_thread, key_in, not_run, number_in, post, text_in
@@ -33,8 +34,8 @@ from .render_thread import RENDERS
 from .run_watch import RUNS
 from .w2w import applied
 
-NODES, SHOWN = 8, 1500
-"""Nodes that are remembered, and the most models on the map."""
+SHOWN = 1500
+"""The most models on the map."""
 PROMPT = "a smiling face with navy shirt on blue"
 """Of the shipped people, where the page names none."""
 PROMPT_LETTERS, FIELD_LETTERS, FIELDS, STRENGTH = 2_000, 8_000, 16, 20.0
@@ -61,7 +62,7 @@ class PersonRenderer:
     prompted: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PanelSession:
     """A *W2W Edit* that has run: its space, how that is laid out, the model before the edit, and the edit."""
 
@@ -72,7 +73,8 @@ class PanelSession:
     renderer: Callable[[], PersonRenderer] | None
 
 
-SESSIONS: PanelStates[PanelSession] = PanelStates(NODES)
+SESSIONS: PanelStates[PanelSession] = PanelStates()
+_LAYOUTS: weakref.WeakKeyDictionary[PanelSession, bytes] = weakref.WeakKeyDictionary()
 
 
 class _Connected:
@@ -137,7 +139,7 @@ def rendered(
     check()
     cond = condition_of(runner, renderer.positive(prompt), blank)
     check()
-    x0 = one_step(loading_denoiser_of(runner), z, cond, replace(contract, prediction="model"))
+    x0 = checked_latents(one_step(loading_denoiser_of(runner), z, cond, replace(contract, prediction="model")))
     check()
     return decode(runner, renderer.vae, x0)
 
@@ -168,6 +170,14 @@ def laid_out(session: PanelSession) -> dict[str, Any]:
         "person": place_of(space, chart, person).tolist(), "draws": session.renderer is not None,
         "prompt": PROMPT if session.renderer is shipped else None,
     }  # fmt: skip
+
+
+def layout_text(session: PanelSession) -> bytes:
+    """:func:`laid_out` as JSON, made once: it has tens of thousands of numbers, and all tabs ask when a run ends."""
+    text = _LAYOUTS.get(session)
+    if text is None:
+        text = _LAYOUTS[session] = json.dumps(laid_out(session)).encode()
+    return text
 
 
 def portrait(
@@ -212,11 +222,11 @@ def fields_in(asked: Mapping[str, Any]) -> dict[str, Any]:
     return dict(inputs)
 
 
-async def _space(asked: dict[str, Any], request: Any) -> dict[str, Any]:
+async def _space(asked: dict[str, Any], request: Any) -> bytes:
     session = SESSIONS.find(key_in(asked))
     if session is None:
         raise not_run()
-    return await in_thread(laid_out, session)  # type: ignore[no-any-return]
+    return await in_thread(layout_text, session)  # type: ignore[no-any-return]
 
 
 async def _person(asked: dict[str, Any], request: Any) -> dict[str, Any]:

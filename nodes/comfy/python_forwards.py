@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import comfy.patcher_extension
+import torch
 
 from ...engine.runtime.forward_hooks import Unreached, act_in_any_thread, run_hooks_inside
 from . import compat_comfyui as core
@@ -37,7 +38,10 @@ class PythonForward(AbstractContextManager):
         for value in (*args, *kwargs.values()):
             if isinstance(value, dict) and "prefetch_dynamic_vbars" in value:
                 value["prefetch_dynamic_vbars"] = False
-        return executor(*args, **kwargs)
+        # autograd keeps what a block allocates until the backward pass
+        keeps = torch.is_grad_enabled() and core.newer("pause_malloc_graph")
+        with core.unrecorded() if keeps else nullcontext():
+            return executor(*args, **kwargs)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         return isinstance(error, Unreached) and (self._leaves_out or (self._answered_elsewhere and not self._ran))

@@ -66,7 +66,7 @@ class RenderThread:
                 self._thread = threading.Thread(target=self._work, name="vitrine-render", daemon=True)
                 self._thread.start()
             self._changed.notify()
-        if replaced is not None:
+        if replaced is not None and replaced.answer.set_running_or_notify_cancel():
             replaced.answer.set_exception(Superseded())
         return request.answer
 

@@ -18,8 +18,8 @@ from ...engine.activations import correspondence
 from .page_routes import in_thread, key_in, not_run, number_in, post
 from .panel_state import PanelStates, marked
 
-NODES, SIDE = 8, 64
-"""Nodes whose features are kept, and cells a side of the widest map: 84 MB at most for 1280 channels."""
+NODES, SIDE = 32, 64
+"""Nodes whose features are kept, and cells a side of the widest map: 336 MB at most for 1280 channels."""
 
 
 class Clickable(NamedTuple):

@@ -1,10 +1,17 @@
 // What Nodes 2.0 hides behind "Show advanced inputs" is folded in the classic page too, behind a button of that name.
 // Hidden values are saved and sent as ever; an input that a link feeds is always seen.
 import { app } from "../../scripts/app.js";
-import { chain, linked, undoStep } from "./panel.js";
+import { chain, linked, makesRoom } from "./panel.js";
 import { t } from "./words.js";
 
 const ALWAYS = "Comfy.Node.AlwaysShowAdvancedWidgets"; // a setting of the page
+const FOOTER = "[data-testid=advanced-inputs-button]"; // of Nodes 2.0
+const rooms = new WeakMap(); // node -> what makes room for it
+
+document.addEventListener("click", ({ target }) => { // before the page hears it
+  const id = target.closest?.(FOOTER)?.closest("[data-node-id]")?.dataset.nodeId;
+  rooms.get(app.canvas?.graph?.getNodeById(id))?.(() => {});
+}, true);
 
 /** The classic page hides a widget by its own mark, which Nodes 2.0 does not read. */
 function fold(node, button) {
@@ -21,14 +28,15 @@ app.registerExtension({
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith("Vitrine") || !node.widgets?.some((w) => w.options?.advanced)) return;
     if (app.extensionManager?.setting?.get?.(ALWAYS)) node.showAdvanced = true;
-    const press = () => {
+    const inRoom = makesRoom(node);
+    rooms.set(node, inRoom);
+    const press = () => inRoom(() => {
       const least = node.computeSize()[1];
       node.showAdvanced = !node.showAdvanced;
       fold(node, button);
       node.setSize([node.size[0], node.size[1] + node.computeSize()[1] - least]);
       node.setDirtyCanvas?.(true, true);
-      undoStep();
-    };
+    });
     const button = node.addWidget("button", "advanced", null, press, { serialize: false, hidden: true }); // 2.0 has its own
     button.serialize = false;
     const before = node.computeSize()[1];

@@ -131,7 +131,11 @@ function openBrowser(node, text) {
 
   const close = whenStateMayDiffer(node, learn);
   refresh(RAN);
-  return { widget: addPanel(node, "neurons", box), refresh, close };
+  const remove = () => {
+    const { name, state } = box.querySelector(".vitrine-neuron:hover")?.dataset ?? {};
+    if (state === "blocked") toggle(name);
+  };
+  return { widget: addPanel(node, "neurons", box, undefined, { remove }), refresh, close };
 }
 
 app.registerExtension({

@@ -47,16 +47,26 @@ export const linked = (node, name) => {
 const typing = (element) => element?.tagName === "TEXTAREA" || element?.isContentEditable
   || (element?.tagName === "INPUT" && !["range", "button", "checkbox"].includes(element.type));
 
+/** Keys of a slider that has the focus. The page takes no key that comes from a field: the others are passed on to it. */
+const SLIDER = /^(Arrow\w+|Home|End|Page\w+|Tab|Escape|Enter|Delete|Backspace|Control|Shift|Alt|Meta| )$/;
+
 /** The mouse's keys leave a field: what is pressed next is the page's. */
 export function letGo(element) {
   element.blur();
   app.canvas?.canvas?.focus?.({ preventScroll: true });
 }
 
+/** A key as if it had been pressed on the canvas. */
+function passOn(event) {
+  letGo(event.target);
+  event.stopPropagation();
+  if (app.canvas?.canvas?.dispatchEvent(new KeyboardEvent(event.type, event)) === false) event.preventDefault();
+}
+
 /**
- * Keys of a panel as everywhere in the page. Undo and redo are the page's also where a slider has the focus; in a text
- * field keys are the field's, Enter and Escape leave it. Delete never takes the node while the mouse is on the panel:
- * it is what ``remove`` does, and Escape what ``cancel`` does, where the panel says so.
+ * Keys of a panel as everywhere in the page. A slider that has the focus keeps its own and passes the others on; in a
+ * text field keys are the field's, Enter and Escape leave it. While the mouse is on a panel that has ``remove``, Delete
+ * is that and never takes the node; Escape is what ``cancel`` does, where the panel says so.
  */
 function takeKeys(box, { remove, cancel }) {
   box.addEventListener("keydown", (event) => {
@@ -65,11 +75,8 @@ function takeKeys(box, { remove, cancel }) {
       if (!command) event.stopPropagation();
       if (key === "Escape") target.value = target.dataset.before ?? target.value;
       if (key === "Enter" || key === "Escape") letGo(target);
-    } else if (target.type === "range" && command && ["z", "y"].includes(key.toLowerCase())) {
-      event.preventDefault();
-      event.stopPropagation();
-      app.extensionManager.command.execute(key.toLowerCase() === "y" || event.shiftKey ? "Comfy.Redo" : "Comfy.Undo");
     } else if (key === "Escape") letGo(target);
+    else if (target.type === "range" && !SLIDER.test(key)) passOn(event);
   });
   box.addEventListener("pointerdown", ({ target }) => { // a field elsewhere would take the keys that follow
     const before = document.activeElement;
@@ -79,11 +86,11 @@ function takeKeys(box, { remove, cancel }) {
   const above = (event) => {
     if (!box.isConnected || !box.matches(":hover")) return window.removeEventListener("keydown", above, true);
     if (typing(event.target)) return undefined;
-    const removes = event.key === "Delete" || event.key === "Backspace";
+    const removes = remove && (event.key === "Delete" || event.key === "Backspace");
     if (!removes && !(event.key === "Escape" && cancel?.())) return undefined;
     event.preventDefault();
     event.stopImmediatePropagation();
-    return removes && remove?.();
+    return removes && remove();
   };
   box.addEventListener("pointerenter", () => window.addEventListener("keydown", above, true));
   box.addEventListener("pointerleave", () => window.removeEventListener("keydown", above, true));
@@ -130,7 +137,7 @@ function widenGroups(graph, was, now) {
  * Nodes that a grown node has come to lie over move out of its way, down or to the right, and push others along.
  * Returns what moves them back, those excepted that have been moved since.
  */
-export function makeRoom(node, before) {
+function makeRoom(node, before) {
   const back = [], pushing = [[node, before]];
   while (pushing.length && back.length < 200) {
     const [grown, was] = pushing.shift(), box = boxOf(grown);
@@ -149,14 +156,34 @@ export function makeRoom(node, before) {
 }
 
 /**
- * A button that opens and closes what ``open`` makes: {widget, refresh, close}. Returns {later}, which refreshes the
- * panel once values and links are in place.
+ * A function that changes a node's height, as one step of undo: others make room for it. They come back at its next
+ * call, unless that changes the node ``more``.
+ */
+export function makesRoom(node) {
+  let back = [];
+  return (change, more = false) => {
+    const before = boxOf(node);
+    change();
+    if (!more) for (const undo of back.splice(0)) undo();
+    undoStep();
+    requestAnimationFrame(() => requestAnimationFrame(() => { // Nodes 2.0 measures what it has drawn
+      const moved = node.graph ? makeRoom(node, before) : [];
+      back.unshift(...moved);
+      if (moved.length) undoStep();
+    }));
+  };
+}
+
+/**
+ * A button that opens and closes what ``open`` makes: {widget, refresh, close}; it is told whether a hand opened it, not
+ * a graph that was loaded or an undo, and what makes room when it grows. Returns {later}, which refreshes the panel once values and links are in place.
  */
 export function foldable(node, label, open, width = 280) {
-  let panel = null, back = [];
-  const show = (wanted) => {
+  let panel = null, narrow = 0; // the node's width before a hand opened it
+  const inRoom = makesRoom(node);
+  const show = (wanted, byHand = false) => {
     if (wanted && !panel) {
-      panel = open();
+      panel = open(byHand, (change) => inRoom(change, true));
       node.widgets.splice(node.widgets.indexOf(panel.widget), 1); // next to its button, above what a run shows
       node.widgets.splice(node.widgets.indexOf(button) + 1, 0, panel.widget);
     } else if (!wanted && panel) {
@@ -170,19 +197,14 @@ export function foldable(node, label, open, width = 280) {
     node.setDirtyCanvas?.(true, true);
     return least;
   };
-  const press = () => {
-    const before = boxOf(node), [wide, high] = node.size, least = node.computeSize()[1];
+  const press = () => inRoom(() => {
+    const [wide, high] = node.size, least = node.computeSize()[1];
     node.properties[OPEN] = !panel;
-    const grown = show(!panel) - least; // what room the node has beside, as for a preview, stays
-    node.setSize?.([Math.max(wide, panel ? width : 0), Math.max(high + grown, least + grown)]);
-    for (const undo of back.splice(0)) undo();
-    undoStep();
-    if (panel) requestAnimationFrame(() => requestAnimationFrame(() => { // Nodes 2.0 measures what it has drawn
-      if (!node.graph) return;
-      back = makeRoom(node, before);
-      if (back.length) undoStep();
-    }));
-  };
+    const grown = show(!panel, true) - least; // what room the node has beside, as for a preview, stays
+    if (panel) narrow = wide;
+    const now = panel ? Math.max(wide, width) : narrow && wide === width ? narrow : wide;
+    node.setSize?.([now, Math.max(high + grown, least + grown)]);
+  });
   const button = node.addWidget("button", label, null, press, { serialize: false });
   button.serialize = false;
   const settle = () => node.graph && takePlace(node, panel?.widget.element);

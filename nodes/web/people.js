@@ -12,6 +12,9 @@ const MARGIN = 0.06, HEIGHT = 390;
 const PAIRED = /\(pairs\)$/; // a slider trained from pictures before and after
 const FIELD = `background:${THEME.field};color:${THEME.text};border:1px solid ${THEME.line};border-radius:3px;padding:2px 4px;font:inherit`;
 
+/** Workflow, node and its sliders -> how they were listed: undo makes a panel anew, and a mouse may rest on it. */
+const LISTED = new Map();
+
 /** "label: number" lines or commas as [[label, number]]; null if unreadable. */
 function parse(text) {
   const parts = text.split(/[\n,]/).filter((part) => part.trim());
@@ -65,7 +68,7 @@ function fieldsOf(node) {
   return { read, write, strength, setStrength, place, inputs };
 }
 
-function openPeople(node) {
+function openPeople(node, byHand) {
   const fields = fieldsOf(node);
   const box = styled("div", "display:flex;flex-direction:column;gap:4px;overflow:hidden;border-radius:6px;font:11px sans-serif;padding:4px;"
     + `background:${THEME.ground};color:${THEME.text}`);
@@ -93,6 +96,7 @@ function openPeople(node) {
 
   let space = null, about = "", coloured = 0, dragged = null, pulled = null, drawing = false, again = false, closed = false, shown = "";
   const leaving = new AbortController(); // a closed panel waits for nothing
+  let listed = byHand ? {} : null;
   const rows = [];
 
   // --- the picture: one request at a time, and always the latest values ---
@@ -190,7 +194,6 @@ function openPeople(node) {
     const name = styled("span", "flex:0 0 90px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;cursor:pointer", label.name);
     const slider = styled("input", "flex:1;min-width:0");
     const value = styled("span", "flex:0 0 34px;text-align:right");
-    name.title = t("colour the map by {label}; the person has {value}, training models reach {reach}", { label: label.name, value: label.value, reach: label.reach });
     Object.assign(slider, { type: "range", step: 0.05, className: "vitrine-slider" });
     slider.dataset.name = label.name;
     slider.addEventListener("pointerdown", (event) => event.stopPropagation());
@@ -209,9 +212,14 @@ function openPeople(node) {
     row.addEventListener("pointerleave", () => { pulled = null; });
     slider.title = t("double-click: 0; arrow keys: one step");
     slider.addEventListener("dblclick", toZero);
-    name.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); coloured = index; say(""); draw(); });
+    name.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); listed.coloured = coloured = index; say(""); draw(); });
     row.append(name, slider, value);
-    return { row, slider, value, label };
+    const describe = (now) => {
+      const { value: has, reach } = now;
+      name.title = t("colour the map by {label}; the person has {value}, training models reach {reach}", { label: now.name, value: has, reach });
+      return { row, slider, value, label: now, describe };
+    };
+    return describe(label);
   };
   const showSliders = () => {
     const even = fields.read("calibrated") === true;
@@ -237,13 +245,23 @@ function openPeople(node) {
 
   /** Those in use first, then the others; sliders from pairs of pictures stand folded below, unless they are in use. */
   const listRows = () => {
-    const used = rows.filter(({ label }) => fields.strength(label.name) !== 0);
-    const others = rows.filter((r) => !used.includes(r)), pairs = others.filter(({ label }) => PAIRED.test(label.name));
+    const names = rows.map(({ label }) => label.name), key = [app.graph.id, executionId(node), ...names].join("\n");
+    const used = names.filter((name) => fields.strength(name) !== 0);
+    listed = { used, scrolled: 0, coloured: 0, ...(listed ? {} : LISTED.get(key)) };
+    LISTED.set(key, listed);
+    coloured = listed.coloured;
+    const first = rows.filter(({ label }) => listed.used.includes(label.name));
+    const others = rows.filter((r) => !first.includes(r)), pairs = others.filter(({ label }) => PAIRED.test(label.name));
     const more = styled("details", "margin-top:2px");
     const title = styled("summary", `cursor:pointer;color:${THEME.faint}`, t("{count} sliders trained from pictures before and after", { count: pairs.length }));
     more.append(title, ...pairs.map(({ row }) => row));
-    list.replaceChildren(...used.map(({ row }) => row), ...others.filter((r) => !pairs.includes(r)).map(({ row }) => row), ...(pairs.length ? [more] : []));
+    more.open = !!listed.unfolded;
+    more.addEventListener("toggle", () => { listed.unfolded = more.open; });
+    list.replaceChildren(...first.map(({ row }) => row), ...others.filter((r) => !pairs.includes(r)).map(({ row }) => row), ...(pairs.length ? [more] : []));
+    scrollBack();
   };
+  const scrollBack = () => { if (list.clientHeight && listed) list.scrollTop = listed.scrolled; };
+  list.addEventListener("scroll", () => { if (listed && list.scrollHeight > list.clientHeight) listed.scrolled = list.scrollTop; });
   reset.addEventListener("pointerdown", (event) => event.stopPropagation());
   reset.addEventListener("click", () => {
     for (const { label } of rows) if (fields.strength(label.name) !== 0) fields.setStrength(label.name, 0);
@@ -261,15 +279,16 @@ function openPeople(node) {
         if (answer && about !== id) forget();
         return;
       }
-      const before = JSON.stringify(space);
+      const before = JSON.stringify(space), names = (s) => s?.labels.map(({ name }) => name).join("\n");
+      const known = about === id && names(space) === names(answer.content);
       space = answer.content;
       if (about !== id || before !== JSON.stringify(space)) shown = "";
       about = id;
-      rows.splice(0, rows.length, ...space.labels.map(sliderRow));
-      listRows();
+      rows.splice(0, rows.length, ...space.labels.map((label, i) => (known ? rows[i].describe(label) : sliderRow(label, i))));
       for (const field of [prompt, seed]) field.style.display = space.draws ? "" : "none";
       if (space.prompt === null) prompt.style.display = "none";
       prompt.placeholder = space.prompt ?? "";
+      if (!known) listRows(); // else each stays in its place, for a mouse may rest on it
       say("");
     }
     showSliders();
@@ -288,7 +307,7 @@ function openPeople(node) {
     return true;
   };
   const widget = addPanel(node, "people", box, HEIGHT, { remove: () => (map.matches(":hover") ? (putBack(""), undoStep()) : pulled?.()), cancel });
-  const watcher = new ResizeObserver(draw);
+  const watcher = new ResizeObserver(() => { draw(); scrollBack(); });
   watcher.observe(map);
   const quiet = whenStateMayDiffer(node, () => refresh(true));
   refresh();
@@ -299,7 +318,7 @@ app.registerExtension({
   name: "vitrine.people",
   nodeCreated(node) {
     if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
-    const panel = foldable(node, t("people and sliders"), () => openPeople(node), 420);
+    const panel = foldable(node, t("people and sliders"), (byHand) => openPeople(node, byHand), 420);
     for (const name of SENT) {
       const widget = node.widgets.find((w) => w.name === name);
       if (widget) chain(widget, "callback", () => panel.later());

@@ -65,14 +65,14 @@ function written(points, before, width, height) {
 /** Blue over red to yellow: the colour of a share of the way from the least alike cell to the most. */
 const heat = (v) => [v, Math.max(0, 2 * v - 255), 255 - v];
 
-/** How the page calls a node in its list of outputs. */
-const locatorOf = (node) => (node.graph === app.graph ? node.id : `${node.graph.id}:${node.id}`);
-
-/** Address of the picture on a node's input: what the last run kept, else what the node before it shows. */
+/**
+ * Address of the picture on a node's input: what the node before it shows, else what the last run kept. Inside a subgraph
+ * the page has one list of outputs for all copies, so that only the last run counts.
+ */
 function pictureOf(node, input) {
   const show = (i) => api.apiURL(`/view?${new URLSearchParams({ filename: i.filename, subfolder: i.subfolder ?? "", type: i.type ?? "temp" })}`);
   const before = node.graph ? node.getInputNode(node.inputs.findIndex((i) => i.name === input)) : null;
-  const drawn = before && app.nodeOutputs?.[locatorOf(before)]?.images?.[0];
+  const drawn = before && node.graph === app.graph && app.nodeOutputs?.[before.id]?.images?.[0];
   if (drawn) return show(drawn);
   const file = before?.comfyClass === "LoadImage" && before.widgets?.find((w) => w.name === "image")?.value;
   if (file) {
@@ -83,7 +83,7 @@ function pictureOf(node, input) {
 }
 
 /** The element, its widget, and how to draw it anew. */
-function openPicker(node, text, settings) {
+function openPicker(node, text, settings, inRoom) {
   const box = styled("div", "display:flex;flex-direction:column;overflow:hidden;touch-action:none;border-radius:6px;"
     + `background:${THEME.ground};color:${THEME.faint}`);
   const frameOf = styled("div", "flex:1;min-height:0;position:relative");
@@ -96,7 +96,7 @@ function openPicker(node, text, settings) {
   box.append(frameOf, hint);
 
   const image = new Image();
-  let address = null, grabbed = -1, map = null, asked = 0, about = "", mouse = null, before = null;
+  let address = null, grabbed = -1, map = null, about = "", mouse = null, before = null, looking = false, next = null;
   const size = () => [image.naturalWidth || 1, image.naturalHeight || 1];
   const points = () => parse(String(text.value ?? ""), ...size());
   const frame = () => {
@@ -173,7 +173,7 @@ function openPicker(node, text, settings) {
   const learn = async () => {
     const id = executionId(node), answer = await ask(node, "/vitrine/picture");
     if (!answer || !node.graph || id !== executionId(node)) return;
-    if (id !== about) { map = null; asked++; }
+    if (id !== about) map = next = null;
     about = id;
     node.vitrinePicture = answer.ok ? answer.content : null;
     refresh();
@@ -183,14 +183,14 @@ function openPicker(node, text, settings) {
   let tall = tallFor(node.properties[SHAPE] ?? 1);
   image.onload = () => { // the node takes the picture's shape, once for each shape
     const [w, h] = size(), shape = Math.round((100 * h) / w) / 100;
-    if (shape !== (node.properties[SHAPE] ?? 1) && node.graph) {
+    if (shape !== (node.properties[SHAPE] ?? 1) && node.graph) inRoom(() => {
       const high = tallFor(shape) - tall;
       node.properties[SHAPE] = shape;
       tall += high;
       box.style.minHeight = `${tall - 12}px`;
       node.setSize([node.size[0], node.size[1] + high]);
       node.setDirtyCanvas?.(true, true);
-    }
+    });
     draw();
   };
 
@@ -208,12 +208,20 @@ function openPicker(node, text, settings) {
       reach: (GRAB / shown.width) * canvas.width, f };
   };
 
-  /** What the model thinks is like this point, from the node's last run; nothing is queued. */
+  /** What the model thinks is like this point, from the node's last run: one request at a time, then the latest place. */
   const look = async (p) => {
-    const turn = ++asked, began = performance.now();
-    const answer = await ask(node, "/vitrine/similarity", { x: p.x, y: p.y });
-    if (!answer?.ok || turn !== asked) return;
-    const { width, height, values, low, high } = answer.content;
+    next = p;
+    if (looking) return;
+    looking = true;
+    while (next) {
+      const place = next, began = performance.now();
+      const answer = await ask(node, "/vitrine/similarity", { x: place.x, y: place.y });
+      if (next && answer?.ok) showMap(answer.content, began);
+      if (next === place) next = null;
+    }
+    looking = false;
+  };
+  const showMap = ({ width, height, values, low, high }, began) => {
     const levels = Uint8Array.from(atob(values), (c) => c.charCodeAt(0));
     const cells = new ImageData(width, height);
     levels.forEach((v, i) => cells.data.set([...heat(v), v], 4 * i));
@@ -222,7 +230,7 @@ function openPicker(node, text, settings) {
     Object.assign(map, { low, high });
     draw();
     canvas.dataset.milliseconds = Math.round(performance.now() - began);
-    canvas.dataset.turn = turn;
+    canvas.dataset.turn = +(canvas.dataset.turn ?? 0) + 1;
   };
 
   const under = (p, current) => (current ?? []).findIndex((q) => Math.hypot((q.x - p.x) * p.f.w, (q.y - p.y) * p.f.h) <= p.reach);
@@ -230,8 +238,7 @@ function openPicker(node, text, settings) {
     const current = points(), index = event ? under(at(event), current) : -1;
     if (index < 0) return;
     write(current.toSpliced(index, 1));
-    map = null; // it was of a point
-    asked++;
+    map = next = null; // it was of a point
     draw();
     undoStep();
   };
@@ -288,7 +295,7 @@ app.registerExtension({
     const settings = PICKERS[node.comfyClass];
     const text = settings && node.widgets?.find((w) => w.name === "points");
     if (!text) return;
-    const panel = foldable(node, t("points on the picture"), () => openPicker(node, text, settings));
+    const panel = foldable(node, t("points on the picture"), (byHand, inRoom) => openPicker(node, text, settings, inRoom));
     chain(text, "callback", panel.later);
     chain(node, "onConnectionsChange", panel.later);
     chain(node, "onExecuted", () => panel.later(RAN));

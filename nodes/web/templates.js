@@ -2,8 +2,8 @@
 import { api } from "../../scripts/api.js";
 
 const ORDER = [
-  "Pull sliders on a person", "Find the same part", "See what the model sees", "Sample in one step",
-  "Pull sliders, four nodes", "Stop the model copying a picture", "Check a model for copies", "Is my LoRA overfitted", "Look inside a copied picture",
+  "Pull sliders, four nodes", "Pull sliders on a person", "Find the same part", "See what the model sees", "Sample in one step",
+  "Stop the model copying a picture", "Check a model for copies", "Is my LoRA overfitted", "Look inside a copied picture",
   "Turn a folder of LoRAs into sliders", "Make a slider from pictures", "Change a person halfway through", "Sample a person in one step",
   "Sample at twice the size", "Sample at twice the size, transformer", "Say how large a picture should look",
   "Make a picture look small or large", "Guide without a negative prompt",

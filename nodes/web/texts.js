@@ -7,12 +7,15 @@ const HEIGHT = 52; // three lines; more with a higher node, the rest by scrollin
 const LOOK = `position: absolute; inset: 0; overflow: auto; white-space: pre-wrap; overflow-wrap: anywhere; user-select: text; font-size: 12px;
   line-height: 1.3; padding: 4px 8px; border-radius: 4px; color: ${THEME.text}; background: ${THEME.field};`;
 
+// Nodes 2.0 writes names of inputs in notes blue on grey, which a coloured note makes illegible
+document.head.append(styled("style", "", ".comfy-markdown-content :not(pre) > code { color: inherit; }"));
+
 app.registerExtension({
   name: "vitrine.texts",
   nodeCreated(node) {
     if (!node.comfyClass?.startsWith("Vitrine")) return;
     let field = null;
-    chain(node, "onExecuted", (output) => {
+    const show = (output) => {
       const text = [output?.text ?? []].flat().join("\n");
       if (!text) return;
       if (!field) {
@@ -25,6 +28,10 @@ app.registerExtension({
       }
       field.textContent = text;
       node.setDirtyCanvas?.(true, true);
-    });
+    };
+    chain(node, "onExecuted", show);
+    chain(node, "onConfigure", () => queueMicrotask(() => { // after undo; copies of a subgraph share their outputs
+      if (node.graph && node.graph === app.graph) show(app.nodeOutputs?.[node.id]);
+    }));
   },
 });

@@ -45,7 +45,10 @@ async def _run(session, address, client):
 
 
 async def _drag(session, address, client, until, waits):
-    """What a panel does during a drag: one request at a time, always of the latest place."""
+    """What a panel does: after a run it asks for the map, in a drag for one picture at a time, of the latest place."""
+    key = {"client": client, "workflow": "bench", "node": "6"}
+    async with session.post(f"{address}/vitrine/space", json=key) as answer:
+        assert answer.status == 200, await answer.text()
     for place in count():
         if time.perf_counter() > until:
             return

@@ -136,6 +136,9 @@ class Scene:
             "Rank Layers": lambda: [
                 call("VitrineRankActivations", images=images, masks=masks, places="mid-*-q, up-level0-repeat0-*-q",
                      timestep=50.0, noise=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
+            "Word Map": lambda: list(
+                call("VitrineWordMap", clip=self.clip, image=images, word="hair", seed=0, timestep=300.0, prompt=PROMPT,
+                     **picture)),
             "NEMO Statistics": lambda: list(
                 call("VitrineNEMOStatistics", scope="down+mid", **captions)[0].means.values()),
             "NEMO Threshold": lambda: [torch.tensor(call("VitrineNEMOThreshold", **captions, **probe)[0])],
@@ -158,6 +161,9 @@ class Scene:
             "W2W Invert": lambda: [
                 call("VitrineW2WInvert", space=self.space, image=images[:1], mask=masks[:1], preset="custom", steps=3,
                      lr=0.6, batch=2, components=0, prior=0.0, seed=0, **picture)[0].coefficients],
+            "Train W2W Slider": lambda: [
+                call("VitrineTrainW2WSlider", space=self.space, before=images[:2], after=images[2:], label="own",
+                     steps=2, seed=0, start=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
             "Build W2W Space": self.built,
         }  # fmt: skip
 

@@ -97,7 +97,7 @@ page's own scripts, which look for models elsewhere."""
 
 
 def complaints(message):
-    """The error in a DevTools message, if it is one, with the addresses of the scripts it came from."""
+    """The error or deprecation in a DevTools message, if it is one, with the addresses of the scripts it came from."""
     said, kind = message.get("params", {}), message.get("method")
     if kind == "Runtime.exceptionThrown":
         found = said["exceptionDetails"]
@@ -107,9 +107,11 @@ def complaints(message):
         if found["source"] == "network" and not found.get("url", "").endswith(".js"):
             return []  # such as a route that does not know a node before its first run
         words = f"{found['source']}: {found['text']}"
-    elif kind == "Runtime.consoleAPICalled" and said["type"] == "error":
+    elif kind == "Runtime.consoleAPICalled" and said["type"] in ("error", "warning"):
         found = said
         words = " ".join(str(a.get("preview") or a.get("description") or a.get("value")) for a in said["args"])
+        if said["type"] == "warning" and "deprecated" not in words:
+            return []
     else:
         return []
     frames = [f["url"] for f in found.get("stackTrace", {}).get("callFrames", [])]
@@ -271,7 +273,8 @@ class Page:
         await self.evaluate(ENDED)
         async with aiohttp.ClientSession() as session:
             await session.post(f"{address}/history", json={"clear": True})
-            await self.evaluate(queue)
+            if await self.evaluate(queue) is False:
+                raise RuntimeError(str(await self.evaluate("JSON.stringify(app.lastNodeErrors)")))
             async for _ in polls("the end of the run"):
                 async with session.get(f"{address}/history") as answer:
                     entries = list((await answer.json()).values())

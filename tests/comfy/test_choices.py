@@ -76,9 +76,6 @@ async def _walk(driver, address, vue):
             script = "const w = named('VitrineTapDuringSampling').widgets.at(-1); w.value = VALUE; w.callback(VALUE)"
             await tab.evaluate(f"(() => {{ {script.replace('VALUE', json.dumps(value))} }})()")
         seen["chosen"] = await tab.evaluate(VALUES)
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.settle()
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"choices-{'vue' if vue else 'classic'}.png")
         await tab.reload()
         await tab.wait_for(f"{LABELS}.includes('glasses')")
         await tab.settle()

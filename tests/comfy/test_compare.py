@@ -39,8 +39,6 @@ async def _walk(driver, address, vue):
                 )
                 seen["clips"].append(await tab.evaluate(CLIP))
             seen["height"] = height
-            if os.environ.get("VITRINE_SHOT"):
-                await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / "compare-classic.png")
         saved = "app.graph.serialize().nodes.find(n => n.type === 'ImageCompare').widgets_values ?? []"
         seen["saved"] = await tab.evaluate(saved)
         return seen, tab.faults()

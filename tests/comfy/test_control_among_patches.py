@@ -1,11 +1,14 @@
 """Our guider for control before core's model patches and our own nodes: core's order of prompts is kept."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vitrine.engine.control import GammaConfig, GuidanceConfig
 from vitrine.engine.nemo import NeuronSet, value_sites
-from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, TOLD, close, xl_twins
-from vitrine_tests.comfy.guided_graphs import PATCHES, blocked_by_text, patched
+from vitrine_tests.comfy.controlled import NEGATIVE, NEVER, POSITIVE, TOLD, close, seeded, xl_twins
+from vitrine_tests.comfy.guided_graphs import GUIDERS, PATCHES, blocked_by_text, patched
+from vitrine_tests.lanes import nightly_but
 
 
 @pytest.fixture(scope="module")
@@ -19,11 +22,11 @@ def scene(comfy):
     return model, with_sizes(POSITIVE, TOLD, (64, 64)), neurons
 
 
-def guided(guider, steps=4):
+def guided(guider, steps=4, side=8):
     from comfy import sample, samplers
 
     sigmas = samplers.KSampler(guider.model_patcher, steps, "cpu", "euler", "ddim_uniform").sigmas
-    latent = torch.zeros(1, 4, 8, 8)
+    latent = torch.zeros(1, 4, side, side)
     with torch.inference_mode():
         noise = sample.prepare_noise(latent, 3)
         return guider.sample(noise, latent, samplers.sampler_object("euler"), sigmas, seed=3).clone()
@@ -42,6 +45,24 @@ def ours(model, positive, scale, control=1.0, **more):
     from vitrine.nodes.comfy.control_guider import ControlGuider
 
     return ControlGuider(model, positive, NEGATIVE, GuidanceConfig(scale, control, **more))
+
+
+@pytest.mark.parametrize("name", nightly_but(GUIDERS, ["DualCFGGuider", "areas"]))
+def test_sizes_are_weighted_behind_a_guider(scene, name):
+    """Of each conditioning: at weight 1 they are those that it carries, at weight 0 the picture's own."""
+    from vitrine.nodes.comfy.conditioning import with_sizes
+    from vitrine.nodes.comfy.control import weighted
+
+    plain, make = xl_twins().model, GUIDERS[name][0]
+    roles = enumerate(("positive", "negative", "middle", "second"))
+    prompts = {k: [[seeded(1, 7, 24, seed=i), {"pooled_output": seeded(1, 20, seed=10 + i)}]] for i, k in roles}
+    run, size = (lambda model, conds: guided(make(model, conds), 2, 16)), (128, 128)
+    sized = {k: with_sizes(v, TOLD, size) for k, v in prompts.items()}
+    neutral = {k: with_sizes(v, replace(TOLD, original=size), size) for k, v in prompts.items()}
+    whole, none = (run(plain, conds) for conds in (sized, neutral))
+    assert close(run(weighted(plain, GammaConfig("step", step_at=0.99)), sized), whole)
+    assert close(run(weighted(plain, NEVER), sized), none)
+    assert not close(whole, none)
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

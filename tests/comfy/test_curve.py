@@ -43,8 +43,6 @@ async def _walk(driver, address, vue):
             seen.append(await tab.evaluate(TEXT))
         await _drag(tab, (0.4, 0.3), button="right")
         seen.append(await tab.evaluate(TEXT))
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"curve-{'vue' if vue else 'classic'}.png")
         await tab.reload()
         await tab.wait_for(OPEN)
         seen.append(await tab.evaluate(TEXT))

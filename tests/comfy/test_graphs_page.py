@@ -17,17 +17,23 @@ BEGIN, END = "<!-- {} -->", "<!-- /{} -->"
 
 
 def guiders():
-    lines = ["| guider or prompt | recorded halves | blocker, `cond` | late W2W model |", "|---|---|---|---|"]
+    lines = [
+        "| guider or prompt | recorded halves | blocker, `cond` | late W2W model | Size Weight Schedule |",
+        "|---|---|---|---|---|",
+    ]
     for name, (_, halves) in GUIDERS.items():
         recorded = ", ".join(f"`{half}`" for half in halves)
-        lines.append(f"| {name} | {recorded} | the prompt only | from its timestep |")
+        lines.append(f"| {name} | {recorded} | the prompt only | from its timestep | each prompt's sizes |")
     return lines
 
 
 def patches():
-    lines = ["| core's node before ours | tap | blocker, `cond` | Size CFG Guider |", "|---|---|---|---|"]
+    lines = [
+        "| core's node before ours | tap | blocker, `cond` | late W2W model | Size CFG Guider |",
+        "|---|---|---|---|---|",
+    ]
     for name in PATCHES:
-        lines.append(f"| {name} | guidance's own pass | the prompt only | as KSampler |")
+        lines.append(f"| {name} | guidance's own pass | the prompt only | from its timestep | as KSampler |")
     return lines
 
 

@@ -11,7 +11,7 @@ BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
 """Largest relative distance (RMS) of a node's tensors from those in float32."""
 FREE = {
     "NEMO Find Neurons", "Find Same Points", "Segment Like This", "EMD Train Student", "Rank Layers",
-    "W2W Invert",
+    "W2W Invert", "Train W2W Slider",
 }  # fmt: skip
 """Their results are choices, or training: a rounding may tip them. They must run and be finite."""
 

@@ -3,10 +3,13 @@
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
+from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, RUN, close, seeded, xl_twins
 from vitrine_tests.comfy.guided_graphs import NEURONS, encoded
 
-SAMPLED_BY_CORE = {"VitrineCollectTaps", "VitrineControlConditionedSampler"}
-"""The first only compares it with the sampler's; the second samples it as KSampler does, noise mask and all."""
+COMPARED = {"VitrineCollectTaps"}
+"""It only asks which run a LATENT came out of."""
+SAMPLED = {"VitrineControlConditionedSampler"}
+"""As KSampler: a noise mask and `batch_index` act."""
 
 
 def odd():
@@ -52,6 +55,7 @@ def calls(comfy):
         "VitrineNEMOCopyCheck": models | {"prompts": "a"},
         "VitrineEMDOneStepGenerator": one, "VitrineEMDMCMCCorrect": one | {"teacher": model, "score": model},
         "VitrineLoRAReport": models,
+        "VitrineControlConditionedSampler": {"model": xl_twins().model, "positive": POSITIVE, "negative": NEGATIVE},
     }  # fmt: skip
 
 
@@ -66,15 +70,17 @@ def call(comfy, node_id, **inputs):
 
 
 def test_what_is_no_pictures_latent_is_refused(comfy, calls):
-    assert set(taking()) == {*calls, *SAMPLED_BY_CORE}, "a new node needs its case"
+    assert set(taking()) == {*calls, *COMPARED}, "a new node needs its case"
     good = {"samples": torch.zeros(1, 4, 16, 16)}
     for node_id, names in taking().items():
-        if node_id in SAMPLED_BY_CORE:
+        if node_id in COMPARED:
             continue
         for name in names:
             others = {other: good for other in names if other != name}
             for what, latent in odd().items():
-                with pytest.raises(VitrineError, match=f"^({name}|latent|z|reference): given "):
+                if node_id in SAMPLED and "noise_mask" in latent:
+                    continue
+                with pytest.raises(VitrineError, match=f"^({name}|latent): given "):
                     call(comfy, node_id, **{name: latent}, **others, **calls[node_id])
                     pytest.fail(f"{node_id} took {what} as {name}")
     for node_id, name in (("VitrineNEMOVerify", "reference"), ("VitrineEMDMCMCCorrect", "z")):
@@ -101,3 +107,21 @@ def test_no_latent_is_made_of_nan(comfy, calls):
     spoilt = {"positive": [[text * torch.nan, settings]]}
     with pytest.raises(VitrineError, match="^latents: given nan"):
         call(comfy, "VitrineEMDOneStepGenerator", latent={"samples": torch.zeros(1, 4, 16, 16)}, **told | spoilt)
+
+
+@pytest.mark.parametrize("more", [{}, {"batch_index": [2]}, {"noise_mask": (seeded(1, 1, 64, 64) > 0).float()}],
+                         ids=["plain", "a picture of a batch", "a noise mask"])  # fmt: skip
+def test_the_sampler_starts_as_cores_does(comfy, calls, more):
+    from vitrine.engine.control import SizeCondition
+    from vitrine.nodes.comfy.conditioning import with_sizes
+
+    told = calls["VitrineControlConditionedSampler"]
+    start, own = {"samples": seeded(1, 4, 8, 8) * 0.1, **more}, SizeCondition((64, 64), (0, 0), (64, 64))
+    run = {"latent_image": start, "cfg": 3.0, "control": 1.0, "form": "constant", "width": 0, "height": 0, **RUN}
+    found = call(comfy, "VitrineControlConditionedSampler", **run, **told)[0]
+    prompts = [with_sizes(told[name], own, (64, 64)) for name in ("positive", "negative")]
+    with torch.inference_mode():
+        sampler = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]()
+        sizes = (RUN["seed"], RUN["steps"], 3.0, RUN["sampler_name"], RUN["scheduler"])
+        expected = sampler.sample(told["model"], *sizes, *prompts, start, RUN["denoise"])[0]
+    assert close(found["samples"], expected["samples"]) and set(found) == set(expected)

@@ -42,8 +42,6 @@ async def _walk(driver, address, vue, place):
         shown = ON_NODE if vue else "(tap.imgs ?? []).map(i => i.naturalWidth)"
         await tab.wait_for(f"String({shown}) === '256'")
         await tab.settle()
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"tap-{'vue' if vue else 'classic'}.png")
         return await tab.evaluate("window.seen"), await tab.evaluate(shown), tab.faults()
 
 

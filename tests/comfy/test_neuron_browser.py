@@ -5,7 +5,6 @@ import json
 import os
 from pathlib import Path
 
-import pytest
 from vitrine.engine.nemo import NeuronSet
 from vitrine_tests.lanes import page_modes
 
@@ -66,8 +65,6 @@ async def _walk(driver, address, vue):
         await _click(tab, mark)
         seen["twice"] = await tab.evaluate(SPARED)
         await _click(tab, mark)
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"neurons-{'vue' if vue else 'classic'}.png")
         for name in ("Undo", "Redo"):
             await tab.command(name)
             await tab.evaluate(AGAIN)
@@ -114,67 +111,3 @@ def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
     for dots in (seen["dots"], seen["again"]):
         assert [name for name, left in dots.items() if left] == [names[1]]
     assert not errors
-
-
-COPIES = """(async () => {
-    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
-    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
-    const list = (file, y) => {
-        const n = add('VitrineLoadNeurons', 60, y); n.widgets.find(w => w.name === 'file').value = file; return n
-    }
-    const end = (from, y) => {
-        const shown = add('VitrineActivePatches', 1000, y), any = add('PreviewAny', 1400, y)
-        join(from, 0, shown, 'model'); join(shown, 1, any, 'source')
-    }
-    const model = add('VitrineLoadPortraits', 60, 80), first = list('found.json', 300), second = list('other.json', 500)
-    const block = add('VitrineNEMONeuronBlocker', 480, 80)
-    join(model, 0, block, 'model'); join(first, 0, block, 'neurons')
-    end(block, 80)
-    const { node } = app.graph.convertToSubgraph(new Set([block])), copy = node.clone()
-    copy.pos = [480, 700]
-    app.graph.add(copy)
-    for (const input of node.inputs) {
-        const link = app.graph.links.get(input.link), source = link && app.graph.getNodeById(link.origin_id)
-        if (source) (source === first ? second : source).connect(
-            link.origin_slot, copy, copy.inputs.findIndex(i => i.name === input.name))
-    }
-    end(copy, 700)
-    window.hosts = [node, copy]
-    window.block = node.subgraph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker')
-})()"""
-NAMES = "[...document.querySelectorAll('.vitrine-neuron')].map(e => e.dataset.name).sort()"
-OTHER = {"mid-vit-block0-cross-v": (1, 2)}
-
-
-async def _inside(tab, number, names):
-    """What the panel in one copy of the subgraph comes to show."""
-    await tab.evaluate(f"app.canvas.openSubgraph(hosts[{number}].subgraph, hosts[{number}])")
-    await tab.settle()
-    if await tab.evaluate("!block.properties.vitrine_panel"):
-        await tab.evaluate(PRESS)
-    await tab.wait_for(f"JSON.stringify({NAMES}) === {json.dumps(json.dumps(names, separators=(',', ':')))}")
-    await tab.evaluate("app.canvas.setGraph(app.graph)")
-    await tab.settle()
-
-
-async def _many(driver, address, vue, first, second):
-    async with driver.page(address) as tab, driver.page(address) as other:
-        for page in (tab, other):
-            await page.build(COPIES, vue)
-        await tab.run(address)
-        for number, names in ((0, first), (1, second), (0, first)):
-            await _inside(tab, number, names)
-        await _inside(other, 0, [])  # another tab has run nothing
-        return tab.faults() + other.faults()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
-def test_copies_of_a_subgraph_and_tabs_show_their_own_neurons(driver, tmp_path, vue):
-    base = tmp_path / "base"
-    names = [sorted(f"{a} {i}" for a, indices in found.items() for i in indices) for found in (FOUND, OTHER)]
-    with driver.server(COMFYUI, ROOT, base) as address:
-        (base / "output" / "vitrine_neurons").mkdir(parents=True)
-        NeuronSet(FOUND, info=INFO).save(base / "output" / "vitrine_neurons" / "found.json")
-        NeuronSet(OTHER).save(base / "output" / "vitrine_neurons" / "other.json")
-        assert not asyncio.run(_many(driver, address, vue, *names))

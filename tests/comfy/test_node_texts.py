@@ -35,8 +35,6 @@ async def _shown(driver, address, vue):
         before = [await tab.evaluate(s) for s in shown]
         await tab.run(address)
         await tab.wait_for(f"{shown[0]}.includes('models') && {shown[1]}.includes('earest')")
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"texts-{'vue' if vue else 'classic'}.png")
         return before, [await tab.evaluate(s) for s in shown], tab.faults()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import itertools
 import json
 import os
 import re
@@ -10,7 +11,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED, every_node, plain_id
+from vitrine_tests.comfy.boxes import BOXES, overlaps
+from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED, every_node, plain_id, plain_title
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -24,7 +26,6 @@ def address(driver, tmp_path_factory):
 
 
 LAPTOP = {"width": 1700, "height": 907, "deviceScaleFactor": 1, "mobile": False}
-BOXES = """app.graph._nodes.map(n => { n.updateArea(); return [`${n.title} (${n.id})`, ...n.boundingRect] })"""
 UNSEEN = """(() => {
     const notes = [...document.querySelectorAll('.comfy-markdown .tiptap')]
     const linked = (n, w) => n.inputs?.some(i => i.widget?.name === w.name && i.link != null)  // the page hides these
@@ -33,13 +34,6 @@ UNSEEN = """(() => {
             cut: notes.filter(e => e.scrollHeight > e.clientHeight).map(e => e.textContent.slice(0, 40)),
             notes: notes.length}
 })()"""
-
-
-def overlaps(boxes):
-    """Pairs of (name, x, y, width, height) that share some place; a node's box counts its title and its picture."""
-    named = [(n, x, y, x + w, y + h) for n, x, y, w, h in boxes]
-    pairs = [(a, b) for k, a in enumerate(named) for b in named[:k]]
-    return [(a[0], b[0]) for a, b in pairs if a[1] < b[3] and b[1] < a[3] and a[2] < b[4] and b[2] < a[4]]
 
 
 def test_what_counts_as_an_overlap():
@@ -61,7 +55,7 @@ async def _open(tab, workflow):
     return api, {"before": await tab.evaluate(BOXES), "unseen": await tab.evaluate(UNSEEN)}
 
 
-async def _run(driver, workflow, address):
+async def _run(driver, workflow, address, vue):
     """Open as a template, convert and queue a workflow; returns what was found. VITRINE_SHOT keeps pictures there."""
     import time
 
@@ -69,12 +63,13 @@ async def _run(driver, workflow, address):
 
     graph = json.loads(workflow.read_text())
     async with driver.page(address) as tab:
+        await tab.evaluate(f"app.extensionManager.setting.set('Comfy.VueNodes.Enabled', {json.dumps(vue)})")
         opened = time.perf_counter()
         api, drawn = await _open(tab, workflow)
         entry = await tab.run(address)
         seconds = time.perf_counter() - opened
         async with aiohttp.ClientSession() as session:
-            if os.environ.get("VITRINE_SHOT"):
+            if os.environ.get("VITRINE_SHOT") and not vue:
                 shown = sorted((n for n in every_node(graph) if n["type"] in SHOWING), key=lambda n: n["id"])
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
                 rows = rows or [(IN_THE_PANEL, await _before_and_after(tab))]
@@ -91,7 +86,8 @@ async def _run(driver, workflow, address):
             view = f"app.canvas.ds.scale = {scale}; app.canvas.ds.offset = {offset}; app.canvas.setDirty(true, true)"
             await tab.evaluate(view)
             await tab.settle()
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"{workflow.stem}.png")
+            name = f"{workflow.stem}{', Nodes 2.0' if vue else ''}.png"
+            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / name)
         unknown = await tab.evaluate("app.graph._nodes.filter(n => n.has_errors).map(n => n.type)")
         return api, entry, help_page, unknown, tab.faults(), seconds, drawn
 
@@ -174,22 +170,44 @@ LONG = {
 """Templates that run for longer than lane B has."""
 
 
-@pytest.mark.parametrize(
-    "workflow",
-    [pytest.param(p, id=p.stem, marks=[pytest.mark.nightly] if p.stem in LONG else []) for p in SHIPPED],
-)
-def test_workflow_opens_and_runs_in_the_page(workflow, driver, address, record_property):
+def _cases():
+    """Each template in the classic page, and in Nodes 2.0 at night."""
+    for path in SHIPPED:
+        yield pytest.param(path, False, id=path.stem, marks=[pytest.mark.nightly] if path.stem in LONG else [])
+        yield pytest.param(path, True, id=f"{path.stem}, Nodes 2.0", marks=[pytest.mark.nightly])
+
+
+@pytest.mark.parametrize(("workflow", "vue"), list(_cases()))
+def test_workflow_opens_and_runs_in_the_page(workflow, vue, driver, address, record_property):
     """``--junitxml=page.xml`` keeps the seconds from opening to the last picture (docs/gallery.md)."""
-    api, entry, help_page, unknown, errors, seconds, drawn = asyncio.run(_run(driver, workflow, address))
+    api, entry, help_page, unknown, errors, seconds, drawn = asyncio.run(_run(driver, workflow, address, vue))
     record_property("seconds", round(seconds, 1))
     assert entry["status"]["status_str"] == "success", entry["status"]["messages"]
     assert not unknown and not errors
     assert help_page.startswith("#")
     shown = {i for i, node in api.items() if node["class_type"] == "PreviewImage"}
     assert (shown or drawn["in the panel"]) and all(entry["outputs"][i]["images"] for i in shown)
-    _check_drawn(workflow, drawn)
-    assert not overlaps(drawn["after"])
+    if not vue:
+        _check_drawn(workflow, drawn)
+    assert not overlaps(drawn["before"]) and not overlaps(drawn["after"])
     _check_twin(workflow, api)
+
+
+async def _listed(driver, address):
+    """Titles of our templates in the order in which the page is given them, which its browser keeps."""
+    async with driver.page(address) as tab:
+        asked = "import('/scripts/api.js').then(({ api }) => api.getWorkflowTemplates())"
+        return (await tab.evaluate(asked))["vitrine-pack"], tab.faults()
+
+
+@pytest.mark.nightly
+def test_the_page_lists_templates_in_an_order_of_learning(driver, address):
+    found, faults = asyncio.run(_listed(driver, address))
+    assert set(found) == {p.stem for p in (ROOT / "workflows").glob("*.json")} and not faults
+    first = ["Pull sliders, four nodes", "Pull sliders on a person", "Find the same part", "See what the model sees"]
+    assert list(dict.fromkeys(map(plain_title, found)))[:4] == first
+    twins = [(a, b) for a, b in itertools.pairwise(found) if plain_title(a) == plain_title(b)]
+    assert len(twins) == 7 and all(a.endswith("(demo)") and b.endswith("(your checkpoint)") for a, b in twins)
 
 
 async def _help_links(driver, address):

@@ -7,6 +7,8 @@ from pathlib import Path
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 SCRIPT = """import { app } from "../../scripts/app.js";
 app.registerExtension({ name: "vitrine.broken", setup() { throw new Error("in a hook"); } });
+console.warn("input.link is deprecated.");
+console.warn("said for no reason");
 setTimeout(() => { window.broken = true; throw new Error("in a timer"); }, 500);
 new Image().src = "https://example.org/elsewhere.png";
 """
@@ -29,6 +31,7 @@ def test_errors_of_our_scripts_are_seen(driver, tmp_path):
     (pack / "web" / "broken.js").write_text(SCRIPT)
     with driver.server(COMFYUI, pack, tmp_path / "base") as address:
         faults, console = asyncio.run(_seen(driver, address))
-    for expected in ("in a hook", "in a timer", "security: "):
+    for expected in ("in a hook", "in a timer", "security: ", "is deprecated"):
         assert any(expected in f for f in faults), (expected, console)
+    assert not any("no reason" in c for c in console)
     assert any("of somebody else" in c for c in console) and not any("somebody else" in f for f in faults)

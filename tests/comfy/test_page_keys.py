@@ -1,10 +1,16 @@
-"""Keys over our panels are the page's: undo, redo, copy, paste; Delete and Escape act on what is under the mouse."""
+"""Keys over our panels are the page's: undo, redo, copy, paste; Delete and Escape act on what is under the mouse.
+
+Nothing moves under a mouse that rests on a slider: not by its first use, not by undo, not by a run.
+"""
 
 import asyncio
 import os
 from pathlib import Path
 
 import pytest
+from vitrine.engine.nemo import NeuronSet
+from vitrine_tests.comfy import test_neuron_browser as browser
+from vitrine_tests.comfy import test_people_panel as people
 from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
@@ -123,3 +129,215 @@ def test_keys_over_a_panel_are_the_pages(driver, address, vue):
             assert now == points - (name in less), (panel, name)
             assert count == (2 if name == "copied and pasted" else 1) and where == place, (panel, name)
     assert not faults
+
+
+# --- sliders, the map, text fields ------------------------------------------------------------------------------------
+STATE = f"JSON.stringify([{people.VALUES}, {people.EDITS}.properties.vitrine_prompt])"
+PLACES = """[...document.querySelectorAll('.vitrine-slider')].map(
+    e => [e.dataset.name, ...['x', 'y'].map(side => Math.round(e.getBoundingClientRect()[side]))])"""
+ALIVE = """[app.graph._nodes.length, ...app.graph._nodes.filter(n => n.comfyClass === 'KIND').map(
+    n => n.pos.map(Math.round).join())]"""
+FOCUS = "document.activeElement?.dataset?.name ?? document.activeElement?.tagName"
+LAST = "mole left"
+"""A slider at the list's end, which is not in use."""
+
+
+class Panel:
+    """A mouse and a keyboard over one node's panel, and the node's state."""
+
+    def __init__(self, tab, kind, state):
+        self.tab, self.state, self.alive = tab, state, ALIVE.replace("KIND", kind)
+        self.nodes, self.seen = None, {}
+
+    async def at(self, selector, x=0.5, y=0.5):
+        left, top, width, height = await self.tab.box(selector)
+        return left + x * width, top + y * height
+
+    async def rest(self, selector, x=0.5, y=0.5):
+        """The mouse on an element."""
+        left, top = await self.at(selector, x, y)
+        await self.tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top, pointerType="mouse")
+        await self.tab.settle()
+
+    async def pull(self, selector, *shares):
+        await self.tab.drag([await self.at(selector, *share) for share in shares])
+
+    async def note(self, name):
+        """The state now; the nodes are the same, where they were."""
+        nodes = await self.tab.evaluate(self.alive)
+        self.nodes = self.nodes or nodes
+        assert nodes == self.nodes, name
+        self.seen[name] = await self.tab.evaluate(self.state)
+
+    async def press(self, name, key, code, modifiers=0):
+        await self.tab.press(key, code, modifiers)
+        await self.tab.settle()
+        await self.note(name)
+
+
+async def _slider(panel):
+    """Pulled for the first time, stepped, put to zero, each undone; the places of all sliders meanwhile."""
+    tab, slider = panel.tab, f'[data-name="{LAST}"]'
+    await tab.evaluate(f"document.querySelector('{slider}').scrollIntoView({{block: 'nearest'}})")
+    places = [await tab.evaluate(PLACES)]
+    await panel.note("start")
+    await panel.pull(slider, (0.5, 0.5), (0.7, 0.5))
+    await panel.note("pulled")
+    for name, key, code, modifiers in (
+        ("undo", "z", 90, CTRL), ("redo", "y", 89, CTRL), ("undo again", "z", 90, CTRL),
+        ("redo by Z", "Z", 90, CTRL + 8),
+    ):  # fmt: skip
+        await panel.press(name, key, code, modifiers)
+        places.append(await tab.evaluate(PLACES))
+    await panel.pull(slider, (0.7, 0.5), (0.75, 0.5))
+    await panel.note("further")
+    await panel.press("arrow", "ArrowRight", 39)
+    await panel.press("arrow undone", "z", 90, CTRL)
+    await panel.press("Delete", "Delete", 46)
+    await panel.press("Backspace in vain", "Backspace", 8)
+    await panel.press("Delete undone", "z", 90, CTRL)
+    await panel.pull(slider, (0.75, 0.5), (0.8, 0.5))
+    places.append(await tab.evaluate(PLACES))
+    await panel.press("Tab", "Tab", 9)  # the browser scrolls to what it leads to
+    panel.seen["next"] = await tab.evaluate(FOCUS)
+    await panel.press("Escape", "Escape", 27)
+    panel.seen["left"] = await tab.evaluate(FOCUS)
+    return places
+
+
+async def _map_and_fields(panel):
+    tab = panel.tab
+    await panel.note("before")
+    left, top = await panel.at(".vitrine-map", 0.3, 0.3)
+    held = {"button": "left", "clickCount": 1, "pointerType": "mouse"}
+    await tab.send("Input.dispatchMouseEvent", type="mousePressed", x=left, y=top, **held)
+    await tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=left + 20, y=top, **held)
+    await panel.press("let go", "Escape", 27)
+    await tab.send("Input.dispatchMouseEvent", type="mouseReleased", x=left + 20, y=top, **held)
+    await panel.pull(".vitrine-map", (0.3, 0.3), (0.4, 0.6))
+    await panel.note("dragged")
+    await panel.press("home", "Delete", 46)
+    await panel.press("home undone", "z", 90, CTRL)
+    field = ".vitrine-people input:not([type=range])"
+    await panel.pull(field, (0.5, 0.5))
+    for key, code in (("r", 82), ("p", 80), ("Backspace", 8), ("Delete", 46)):
+        await panel.press(f"typed {key}", key, code)
+    await panel.press("typed", "Enter", 13)
+    panel.seen["after Enter"] = await tab.evaluate(FOCUS)
+    await panel.press("typed undone", "z", 90, CTRL)
+
+
+async def _copied(panel, kind):
+    """With what was pressed last in focus: nodes of the kind after copy and paste, and after undo."""
+    counts, nodes = [], f"app.graph._nodes.filter(n => n.comfyClass === '{kind}')"
+    count = f"{nodes}.length"
+    await panel.tab.evaluate(f"app.canvas.selectNodes([{nodes}[0]])")
+    for keys in ((("c", 67), ("v", 86)), (("z", 90),)):
+        for key, code in keys:
+            await panel.tab.press(key, code, CTRL)
+            await panel.tab.settle()
+        counts.append(await panel.tab.evaluate(count))
+    return counts
+
+
+async def _people(driver, address, vue):
+    async with driver.page(address) as tab:
+        await tab.build(people.BUILD.replace("PROMPT", people.PROMPT).replace("STUDENT", people.STUDENT), vue)
+        await tab.evaluate(people.PRESS)
+        await tab.run(address)
+        await tab.wait_for(f"document.querySelector('[data-name=\"{LAST}\"]')")
+        panel = Panel(tab, "VitrineW2WEdit", STATE)
+        rests = [await _slider(panel), [await tab.evaluate(PLACES)]]
+        await tab.run(address)
+        rests[1].append(await tab.evaluate(PLACES))
+        await _map_and_fields(panel)
+        await panel.pull(f'[data-name="{LAST}"]', (0.8, 0.5), (0.6, 0.5))
+        return panel.seen, rests, await _copied(panel, "VitrineW2WEdit"), tab.faults()
+
+
+@MODES
+def test_keys_over_sliders_and_the_map_are_the_pages(driver, address, vue):
+    seen, rests, copied, faults = asyncio.run(_people(driver, address, vue))
+    assert seen["start"] == seen["undo"] == seen["undo again"] != seen["pulled"]
+    assert seen["pulled"] == seen["redo"] == seen["redo by Z"]
+    assert seen["further"] == seen["arrow undone"] != seen["arrow"] != seen["Delete"]
+    assert seen["Delete"] == seen["Backspace in vain"] and seen["Delete undone"] == seen["arrow undone"]
+    assert seen["next"] not in (LAST, "CANVAS") and seen["left"] == "CANVAS"
+    assert seen["let go"] == seen["before"] == seen["home"] and seen["dragged"] == seen["home undone"]
+    assert seen["typed r"] == seen["home undone"] != seen["typed"] and seen["after Enter"] == "CANVAS"
+    assert seen["typed undone"] == seen["home undone"]
+    for places in rests:
+        assert len(places[0]) > 10 and all(now == places[0] for now in places), "nothing moves under a resting mouse"
+    assert copied == [2, 1] and not faults
+
+
+# --- neurons, reports -------------------------------------------------------------------------------------------------
+async def _neurons(driver, address, vue):
+    async with driver.page(address) as tab:
+        await tab.build(browser.BUILD, vue)
+        await tab.run(address)
+        await tab.evaluate(browser.PRESS)
+        await tab.wait_for("document.querySelectorAll('.vitrine-neuron').length === 4")
+        kind = "VitrineNEMONeuronBlocker"
+        state = f"app.graph._nodes.find(n => n.comfyClass === '{kind}').widgets.find(w => w.name === 'spared').value"
+        panel, dot = Panel(tab, kind, state), f'.vitrine-neuron[data-name="{browser.FIRST} 40"]'
+        await panel.pull(dot, (0.5, 0.5))
+        await panel.note("start")
+        for name, key, code, modifiers in (
+            ("Delete", "Delete", 46, 0), ("Delete in vain", "Delete", 46, 0), ("undo", "z", 90, CTRL),
+            ("redo", "y", 89, CTRL), ("undo again", "z", 90, CTRL), ("arrow", "ArrowLeft", 37, 0),
+            ("Escape", "Escape", 27, 0),
+        ):  # fmt: skip
+            await panel.press(name, key, code, modifiers)
+        await panel.pull(dot, (0.5, 0.5))
+        await panel.note("pressed")
+        await panel.press("Tab", "Tab", 9)
+        await panel.pull(".vitrine-held b", (0.5, 0.5))
+        return panel.seen, await _copied(panel, kind), tab.faults()
+
+
+@MODES
+def test_keys_over_neurons_are_the_pages(driver, tmp_path, vue):
+    base = tmp_path / "base"
+    with driver.server(COMFYUI, ROOT, base) as address:
+        (base / "output" / "vitrine_neurons").mkdir(parents=True)
+        NeuronSet(browser.FOUND).save(base / "output" / "vitrine_neurons" / "found.json")
+        seen, copied, faults = asyncio.run(_neurons(driver, address, vue))
+    left = f"{browser.FIRST} 40"
+    assert {name for name, state in seen.items() if state == left} == {
+        "Delete",
+        "Delete in vain",
+        "redo",
+        "pressed",
+        "Tab",
+    }
+    assert not any(state for state in seen.values() if state != left)
+    assert copied == [2, 1] and not faults
+
+
+REPORT = """(() => {
+    const space = LiteGraph.createNode('VitrineLoadW2WSpace'); space.pos = [300, 100]; app.graph.add(space)
+    space.widgets.find(w => w.name === 'components').value = KEPT  // what the server has not answered before
+    const any = LiteGraph.createNode('PreviewAny'); any.pos = [900, 100]; app.graph.add(any); space.connect(0, any, 0)
+})()"""
+
+
+async def _report(driver, address, vue):
+    async with driver.page(address) as tab:
+        await tab.build(REPORT.replace("KEPT", str(200 + vue)), vue)
+        await tab.run(address)
+        await tab.wait_for("document.querySelector('[data-vitrine-panel=report]')?.checkVisibility()")
+        panel, counts = Panel(tab, "PreviewAny", "app.graph._nodes.length"), []
+        await tab.drag([(400, 85)])  # its title
+        await panel.rest("[data-vitrine-panel=report]")
+        for key, code, modifiers in (("Delete", 46, 0), ("z", 90, CTRL)):
+            await tab.press(key, code, modifiers)
+            await tab.settle()
+            counts.append(await tab.evaluate(panel.state))
+        return counts, tab.faults()
+
+
+@MODES
+def test_a_node_is_deleted_with_the_mouse_on_its_report(driver, address, vue):
+    """A text has nothing that Delete could remove."""
+    assert asyncio.run(_report(driver, address, vue)) == ([1, 2], [])

@@ -4,12 +4,14 @@ import asyncio
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 JSON = {"Content-Type": "application/json"}
-ROUTES = ["/vitrine/space", "/vitrine/person", "/vitrine/similarity", "/vitrine/picture", "/vitrine/choices"]
+SOURCES = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "nodes" / "comfy").glob("*.py"))]
+ROUTES = [route for source in SOURCES for route in re.findall(r'\bpost\("(/vitrine/\w+)"', source)]
 KEY = {"client": "a", "workflow": "b", "node": "7:4"}
 PERSON = KEY | {"inputs": {"label_1": "beard", "strength_1": 1.0}, "prompt": "", "seed": 7}
 POINT = KEY | {"x": 0.5, "y": 0.5}
@@ -70,8 +72,9 @@ async def _asked(address):
                 found.append((route, name, *await _posted(session, address, route, body, headers)))
         for route, asked in REFUSED:
             found.append((route, str(asked)[:200], *await _posted(session, address, route, json.dumps(asked), JSON)))
-        good = [("/vitrine/person", PERSON), ("/vitrine/space", KEY), ("/vitrine/similarity", POINT)]
-        unknown = [(await _posted(session, address, route, json.dumps(a), JSON))[0] for route, a in good]
+        good = json.dumps(PERSON | POINT)
+        asks = [route for route in ROUTES if route != "/vitrine/choices"]
+        unknown = {(await _posted(session, address, route, good, JSON))[0] for route in asks}
         async with session.post(f"{address}/prompt", json={"prompt": {"1": {"inputs": None}}}) as answer:
             prompt = answer.status
         names = await _posted(session, address, "/vitrine/choices", json.dumps(KEY), JSON)
@@ -89,5 +92,5 @@ def test_what_is_no_request_is_refused_with_a_sentence(driver, tmp_path):
     for route, name, _, text in found:
         sentence = json.loads(text)["error"]
         assert "accepted: " in sentence and "Traceback" not in text, (route, name, text)
-    assert unknown == [404, 404, 404] and prompt == 400 and names == (200, '{"names": []}')
+    assert len(ROUTES) >= 6 and unknown == {404} and prompt == 400 and names == (200, '{"names": []}')
     assert log and "Traceback" not in log and "Error handling request" not in log

@@ -1,6 +1,7 @@
 """Panels of the page beside runs of the graph: whose state they are told, who has the models, what /free frees."""
 
 import gc
+import json
 import threading
 import weakref
 from types import SimpleNamespace
@@ -156,6 +157,18 @@ def test_equal_ids_of_two_workflows_two_tabs_and_a_subgraph(comfy):
         assert place(comfy, *unknown) is None
 
 
+def test_every_panel_of_a_large_graph_is_known(comfy):
+    """ComfyUI caches all nodes of a graph, so that a forgotten one would never run again."""
+    graph = people_graph(4)
+    for n in range(20, 50):
+        inputs = graph["6"]["inputs"] | {"label_1": "beard", "strength_1": n / 10}
+        text = {"class_type": "PreviewAny", "inputs": {"source": [str(n), 1]}}
+        graph |= {str(n): graph["6"] | {"inputs": inputs}, str(n + 30): text}
+    _, error = comfy.run(graph, about=about("tab", "large"))
+    assert error is None, error
+    assert all(place(comfy, "tab", "large", str(n)) for n in (6, *range(20, 50)))
+
+
 def test_what_came_from_the_cache_is_known_in_the_tab_that_asked(comfy, queue):
     """One executor, as the server has: the second run executes nothing, and its tab is told what the first made."""
     from vitrine.nodes.comfy import panel_state
@@ -199,6 +212,20 @@ def test_freed_memory_is_free(comfy):
     assert not patchers() & ours
 
 
+def test_a_picture_of_nan_is_refused(comfy):
+    """A prompt's weights may be anything; a black picture would say that the person is."""
+    from vitrine.engine.errors import VitrineError
+    from vitrine.nodes.comfy import people
+    from vitrine.nodes.comfy.panel_state import NodeKey
+
+    comfy.run(people_graph(4), about=about("tab", "nan"))
+    session = people.SESSIONS.find(NodeKey("tab", "nan", "6"))
+    assert people.portrait(session, INPUTS, "(a face:1.3)", 7)["picture"]
+    for prompt in ("(a face:1e999)", "(a face:nan)", "(" * 900 + "a" + ")" * 900):
+        with pytest.raises(VitrineError, match="NaN or infinite"):
+            people.portrait(session, INPUTS, prompt, 7)
+
+
 def test_a_panel_says_that_its_model_is_gone(comfy):
     from vitrine.engine.errors import VitrineError
     from vitrine.nodes.comfy import people
@@ -213,6 +240,8 @@ def test_a_panel_says_that_its_model_is_gone(comfy):
     with pytest.raises(VitrineError, match="run the graph once"):
         people.portrait(session, INPUTS, "", 7)
     assert people.laid_out(session)["labels"], "the map is still there"
+    text = people.layout_text(session)
+    assert json.loads(text) == people.laid_out(session) and people.layout_text(session) is text, "made once"
 
 
 def test_the_panels_own_networks_are_freed_and_come_back(comfy, queue):

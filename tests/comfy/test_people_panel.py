@@ -239,9 +239,6 @@ async def _walk(driver, address, vue):
             await tab.evaluate(f"document.querySelector('[data-name=\"{name}\"]').scrollIntoView({{block: 'nearest'}})")
             await _drag(tab, f'[data-name="{name}"]', (0.5, 0.5), (0.6, 0.5), (0.8, 0.5))
         seen["pulled"] = await tab.evaluate(VALUES)
-        if os.environ.get("VITRINE_SHOT"):
-            await tab.settle()
-            await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / f"people-{'vue' if vue else 'classic'}.png")
         seen["place after"] = await tab.box(".vitrine-people")
         panel = await _settled(tab, seen["pulled"])
         seen["milliseconds"] = int(await tab.evaluate(f"{LATEST}.milliseconds"))

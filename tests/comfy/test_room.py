@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from vitrine_tests.comfy.boxes import BOXES, overlaps
 from vitrine_tests.templates import ALL
 
 ROOT = Path(__file__).parents[2]
@@ -19,17 +20,19 @@ SHOWS = {
 PANELS = json.dumps(["points on the picture", "people and sliders", "neurons by layer", "edit the curve"])
 READY = f"""(async () => {{
     window.vitrineApi = (await import('/scripts/api.js')).api
-    const canvas = document.createElement('canvas'); canvas.width = canvas.height = 64
-    const form = new FormData()
-    form.append('image', await new Promise(done => canvas.toBlob(done)), 'room.png')
-    await vitrineApi.fetchApi('/upload/image', {{ method: 'POST', body: form }})
+    for (const [name, height] of [['room.png', 64], ['tall.png', 96]]) {{
+        const canvas = document.createElement('canvas'); canvas.width = 64; canvas.height = height
+        const form = new FormData()
+        form.append('image', await new Promise(done => canvas.toBlob(done)), name)
+        await vitrineApi.fetchApi('/upload/image', {{ method: 'POST', body: form }})
+    }}
     window.vitrineShows = {json.dumps(SHOWS)}
 }})()"""
 SHOW = """(() => {
     const shown = { images: [{ filename: 'room.png', subfolder: '', type: 'input' }] }
     for (const n of app.graph._nodes) {
         const node = String(n.id), [picture, text] = vitrineShows[n.comfyClass] ?? [n.comfyClass === 'PreviewImage']
-        const said = text ? { text: ['a line\\nand another that is longer than the first'] } : {}
+        const said = text ? { text: ['a line that is longer than most nodes are wide by far\\n'.repeat(30)] } : {}
         const output = { ...(picture ? shown : {}), ...said }
         if (picture) app.nodeOutputs[node] = shown
         if (picture || text)
@@ -37,35 +40,23 @@ SHOW = """(() => {
     }
 })()"""
 """What the server tells the page when a run shows something, without the run."""
-OPEN = f"""for (const n of app.graph._nodes) {{
-    const b = n.properties.vitrine_panel ? null : n.widgets?.find(w => w.type === 'button' && {PANELS}.includes(w.name))
-    b?.callback(b.value, app.canvas, n)
-}}"""
-BOXES = """app.graph._nodes.map(n => {
-    const drawn = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${n.id}"]`)?.getBoundingClientRect()
-    n.updateArea()
-    const [x, y, w, h] = n.boundingRect, scale = app.canvas.ds.scale
-    return [`${n.title} (${n.id})`, x, y, ...(drawn ? [drawn.width / scale, drawn.height / scale] : [w, h])].map(
-        v => typeof v === 'number' ? Math.round(v) : v)
+OPENED = f"""app.graph._nodes.flatMap(n => [
+    ...(n.properties.vitrine_panel ? [] : n.widgets ?? []).filter(w => {PANELS}.includes(w.name)),
+    ...(n.comfyClass?.startsWith('Vitrine') && n.widgets?.some(w => w.options?.advanced) ? ['advanced'] : []),
+].map(w => [n.id, w.name ?? w]))"""
+"""[node, button] of every panel that is closed, and of *Show advanced inputs*."""
+PRESS = """(([id, name]) => {
+    const n = app.graph.getNodeById(id), b = n.widgets.find(w => w.name === name)
+    if (name === 'advanced' && LiteGraph.vueNodesMode)
+        document.querySelector(`[data-node-id="${id}"] [data-testid=advanced-inputs-button]`).click()
+    else b.callback(b.value, app.canvas, n)
 })"""
-"""Name, x, y, width and height of every node as it is drawn, with its title."""
-MODES = pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 
 
 @pytest.fixture(scope="module")
 def address(driver, tmp_path_factory):
     with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("room") / "base") as found:
         yield found
-
-
-def overlaps(boxes):
-    """Pairs of (name, x, y, width, height) that share some place."""
-    return [
-        (a[0], b[0])
-        for k, a in enumerate(boxes)
-        for b in boxes[:k]
-        if a[1] < b[1] + b[3] and b[1] < a[1] + a[3] and a[2] < b[2] + b[4] and b[2] < a[2] + a[4]
-    ]
 
 
 def test_every_node_that_shows_something_is_in_the_scripts_table():
@@ -80,35 +71,72 @@ def test_every_node_that_shows_something_is_in_the_scripts_table():
         assert kept[0] >= picture and kept[1] >= text, node
 
 
-FRESH = """(() => { let at = 0
-    for (const type of Object.keys(vitrineShows)) {
-        const n = LiteGraph.createNode(type)
-        n.pos = [(at % 8) * 520, Math.floor(at / 8) * 900]; at += 1
-        app.graph.add(n)
+FRESH = """(() => {
+    for (const type of Object.keys(LiteGraph.registered_node_types).filter(t => t.startsWith('Vitrine')))
+        app.graph.add(LiteGraph.createNode(type))
+    const tall = LiteGraph.createNode('LoadImage')
+    app.graph.add(tall)
+    tall.widgets.find(w => w.name === 'image').value = 'tall.png'
+    for (const n of app.graph._nodes) {
+        const at = n.inputs.findIndex(i => ['source', 'examples'].includes(i.name) && i.type === 'IMAGE')
+        if (at >= 0) tall.connect(0, n, at)
+    }
+})()"""
+"""One of each; the points of two are picked on a picture that is not square."""
+PACK = """(() => { const low = Array(8).fill(0)
+    for (const n of app.graph._nodes) {
+        const at = low.indexOf(Math.min(...low))
+        n.pos = [at * 520, low[at] + 30]; low[at] += n.size[1] + 60
     } })()"""
+"""Each node 30 pixels below the one before, in columns as wide as the widest with its panel open."""
 
 
-async def _placed(driver, address, vue):
+async def _each_opened(tab, advanced=True):
+    """Of every panel and of the advanced inputs, one after the other: [node, button] -> what overlaps while it is open,
+    and which boxes are others once it is closed."""
+    found, first = {}, await tab.evaluate(BOXES)
+    for pressed in await tab.evaluate(OPENED):
+        if pressed[1] == "advanced" and not advanced:
+            continue
+        press = f"{PRESS}({json.dumps(pressed)})"
+        shared, moved = [], []
+        for done in (shared, moved):
+            await tab.evaluate(press)
+            await tab.settle(6)
+            boxes = await tab.evaluate(BOXES)
+            done += overlaps(boxes) if done is shared else [b for b in boxes if b not in first]
+        found[tuple(pressed)] = shared, moved
+    return found
+
+
+async def _placed(driver, address, vue, advanced):
     async with driver.page(address) as tab:
         await tab.evaluate(READY)
         await tab.build(FRESH, vue)
         await tab.evaluate("app.canvas.ds.scale = 0.2; app.canvas.setDirty(true, true)")
         await tab.settle()
+        await tab.evaluate(PACK)
+        await tab.settle()
         before = await tab.evaluate(BOXES)
         await tab.evaluate(SHOW)
         await tab.settle()
-        return before, await tab.evaluate(BOXES), tab.faults()
+        return before, await tab.evaluate(BOXES), await _each_opened(tab, advanced), tab.faults()
 
 
-@MODES
-def test_a_placed_node_keeps_its_size_when_a_run_shows_something(driver, address, vue):
-    before, after, faults = asyncio.run(_placed(driver, address, vue))
-    assert len(before) == len(SHOWS) >= 28 and not faults
-    assert before == after
+@pytest.mark.parametrize(("vue", "advanced"), [
+    pytest.param(False, False, id="classic"),
+    pytest.param(False, True, id="classic, advanced inputs too", marks=pytest.mark.nightly),
+    pytest.param(True, True, id="Nodes 2.0", marks=pytest.mark.nightly),
+])  # fmt: skip
+def test_placed_nodes_have_room_for_what_a_run_shows_and_make_room_for_what_opens(driver, address, vue, advanced):
+    before, after, opened, faults = asyncio.run(_placed(driver, address, vue, advanced))
+    assert len(before) >= 50 and len(opened) >= (25 if advanced else 5) and not faults
+    assert before == after and not overlaps(before)
+    assert not {pressed: wrong for pressed, wrong in opened.items() if any(wrong)}
 
 
 async def _templates(driver, address, vue, names):
-    """Title -> what lies over what at opening, after a run, and with every panel open."""
+    """Title -> what overlaps at opening, after a run, with all panels open; what each panel does; where nodes were."""
     found = {}
     async with driver.page(address) as tab:
         await tab.evaluate(READY)
@@ -120,23 +148,26 @@ async def _templates(driver, address, vue, names):
             await tab.evaluate(f"app.loadGraphData({graph}, {opened})")
             await tab.settle()
             boxes = [await tab.evaluate(BOXES)]
-            for step in (SHOW, OPEN):
-                await tab.evaluate(f"{step}; null")
-                await tab.settle()
-                boxes.append(await tab.evaluate(BOXES))
-            found[path.stem] = (
-                [overlaps(drawn) for drawn in boxes],
-                [box[1:3] for box in boxes[0]],
-                [box[1:3] for box in boxes[-1]],
-            )
+            await tab.evaluate(SHOW)
+            await tab.settle()
+            boxes.append(await tab.evaluate(BOXES))
+            each = await _each_opened(tab)
+            for pressed in await tab.evaluate(OPENED):
+                if pressed[1] != "advanced":
+                    await tab.evaluate(f"{PRESS}({json.dumps(pressed)})")
+            await tab.settle()
+            boxes.append(await tab.evaluate(BOXES))
+            wrong = {pressed: problems for pressed, problems in each.items() if any(problems)}
+            found[path.stem] = [overlaps(drawn) for drawn in boxes], wrong, [[b[1:3] for b in drawn] for drawn in boxes]
         return found, tab.faults()
 
 
 @pytest.mark.nightly
-@MODES
+@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
 def test_nothing_overlaps_in_any_template(driver, address, vue):
-    """At opening, after a run, with every panel open; and no node had to be pushed away for that."""
+    """At opening, after a run, with each panel open and with all; no node had to be pushed away for a panel."""
     found, faults = asyncio.run(_templates(driver, address, vue, ALL))
     assert not faults and len(found) >= 24
     assert not {title: shared for title, (shared, _, _) in found.items() if any(shared)}
-    assert not [title for title, (_, first, last) in found.items() if first != last]
+    assert not {title: wrong for title, (_, wrong, _) in found.items() if wrong}
+    assert not [title for title, (_, _, places) in found.items() if places[0] != places[-1]]

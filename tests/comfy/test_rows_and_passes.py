@@ -19,6 +19,7 @@ from vitrine_tests.comfy.guided_graphs import (
     told,
     values_of,
 )
+from vitrine_tests.lanes import nightly_but
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +68,9 @@ def test_a_blocker_behind_a_guider(comfy, scene, name):
     assert not torch.equal(found, sampled(make(model, conds)))
 
 
-@pytest.mark.parametrize("name", GUIDERS)
-def test_a_late_model_behind_a_guider(comfy, scene, name):
+def check_a_late_model(comfy, scene, make):
     """From the beginning on it is the later model; before its time it is nothing."""
     model, conds = scene
-    make, _ = GUIDERS[name]
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
@@ -83,6 +82,16 @@ def test_a_late_model_behind_a_guider(comfy, scene, name):
     late = sampled(make(applied(late_model=other, start=999.5), conds))
     assert torch.allclose(late, sampled(make(applied(late_model=other, start=1000.0), conds)), atol=1e-3)
     assert not torch.allclose(late, sampled(make(applied(), conds)), atol=1e-2)
+
+
+@pytest.mark.parametrize("name", GUIDERS)
+def test_a_late_model_behind_a_guider(comfy, scene, name):
+    check_a_late_model(comfy, scene, GUIDERS[name][0])
+
+
+@pytest.mark.parametrize("patch", nightly_but(PATCHES, ["PerturbedAttentionGuidance", "APG"]))
+def test_a_late_model_behind_a_patch(comfy, scene, patch):
+    check_a_late_model(comfy, scene, lambda model, conds: cfg(patched(comfy, patch, model), conds))
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])

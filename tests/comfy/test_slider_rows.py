@@ -32,9 +32,6 @@ async def _walk(driver, address, vue):
             await tab.evaluate(CHOOSE.replace("NAME", name).replace("VALUE", value))
             await tab.settle()
             seen.append(await tab.evaluate(rows))
-            if value and os.environ.get("VITRINE_SHOT"):
-                shot = f"rows-{'vue' if vue else 'classic'}-{len(seen)}.png"
-                await tab.screenshot(Path(os.environ["VITRINE_SHOT"]) / shot)
         await tab.reload()
         await tab.evaluate("window.edit = app.graph._nodes[0]; null")
         seen.append(await tab.evaluate(rows))

@@ -29,7 +29,9 @@ GONE = {"vitrine.evidence.w2w.slider_table"}
 
 def commands(text):
     """Each command of a page, in its blocks and between backticks."""
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
+    blocks += re.findall(r"^    (?:vitrine|pytest|python|torchrun) .*", plain, re.M)
     lines = [line.split("   #")[0].strip() for block in blocks for line in block.splitlines()]
     rest = " ".join(re.sub(r"^```.*?^```", "", text, flags=re.M | re.S).split())
     return [line for line in lines if line and line[0] != "#"] + COMMAND.findall(rest)

@@ -81,3 +81,12 @@ def test_a_help_page_names_nodes_and_inputs_that_are(subtests):
             choices = [row for row in rows if f'"{row}"' in SOURCE or (TRANSFORMERS / row).is_dir()]
             assert not [row for row in rows if row not in shown and row not in choices], "no input of this node"
             assert json.dumps(own["display_name"])[1:-1] in text.splitlines()[0]
+
+
+def test_a_folder_of_models_that_is_named_is_one_that_nodes_read():
+    inside = "\n".join(p.read_text(encoding="utf-8") for p in (ROOT / "nodes" / "comfy").glob("*.py"))
+    known = {"loras", "diffusers", "checkpoints"} | set(re.findall(r'"(vitrine_\w+|w2w)"', inside))
+    pages = [ROOT / "README.md", *DOCS.rglob("*.md"), *(WEB / "docs").rglob("*.md"), *(ROOT / "nodes").glob("*.py")]
+    texts = {p.name: p.read_text(encoding="utf-8") for p in pages} | {p.stem: notes(read(p)) for p in ALL}
+    named = {(page, word) for page, text in texts.items() for word in re.findall(r"(?<![\w/.])models/(\w+)", text)}
+    assert len(named) > 15 and not {pair for pair in named if pair[1] not in known}

@@ -118,6 +118,12 @@ def test_every_family(family):
     copied, plan = transferred_copy(pipe, wide.config)
     assert torch.equal(run(copied, told, height=2 * side, width=side * 3 // 2), moved) and plan == wide.plan
     assert torch.equal(run(pipe, told, height=2 * side, width=side * 3 // 2), large), "the copy shares weights only"
+    other = {"height": side, "width": side}  # the first pass of two
+    with pytest.raises(VitrineError, match=f"latent size: given {side} x {side}"):
+        run(copied, told, **other)
+    with apply(pipe, wide.config), pytest.raises(VitrineError, match=f"latent size: given {side} x {side}"):
+        run(pipe, told, **other)
+    assert torch.equal(run(pipe, told, **other), before)
 
 
 @pytest.mark.parametrize("top", ["renorm", "clamp_dedupe", "extend"])
@@ -166,8 +172,6 @@ def test_sd3_table_is_a_grid_with_one_shift():
         assert applied.plan.shift == 6
         fine = part.pos_embed.reshape(16, 16, -1)[::2, ::2].reshape(1, 64, -1)
         assert (fine - old.reshape(24, 24, -1)[8:16, 8:16].reshape(1, 64, -1)).abs().max() < 1e-5
-        with pytest.raises(VitrineError, match="latent size"):
-            part(torch.zeros(1, 4, 16, 16))
     assert part.pos_embed is old and part.pos_embed_max_size == 24 and part.height == 8
     sigmas = [1.0, 0.75, 0.5, 0.25]
     still = {"pos_embed": "keep", "train_size": (32, 32)}

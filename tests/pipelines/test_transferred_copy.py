@@ -43,7 +43,7 @@ def offloaded(pipe):
 def test_the_copy_follows_its_positions_and_the_first_one_stays(treated):
     torch._dynamo.reset()
     pipe, settings = flux()
-    settings |= {"height": 48, "width": 64}
+    settings |= {"height": 64, "width": 48}
     before = run(pipe, settings)
     copied, _ = transferred_copy(pipe, CONFIG)
     moved = run(copied, settings)

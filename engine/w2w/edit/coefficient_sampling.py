@@ -19,6 +19,10 @@ S = TypeVar("S", bound=Space)
 RNGS, ATTRIBUTES = ("vector", "official"), ("auto", "joined", "gaussian")
 
 
+_MOST = 1000
+"""Times the spread of the training models; beyond it numbers overflow."""
+
+
 @dataclass(frozen=True)
 class SampleConfig(Config):
     """How models are sampled.
@@ -54,10 +58,10 @@ class SampleConfig(Config):
             raise refuse("rng", self.rng, RNGS, "vector is faster")
         if self.attributes not in ATTRIBUTES:
             raise refuse("attributes", self.attributes, ATTRIBUTES, "joined needs a space with directions")
-        finite = math.isfinite(self.factor) and math.isfinite(self.emphasis)
-        if not finite or self.factor < 0 or self.emphasis < 0 or (self.components is not None and self.components < 1):
-            shown = (self.factor, self.emphasis, self.components)
-            raise refuse("factor, emphasis, components", shown, "0 or more, 1 or more", "1.0, 1.0, None are usual")
+        whole = self.components is None or self.components >= 1
+        if not (0 <= self.factor <= _MOST and 0 <= self.emphasis <= _MOST and whole):
+            shown, accepted = (self.factor, self.emphasis, self.components), f"0 .. {_MOST}, 0 .. {_MOST}, 1 or more"
+            raise refuse("factor, emphasis, components", shown, accepted, "1.0, 1.0, None are usual")
         if not 0 <= self.inherit < 1:
             raise refuse("inherit", self.inherit, "0 up to 1, a correlation", "at 1 it would be the training model")
         if self.truncation is not None and not self.truncation > 0.1:
@@ -74,6 +78,8 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
         VitrineError: If ``joined`` is requested for a space without directions or coefficients, or the space does not
             have the deviations of its models.
     """
+    if not len(seeds):
+        raise refuse("seeds", "none", "one or more", "give one for each model")
     config = config or usual_sampling(space)
     if config.factor and not bool(space.deviations.any()):
         remedy = "import it again with proj_1000pc.pt next to the other files, or sample with factor 0, the mean model"

@@ -10,6 +10,7 @@ import torch
 
 from ...errors import refuse
 from ...io.lora_layer import Lora, LoraLayer
+from ...runtime.finite import require_finite
 from ...settings.config import Config
 from ..loras.low_rank import fraction_kept, refactor, squared_change
 from ..space.delta_space import DeltaSpace, Space
@@ -137,8 +138,9 @@ def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = Non
     """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, bit for bit in factors mode.
 
     Raises:
-        VitrineError: If the rank is below 1.
+        VitrineError: If the rank is below 1, or a coefficient is NaN or infinite.
     """
+    require_finite(coefficients, "coefficients", "sample or edit the model again")
     if rank is not None and rank < 1:
         raise refuse("rank", rank, "1 or more", "leave it out for the exact model")
     if isinstance(space, DeltaSpace):

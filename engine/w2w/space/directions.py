@@ -263,12 +263,8 @@ def direction_named(space: Space, label: str) -> torch.Tensor:
     Raises:
         VitrineError: If the label is unknown; the message has the most similar labels.
     """
-    from difflib import get_close_matches
-
     if label not in space.directions:
-        near = get_close_matches(label, space.directions, n=3, cutoff=0.4)
-        known = sorted(space.directions)
-        raise refuse("direction", label, known, f"Did you mean {', '.join(near)}?" if near else "train it first")
+        raise refuse("direction", label, sorted(space.directions), "train it first")
     return space.directions[label]
 
 

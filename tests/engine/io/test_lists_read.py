@@ -45,9 +45,9 @@ def test_every_form_gives_the_same_list(tmp_path):
             mark = "\ufeff" if encoding == "utf-16-be" else ""
             (tmp_path / name).write_bytes((mark + text).encode(encoding))
             assert read_prompts(tmp_path / name) == (PROMPTS, LABELS), (name, encoding)
-    for name, text in {"a.txt": "\ufeffone, two\r\n\r\n three \n\ufefffour\u2028five\n",
+    for name, text in {"a.txt": "\ufeffone, two\u200b\r\n\r\n\u200e three \xa0\n\ufefffour\u2028five\n",
                        "b": "prompt\none, two\nthree\nfour\u2028five",
-                       "c.json": '["one, two", "three", "four\\u2028five"]',
+                       "c.json": '["one, two", "\\ufeffthree\\u200b", "four\\u2028five"]',
                        "d.jsonl": '"one, two"\n"three"\n\n"four\u2028five"\n',
                        "e.csv": 'caption\n"one, two"\nthree\nfour\u2028five',
                        "f.tsv": "one, two\nthree\nfour\u2028five"}.items():  # fmt: skip
@@ -67,7 +67,7 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path):
         "other.json": b'[{"file": "a.png"}]', "deep.json": b"[" * 90_000, "half.json": b'["a"',
         "run.py": b"a = 1", "half.jsonl": b'"a"\n{"b', "labels.json": b'[{"prompt": "a", "label": ["x"]}]',
         "nothing.txt": b"\n \n",
-        "empty.csv": b"", "head.csv": b"prompt\n", "empty.json": b"[]",
+        "twice.csv": b"prompt,prompt\na,b\n", "empty.csv": b"", "head.csv": b"prompt\n", "empty.json": b"[]",
     }  # fmt: skip
     for name, data in refused.items():
         (tmp_path / name).write_bytes(data)

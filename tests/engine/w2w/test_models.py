@@ -20,6 +20,7 @@ from vitrine.engine.w2w import (
     edit,
     edited_lora,
     fraction_inside,
+    materialise,
     nearest,
     quality,
     reach,
@@ -238,3 +239,17 @@ def test_delta_spaces_do_the_same_things(loras):
     lora = edited_lora(space, beta, {"odd": 1.0}, rank=4)
     assert all(layer.rank == 4 for layer in lora.values())
     assert nearest(space, space.coefficients[3:4])[0][0].name == "m3"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e308, 1e30])
+def test_no_model_is_made_of_what_is_no_number(space, value):
+    """1e308 times the spread was infinite, and a LoRA of NaN came out."""
+    with pytest.raises(VitrineError, match="factor"):
+        sample(space, [0], SampleConfig(factor=value))
+    row = sample(space, [0])[0]
+    with pytest.raises(VitrineError, match="strength of"):
+        edit(with_directions(space, {"hat": torch.ones(space.dimension)}), row[None], {"hat": value})
+    with pytest.raises(VitrineError, match="coefficients: given"):
+        materialise(space, row * (value if math.isnan(value) else math.inf))
+    with pytest.raises(VitrineError, match="seeds: given none"):
+        sample(space, [])
