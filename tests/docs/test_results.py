@@ -72,4 +72,6 @@ def test_a_result_is_complete(name):
     for arm in result["baselines"]:
         assert arm["role"] in ROLES and isinstance(arm["value"], (int, float))
     for arm in [{"value": result["ours"], "interval": result["interval"]}, *result["baselines"]]:
-        assert arm["interval"] is None or arm["interval"][0] <= arm["value"] <= arm["interval"][1], arm
+        low, high = arm["interval"] or (arm["value"], arm["value"])
+        # resampled pictures are farther from others: the interval of real against real lies above its distance
+        assert (low <= arm["value"] or arm["role"] == "reference") and arm["value"] <= high, arm
