@@ -38,7 +38,7 @@ def test_the_card_that_a_command_writes_names_it_too():
 def test_the_page_says_it_of_every_kind_of_file():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["license"] == "Apache-2.0" and "LICENSES.md" in project["license-files"]
-    for kind in ("code", "weights", "tokenizers", "pictures", "photographs of graphs", "fonts", "Facts of others"):
+    for kind in ("code", "weights", "tokenizers", "pictures", "screenshots", "fonts", "Facts of others"):
         assert kind in PAGE
     named = set(re.findall(r"`((?:engine|docs|nodes|workflows)/[\w./*-]+)`", PAGE))
     assert len(named) >= 5 and all(list(ROOT.glob(name)) for name in named)

@@ -108,12 +108,12 @@ def read_inception(folder: Path) -> Inception:
 
 def _literal(path: Path) -> Any:
     """The object that a bundled module exports, read as JSON: keys get quotes, numbers their zeros."""
-    found = re.search(
+    match = re.search(
         r"exports=(\{.*\})\},\{\}\]\},\{\},\[1\]\)\(1\)\}\);?\s*$", path.read_text(encoding="utf-8"), re.S
     )
-    if found is None:
+    if match is None:
         raise refuse("inception model", path.name, "a module that exports one object", PACKAGE)
-    text = re.sub(r"([{,])([A-Za-z_]\w*):", r'\1"\2":', found[1])
+    text = re.sub(r"([{,])([A-Za-z_]\w*):", r'\1"\2":', match[1])
     text = re.sub(r"!([01])\b", lambda m: "true" if m[1] == "0" else "false", text)
     text = re.sub(r"(?<=[:\[,])(-?)\.(?=\d)", r"\g<1>0.", text)
     try:
@@ -123,10 +123,10 @@ def _literal(path: Path) -> Any:
 
 
 def _shard(path: Path) -> bytes:
-    found = re.search(r'exports="([A-Za-z0-9+/=]+)"', path.read_text(encoding="utf-8")) if path.is_file() else None
-    if found is None:
+    match = re.search(r'exports="([A-Za-z0-9+/=]+)"', path.read_text(encoding="utf-8")) if path.is_file() else None
+    if match is None:
         raise refuse("inception model", path.name, "a module that exports weights as base64", PACKAGE)
-    return base64.b64decode(found[1])
+    return base64.b64decode(match[1])
 
 
 def _weights(entries: list[dict[str, Any]], content: bytes) -> dict[str, torch.Tensor]:

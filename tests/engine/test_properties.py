@@ -220,7 +220,7 @@ def test_any_text_resolves_or_is_explained(text):
     try:
         found = addresses(text)
     except VitrineError as error:
-        assert any(name in str(error) for name in NAMES), "the nearest valid names"
+        assert any(hint in str(error) for hint in [*NAMES, *(f"{name.split('-')[0]}-*" for name in NAMES)])
     else:
         assert found and set(found) <= set(NAMES)
 
