@@ -104,9 +104,10 @@ def test_components_of_no_number_of_them(comfy, count):
 def test_no_latent_is_made_of_nan(comfy, calls):
     told = calls["VitrineEMDOneStepGenerator"]
     text, settings = told["positive"][0]
-    spoilt = {"positive": [[text * torch.nan, settings]]}
-    with pytest.raises(VitrineError, match="^latents: given nan"):
-        call(comfy, "VitrineEMDOneStepGenerator", latent={"samples": torch.zeros(1, 4, 16, 16)}, **told | spoilt)
+    for factor, reason in ((torch.nan, "^prompt: given NaN"), (1e37, "^picture: given NaN")):  # the second overflows
+        spoilt = {"positive": [[text * factor, settings]]}
+        with pytest.raises(VitrineError, match=reason):
+            call(comfy, "VitrineEMDOneStepGenerator", latent={"samples": torch.zeros(1, 4, 16, 16)}, **told | spoilt)
 
 
 @pytest.mark.parametrize("more", [{}, {"batch_index": [2]}, {"noise_mask": (seeded(1, 1, 64, 64) > 0).float()}],
