@@ -52,6 +52,7 @@ async def _place(driver, address, graph):
         return listed, widgets, await tab.run(address), tab.faults()
 
 
+@pytest.mark.nightly
 def test_one_is_placed_and_runs(driver, tmp_path):
     graph = json.loads((ROOT / "subgraphs" / "Sample in one step.json").read_text(encoding="utf-8"))
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:

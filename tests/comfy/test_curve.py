@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -49,7 +50,7 @@ async def _walk(driver, address, vue):
         return seen, tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True])
+@page_modes("Nodes 2.0")
 def test_a_curve_is_clicked_dragged_cleared_and_saved(driver, address, vue):
     from vitrine.engine.control import DRAWN, GammaConfig
 

@@ -163,7 +163,7 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
 
 
 LONG = {
-    "Check a model for copies (demo)", "Make a slider from pictures (demo)",
+    "Change a person halfway through (demo)", "Check a model for copies (demo)", "Make a slider from pictures (demo)",
     "Make your own slider, threshold and space (demo)", "Reuse saved neurons, people and layers (demo)",
     "Sample at twice the size, transformer (demo)",
 }  # fmt: skip

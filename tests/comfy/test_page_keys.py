@@ -255,6 +255,7 @@ async def _people(driver, address, vue):
         return panel.seen, rests, await _copied(panel, "VitrineW2WEdit"), tab.faults()
 
 
+@pytest.mark.nightly
 @MODES
 def test_keys_over_sliders_and_the_map_are_the_pages(driver, address, vue):
     seen, rests, copied, faults = asyncio.run(_people(driver, address, vue))
@@ -296,6 +297,7 @@ async def _neurons(driver, address, vue):
         return panel.seen, await _copied(panel, kind), tab.faults()
 
 
+@pytest.mark.nightly
 @MODES
 def test_keys_over_neurons_are_the_pages(driver, tmp_path, vue):
     base = tmp_path / "base"

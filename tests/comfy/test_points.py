@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from vitrine_tests.lanes import nightly_but
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -180,7 +181,7 @@ if os.environ.get("VITRINE_HARD"):
     WALKS += [(node, not vue) for node, vue in WALKS]
 
 
-@pytest.mark.parametrize(("node", "vue"), WALKS)
+@pytest.mark.parametrize(("node", "vue"), nightly_but(WALKS, WALKS[:1]))
 def test_points_are_clicked_dragged_undone_and_saved(driver, address, node, vue, record_property):
     """``--junitxml`` keeps the milliseconds from the click to the map that is drawn."""
     seen, shown, faults = asyncio.run(_walk(driver, address, node, vue))
