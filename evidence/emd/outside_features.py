@@ -13,7 +13,7 @@ from ..metrics import frechet_distance
 from ..metrics.inception_features import Inception, read_inception
 from ..registry import ClaimResult, Table, arms, claim
 from .judge import Judge
-from .student_claims import PAPER, ROLES, _samples, _students
+from .student_claims import PAPER, ROLES, all_samples, one_step_students
 
 FIRST, COUNT, QUICK, WIDTH = 5_500_000, 400, 100, 64
 """First scene of the captions, pictures of each sampler, and principal components of the renders that are compared: a
@@ -38,7 +38,7 @@ def judged(
 
     network, count = read_inception(Path(inception or "")), QUICK if quick else COUNT
     judge = Judge.open(FIRST, count, model)
-    images = {name: pictures for name, pictures, _ in _samples(judge, _students(), progress, 2 * count)}
+    images = {name: pictures for name, pictures, _ in all_samples(judge, one_step_students(), progress, 2 * count)}
     fresh, others = (
         render(sample_scenes(range(FIRST + a * count, FIRST + b * count))).images for a, b in ((3, 4), (1, 3))
     )

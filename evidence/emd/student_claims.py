@@ -42,9 +42,9 @@ def student(model: str | None = None, progress: Progress = silent, quick: bool =
     from ...engine.portraits import render, sample_scenes
 
     count, sets = (QUICK_SAMPLES, 1) if quick else (COUNT, SETS)
-    judge, students = Judge.open(FIRST, count, model), _students()
+    judge, students = Judge.open(FIRST, count, model), one_step_students()
     total = count * sets
-    rows = {name: judge.row(images, seconds) for name, images, seconds in _samples(judge, students, progress, total)}
+    rows = {name: judge.row(images, seconds) for name, images, seconds in all_samples(judge, students, progress, total)}
     recall = _recalls(rows, students, sets, partial(Judge.open, count=count, model=model), progress)
     fresh = render(sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count))).images
     rows["real against real"] = {"FID": round(judge.distance(fresh), 2)}
@@ -83,7 +83,8 @@ def _holds_quickly(rows: dict[str, dict[str, Any]]) -> bool:
     return holds and emd["agreement"] >= 0.9 * many["agreement"]
 
 
-def _students() -> dict[str, Generate]:
+def one_step_students() -> dict[str, Generate]:
+    """Name -> the one-step sampler of each shipped student, as in :data:`STUDENTS`."""
     return {
         name: _once(Denoiser.from_diffusers(pipe), contract)
         for name, (pipe, contract) in ((name, one_step_pipeline(file)) for name, file in STUDENTS.items())
@@ -112,7 +113,7 @@ def _recalls(
     return {name: rows[name]["mean recall"] for name in recalls}
 
 
-def _samples(
+def all_samples(
     judge: Judge, students: dict[str, Generate], progress: Progress, total: int
 ) -> Iterator[tuple[str, torch.Tensor, float]]:
     """(name, (N, 3, 64, 64) pictures in [0, 1], seconds in the denoiser) of each way to sample."""

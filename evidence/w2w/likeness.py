@@ -52,7 +52,7 @@ class Likeness:
 
 @dataclass(frozen=True)
 class Sitters:
-    """People of no space, with one picture of each in its own context.
+    """Held-out people, with one picture of each in its own context.
 
     Attributes:
         images: (M, 3, S, S) in [0, 1]; ``captions`` say their surroundings.

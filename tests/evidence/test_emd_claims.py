@@ -4,7 +4,7 @@ import pytest
 import torch
 from vitrine.evidence.emd.judge import Judge
 from vitrine.evidence.emd.repair_claims import FIRST, _row, _ways
-from vitrine.evidence.emd.student_claims import _recalls, _students
+from vitrine.evidence.emd.student_claims import _recalls, one_step_students
 
 
 @pytest.fixture(scope="module")
@@ -14,7 +14,7 @@ def judge():
 
 @pytest.mark.nightly
 def test_distances_have_an_interval_over_sets(judge):
-    students = _students()
+    students = one_step_students()
     rows = {name: judge.row(*judge.draw(generate)) for name, generate in students.items()}
     first = {name: row["FID"] for name, row in rows.items()}
     _recalls(rows, students, 2, lambda at: Judge.open(at, 4), lambda *_: None)
