@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vitrine_tests.comfy.conftest import beside, comfy  # noqa: F401  fixtures
+from vitrine_tests.comfy.conftest import beside, comfy, comfyui  # noqa: F401  fixtures
 
 HERE = Path(__file__).parent
 SIDE = int(os.environ.get("VITRINE_FULL_SIZE_SIDE", "96"))
