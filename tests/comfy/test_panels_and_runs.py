@@ -235,8 +235,10 @@ def test_a_panel_says_that_its_model_is_gone(comfy):
     comfy.run(people_graph(4, own=True), executor)
     session = people.SESSIONS.find(NodeKey("", "", "6"))
     assert people.portrait(session, INPUTS, "", 7)["picture"]
+    prompt = weakref.ref(session.renderer().positive("")[0][0])
     executor.reset()
     gc.collect()
+    assert prompt() is None, "its conditioning goes with the model"
     with pytest.raises(VitrineError, match="run the graph once"):
         people.portrait(session, INPUTS, "", 7)
     assert people.laid_out(session)["labels"], "the map is still there"
