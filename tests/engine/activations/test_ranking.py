@@ -150,7 +150,7 @@ def test_bad_requests_are_refused_before_any_forward(pipe, pictures):
     for told, word in (
         ({"masks": masks[:5]}, "one mask per picture"),
         ({"masks": masks * 0}, "two or more"),
-        ({"patterns": "up-level9-*"}, "addresses"),
+        ({"patterns": "up-level9-*"}, "address"),
         ({"rule": FilterRule(noise=1e-9)}, "loosen"),
     ):
         with pytest.raises(VitrineError, match=word):

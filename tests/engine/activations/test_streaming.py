@@ -132,7 +132,7 @@ def test_ranking_within_a_budget_is_the_ranking(tmp_path):
     whole = rank_sites(denoiser(), pictures, **told)
     small = rank_sites(denoiser(), pictures, **told, state=tmp_path, memory="16MiB")
     assert small.search is not None and whole.search is not None
-    assert small.chosen == whole.chosen and small.search.singles == pytest.approx(whole.search.singles, abs=1e-3)
+    assert small.chosen == whole.chosen and small.search.singles == pytest.approx(whole.search.singles, abs=1e-2)
     assert {a: p.noise for a, p in small.properties.items()} == pytest.approx(
         {a: p.noise for a, p in whole.properties.items()}, abs=1e-5
     )
