@@ -119,7 +119,10 @@ export function addPanel(node, name, box, height = HEIGHT, keys = {}) {
   return widget;
 }
 
-const boxOf = (node) => ({ left: node.pos[0], top: node.pos[1] - NODE_TITLE, right: node.pos[0] + node.size[0], bottom: node.pos[1] + node.size[1] });
+/** A node's box as it is drawn: newer pages leave its size as it was when its content needs more. */
+function boxOf({ pos: [left, y], size, renderingSize: [width, height] = size }) {
+  return { left, top: y - NODE_TITLE, right: left + width, bottom: y + height };
+}
 const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 
 /** Groups that held a box grow with it; returns what undoes that. */
