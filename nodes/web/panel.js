@@ -44,6 +44,14 @@ export const linked = (node, name) => {
   return at >= 0 && !!node.isInputConnected?.(at);
 };
 
+/** Nodes 2.0 reads a widget's options when the list of widgets changes. */
+export function reread(node, widget) {
+  const at = node.widgets.indexOf(widget);
+  if (at < 0) return;
+  node.widgets.splice(at, 1);
+  node.widgets.splice(at, 0, widget);
+}
+
 const typing = (element) => element?.tagName === "TEXTAREA" || element?.isContentEditable
   || (element?.tagName === "INPUT" && !["range", "button", "checkbox"].includes(element.type));
 

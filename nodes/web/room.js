@@ -42,12 +42,12 @@ new MutationObserver(() => {
 }).observe(document.body, { childList: true, subtree: true });
 
 document.addEventListener("pointerdown", ({ target }) => {
-  const element = target.closest?.("[data-corner]") && target.closest(GROWN);
-  if (element) setTimeout(() => { // when the page has measured it
+  const corner = target.closest?.("[data-corner]"), element = corner?.closest(GROWN);
+  if (element) corner.addEventListener("pointerdown", () => { // after the page's own, which measures the node
     resized = { element, node: nodeOf(element) };
     element.removeAttribute(MARK);
     grow(resized.node, -GROWTH);
-  }, 0);
+  }, { once: true });
 }, true);
 for (const end of ["pointerup", "pointercancel"]) {
   document.addEventListener(end, () => { // before the page notes a step of undo

@@ -135,7 +135,9 @@ def test_placed_nodes_have_room_for_what_a_run_shows_and_make_room_for_what_open
     assert not {pressed: wrong for pressed, wrong in opened.items() if any(wrong)}
 
 
-PULLED = """(() => { const n = LiteGraph.createNode('VitrineActivationTap'); n.pos = [400, 150]; app.graph.add(n) })()"""
+PULLED = """(() => {
+    const n = LiteGraph.createNode('VitrineActivationTap'); n.pos = [400, 150]; app.graph.add(n)
+})()"""
 
 
 async def _pulled(driver, address):
@@ -162,6 +164,36 @@ def test_a_corner_of_a_node_with_a_picture_stays_under_the_mouse(driver, address
         grown = [now - was for now, was in zip(seen, first, strict=True)]
         assert max(abs(g - a) for g, a in zip(grown, 2 * away, strict=True)) <= 2, (seen, first)
     assert undone == wider and not faults
+
+
+SIDE_BY_SIDE = """(() => {
+    for (const vitrine_enlarged of [true, false]) {
+        const n = LiteGraph.createNode('PreviewImage')
+        Object.assign(n, { pos: [vitrine_enlarged ? 300 : 700, 150], size: [340, 360] })
+        Object.assign(n.properties, { vitrine_enlarged })
+        app.graph.add(n)
+    }
+})()"""
+FOUR = SHOW.replace("type: 'input' }]", "type: 'input' }].flatMap(image => Array(4).fill(image))")
+
+
+async def _side_by_side(driver, address):
+    """Width of each of four small pictures in two nodes, and what the page says of one that is opened."""
+    async with driver.page(address) as tab:
+        await tab.evaluate(READY)
+        await tab.build(SIDE_BY_SIDE)
+        await tab.evaluate(FOUR)
+        await tab.wait_for("app.graph._nodes.every(n => n.imageRects?.length === 4)")
+        await tab.settle()
+        widths = await tab.evaluate("app.graph._nodes.map(n => n.imageRects.map(r => r[2]))")
+        await tab.evaluate("app.graph._nodes[0].imageIndex = 1; null")
+        return widths, await tab.evaluate("app.graph._nodes[0].imgs[1].naturalWidth"), tab.faults()
+
+
+@pytest.mark.nightly
+def test_small_pictures_of_our_templates_fill_their_node_in_the_classic_page(driver, address):
+    (ours, others), opened, faults = asyncio.run(_side_by_side(driver, address))
+    assert min(ours) > 120 and max(others) <= 64 and opened == 64 and not faults
 
 
 async def _templates(driver, address, vue, names):
