@@ -26,7 +26,5 @@ def text_parts_of(pipe: Any) -> dict[str, object]:
 
 
 def _parts(pipe: Any) -> dict[str, Any]:
-    """Its components that are there; those of the pipeline that it was made around too."""
-    source = vars(pipe).get("source")
-    parts = ({} if source is None else source.components) | pipe.components
-    return {name: part for name, part in parts.items() if part is not None}
+    """Its components that are there."""
+    return {name: part for name, part in pipe.components.items() if part is not None}

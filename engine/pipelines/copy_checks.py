@@ -22,6 +22,7 @@ from ..nemo.check_page import write_check
 from ..nemo.guidance_difference import PullConfig, prompt_scores
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.progress import Progress, silent
+from .adapter import network_of
 from .components import components_of
 from .conventions import accepted_by
 from .prompt_encoding import empty_prompt, encoded
@@ -90,8 +91,7 @@ class _Sampler:
     @property
     def backbone(self) -> Any:
         """UNet or transformer."""
-        unet = getattr(self.pipe, "unet", None)
-        return self.pipe.transformer if unet is None else unet
+        return network_of(self.pipe)
 
     @property
     def size(self) -> tuple[int, int]:

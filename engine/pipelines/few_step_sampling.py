@@ -8,6 +8,7 @@ from ..diffusion.schedule import convention_of
 from ..emd.published_students import StudentSampling, check_student, known
 from ..errors import refuse
 from ..families import family_of
+from .adapter import Adapter
 
 
 def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
@@ -26,14 +27,13 @@ def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, d
         VitrineError: There is no such student, the pipeline is of another base, or its scheduler is not the base's.
     """
     sampling = known(student) if isinstance(student, str) else student
-    unet = getattr(pipe, "unet", None)
-    network = pipe.transformer if unet is None else unet
-    schedule, _ = convention_of(pipe.scheduler, network)
-    if unet is not None and schedule.kind == "flow":
+    adapter = Adapter(pipe)
+    schedule, _ = convention_of(pipe.scheduler, adapter.network)
+    if adapter.is_unet and schedule.kind == "flow":
         shown = f"a flow ({type(pipe.scheduler).__name__})"
         raise refuse("scheduler", shown, "one with the base's table of betas", "pass the pipeline as it was published")
-    check_student(sampling, network)
-    if unet is None:
+    check_student(sampling, adapter.network)
+    if not adapter.is_unet:
         return _flow(pipe, sampling)
     import diffusers
 

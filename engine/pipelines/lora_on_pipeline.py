@@ -10,20 +10,16 @@ from typing import Any
 
 import torch
 
-from ..diffusion.denoiser import Denoiser
 from ..errors import VitrineError, refuse
-from ..families import family_of
 from ..io.files import named
 from ..io.lora_writing import write_lora
 from ..jobs.digests import described
-from ..runtime.placement import upcast_vae
 from ..w2w.loras.base_weights import BaseWeights, modules_of
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
 from ..w2w.loras.lora_files import read_lora
 from .components import components_of
 from .lora_report_samples import Loading, OnModel
 from .nemo import NEMOPipeline
-from .prompt_encoding import empty_prompt
 
 ADAPTER = "vitrine_lora_report"
 _NAMED = 8
@@ -62,14 +58,9 @@ class PipelineModel:
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(n, 3, H, W) in [0, 1]."""
-        latent = family_of(self.backbone).latent
-        parts = []
-        with torch.no_grad(), upcast_vae(self.pipe.vae) as vae:
-            for row in latents.split(4):
-                clean = latent.unscaled(vae, row.to(vae.device, vae.dtype))
-                parts.append(vae.decode(clean).sample.float().cpu())
-        pixels = torch.cat(parts)
-        return ((pixels[:, :, 0] if pixels.ndim == 5 else pixels) / 2 + 0.5).clamp(0, 1)
+        with torch.no_grad():
+            pixels = torch.cat([self._tools._adapter.decode(row).float().cpu() for row in latents.split(4)])
+        return (pixels / 2 + 0.5).clamp(0, 1)
 
     def pieces(self, word: str) -> int:
         """Tokens of a word; 1 where the pipeline has no tokenizer."""
@@ -135,10 +126,9 @@ class PipelineLora:
         else:
             pipe.disable_lora()
         tools = self.model._tools
-        size = tuple(side * tools.vae_scale_factor for side in self.model.shape[1:])
+        height, width = (side * tools._adapter.factor for side in self.model.shape[1:])
         with tools._in_use(), torch.no_grad():
-            null = empty_prompt(pipe, size) if getattr(pipe, "unet", None) is not None else tools.conditions([""])[0]
-            yield OnModel(Denoiser.from_diffusers(tools), tools.conditions, null)
+            yield OnModel(tools._denoiser(), tools.conditions, tools._adapter.empty((height, width)))
 
 
 def _loading(model: PipelineModel, facts: LoraFacts, note: str) -> Loading:

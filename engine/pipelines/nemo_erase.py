@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..activations.picture_latents import to_pixels
-from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import generators
 from ..errors import refuse
 from ..jobs.digests import digest
@@ -19,6 +18,7 @@ from ..nemo.blocked_copies import THIRD
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from .components import components_of
+from .nemo_tools import NEMOTools
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class SurrogateConfig(Config):
             raise refuse("count, steps", (self.count, self.steps), "1 or more", "use 3 and 30")
 
 
-class ErasingPart:
+class ErasingPart(NEMOTools):
     """The part of :class:`~vitrine.engine.pipelines.NEMOPipeline` that trains pictures out of the weights."""
 
     def erase(
-        self: Any, prompts: Sequence[str], pictures: Sequence[Any], ordinary: Sequence[str],
+        self, prompts: Sequence[str], pictures: Sequence[Any], ordinary: Sequence[str],
         neurons: NeuronSet | Sequence[NeuronSet], config: EraseConfig | None = None,
         sources: SurrogateConfig | None = None, folder: str | Path | None = None, progress: Progress = silent,
     ) -> Erased:  # fmt: skip
@@ -62,15 +62,20 @@ class ErasingPart:
             folder: for the state of the training; the same call resumes from it, also after the process was killed.
 
         Raises:
-            VitrineError: If counts differ, a surrogate is a copy itself, or see :func:`vitrine.engine.nemo.erase`.
+            VitrineError: If counts differ, a surrogate is a copy itself, the pipeline is not text to image of Stable
+                Diffusion 1.x or 2.x (losses and attacks are of networks that read the text alone), or see
+                :func:`vitrine.engine.nemo.erase`.
         """
+        if (pipe := self._adapter.pipe) is not self:
+            accepted = "StableDiffusionPipeline, of SD 1.x or 2.x, whose network reads the text alone"
+            raise refuse("pipeline to erase from", type(pipe).__name__, accepted, "block the neurons instead")
         data = erase_data(self, list(prompts), list(pictures), list(ordinary), neurons, sources or SurrogateConfig())
-        own = [digest(to_pixels(p, None, self.vae_scale_factor)) for p in pictures]
+        own = [digest(to_pixels(p, None, self._adapter.factor)) for p in pictures]
         made_of = {**components_of(self, ("unet",)), "prompts": list(prompts), "pictures": own}
         made_of |= {"ordinary captions": list(ordinary), "neurons": neurons, "sampling": sources or SurrogateConfig()}
         with self._in_use():
             return erase(
-                Denoiser.from_diffusers(self), data, config or EraseConfig(), folder=folder, identity=made_of,
+                self._denoiser(), data, config or EraseConfig(), folder=folder, identity=made_of,
                 progress=progress,
             )  # fmt: skip
 

@@ -26,6 +26,8 @@ class ResolutionTransferPipeline(Wrapping):
         >>> images = pipe("a prompt", seeds=[0, 1]).images
     """
 
+    _choices = ("config", "metadata")
+
     def __init__(self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> None:
         """Plan at once, so that an impossible transfer is refused here.
 
@@ -42,26 +44,6 @@ class ResolutionTransferPipeline(Wrapping):
         refuse_moved(pipe)
         self.pipe, self.config, self.metadata = pipe, config, metadata
         self.plan  # noqa: B018 - refuses what cannot be done
-
-    @classmethod
-    def from_pipe(
-        cls, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
-    ) -> ResolutionTransferPipeline:
-        """The same as the constructor, under diffusers' name."""
-        return cls(pipe, config, metadata)
-
-    @classmethod
-    def from_pretrained(
-        cls, path: str, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> ResolutionTransferPipeline:
-        """Around the pipeline of a folder or hub repository.
-
-        Args:
-            kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.
-        """
-        from diffusers import DiffusionPipeline
-
-        return cls(DiffusionPipeline.from_pretrained(path, **kwargs), config, metadata)
 
     @property
     def plan(self) -> Plan:

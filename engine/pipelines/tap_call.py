@@ -6,7 +6,6 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
@@ -15,6 +14,7 @@ from ..activations.container import Activations
 from ..activations.presets import preset as find_preset
 from ..activations.tap_config import TapConfig
 from ..errors import refuse
+from .adapter import network_of
 from .conventions import Generators
 
 MEANINGLESS = {
@@ -89,9 +89,7 @@ def pca_pictures(
     return pictures
 
 
-def model_id(pipe: DiffusionPipeline) -> str:
+def model_id(pipe: Any) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
-    unet = pipe.components.get("unet")
-    net = pipe.components["transformer"] if unet is None else unet  # a compiled one has no truth value
-    name = str(pipe.config.get("_name_or_path") or net.config.get("_name_or_path") or "")
+    name = str(pipe.config.get("_name_or_path") or network_of(pipe).config.get("_name_or_path") or "")
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name
