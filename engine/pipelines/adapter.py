@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,11 +17,14 @@ from ..network.condition import Condition
 from ..runtime.placement import device_of, dtype_of, upcast_vae
 from .prompt_encoding import empty_prompt, encoded
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline, ModelMixin
+
 MASKS = ("prompt_embeds_mask", "prompt_attention_mask")
 """Masks of encoded prompts, by the names of diffusers' pipelines."""
 
 
-def network_of(pipe: Any) -> Any:
+def network_of(pipe: DiffusionPipeline) -> ModelMixin:
     """The UNet or transformer of a pipeline."""
     unet = getattr(pipe, "unet", None)
     return pipe.transformer if unet is None else unet  # a compiled one has no truth value
@@ -34,11 +37,11 @@ class Adapter:
         pipe: the pipeline, stock or ours, with all its components.
     """
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: DiffusionPipeline) -> None:
         self.pipe = pipe
 
     @property
-    def network(self) -> Any:
+    def network(self) -> ModelMixin:
         """The UNet or transformer."""
         return network_of(self.pipe)
 
@@ -188,7 +191,7 @@ class Adapter:
 class _Encoded:
     """A pipeline whose prompts are encoded already: its ``encode_prompt`` makes of them what it makes of its own."""
 
-    def __init__(self, pipe: Any, texts: Mapping[str, Any]) -> None:
+    def __init__(self, pipe: DiffusionPipeline, texts: Mapping[str, Any]) -> None:
         self._pipe, self._texts = pipe, texts
 
     def __getattr__(self, name: str) -> Any:

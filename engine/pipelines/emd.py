@@ -16,8 +16,8 @@ class EMDOneStepPipeline(OneStepTools, FromParts, StableDiffusionPipeline):
 
     Example:
         >>> pipe = EMDOneStepPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
-        >>> contract = pipe.load_student("student_kohya.safetensors")
-        >>> images = pipe("a prompt", seeds=[0], contract=contract).images
+        >>> preset = pipe.load_student("student_kohya.safetensors")
+        >>> images = pipe("a prompt", seeds=[0], preset=preset).images
     """
 
 
@@ -26,8 +26,8 @@ class EMDOneStepXLPipeline(OneStepTools, FromParts, StableDiffusionXLPipeline):
 
     Example:
         >>> pipe = EMDOneStepXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
-        >>> contract = pipe.load_student("dmd2_sdxl_1step_unet.safetensors", preset="DMD2 SDXL 1-step (UNet)")
-        >>> images = pipe("a prompt", seeds=[0], contract=contract).images
+        >>> preset = pipe.load_student("dmd2_sdxl_1step_unet.safetensors", preset="DMD2 SDXL 1-step (UNet)")
+        >>> images = pipe("a prompt", seeds=[0], preset=preset).images
     """
 
 
@@ -50,7 +50,7 @@ EMDOneStepPipeline._forms = {"xl": EMDOneStepXLPipeline, "transformer": EMDOneSt
 
 
 def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, StudentPreset]:
-    """The portraits model with a shipped student loaded, and the student's contract."""
+    """The portraits model with a shipped student loaded, and the student's preset."""
     from ..portraits import load_portraits
     from ..portraits.shipped import student_file
 

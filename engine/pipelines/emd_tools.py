@@ -6,7 +6,7 @@ Not postponing annotations here: ``from_pipe`` reads the component types from ``
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
@@ -35,25 +35,29 @@ from ..emd.published_students import one_step_of
 from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.finite import require_finite
+from ..runtime.former_names import former_argument
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from .conventions import Generators, noise_sources
 from .shared import SharedPipeline
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline, ModelMixin
+
 
 class OneStepTools(SharedPipeline):
     """What every form of :class:`~vitrine.engine.pipelines.EMDOneStepPipeline` does."""
 
-    pipe: Any
+    pipe: DiffusionPipeline
 
     _meaningless = {
         "negative_prompt": "guidance is distilled into a one-step student",
         "negative_prompt_embeds": "guidance is distilled into a one-step student",
         "guidance_rescale": "guidance is distilled into a one-step student",
         "num_inference_steps": "there is one step",
-        "timesteps": "there is one step, at the contract's timestep",
-        "sigmas": "there is one step, at the contract's timestep",
+        "timesteps": "there is one step, at the preset's timestep",
+        "sigmas": "there is one step, at the preset's timestep",
         "eta": "there is one step",
         "callback_on_step_end": "there is one step; progress= follows a correction",
         "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
@@ -80,30 +84,32 @@ class OneStepTools(SharedPipeline):
         return None if guidance == 1 else self.unprompted(size)
 
     def load_student(
-        self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
-        contract: StudentPreset | None = None,
+        self, path: str | Path, base: str = "", adapter_name: str = "generator", *,
+        preset: str | StudentPreset | None = None, **former: Any,
     ) -> StudentPreset:  # fmt: skip
-        """Load a student, a LoRA in any names that diffusers reads or a whole UNet, and return its contract.
+        """Load a student, a LoRA in any names that diffusers reads or a whole network, and return its preset.
 
         Args:
             base: name of this model; a student of another one is refused.
             adapter_name: of a LoRA; one of that name that was loaded before gives way.
-            preset: a published student's name in :data:`vitrine.engine.emd.ONE_STEP`, for files without a contract
-                whose name does not tell.
-            contract: the same, written out.
+            preset: for files without one whose name does not tell: a published student's name in
+                :data:`vitrine.engine.emd.ONE_STEP`, or a preset.
 
         Raises:
-            VitrineError: The file has no contract and none was given, or it is a student of another base or
-                architecture.
+            VitrineError: The file has no preset and none was given, or it is a student of another base or architecture,
+                or a LoRA for a pipeline that loads none.
         """
-        if preset is not None and preset not in ONE_STEP:
-            raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
-        chosen = contract or (ONE_STEP[preset] if preset is not None else None)
-        contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
-        check_base(contract, base)
-        check_network(contract, self._network)
+        preset = former_argument(former, "contract", "preset", preset)
+        self._refuse_arguments(former, ("path", "base", "adapter_name", "preset"))
+        if isinstance(preset, str):
+            if preset not in ONE_STEP:
+                raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
+            preset = ONE_STEP[preset]
+        pipe = self._adapter.pipe
+        read, tensors = read_student(path, preset, any_names=True, otherwise=one_step_of(path))
+        check_base(read, base)
+        check_network(read, self._network)
         if any(".lora" in key or key.startswith("lora_") for key in tensors):
-            pipe = self._adapter.pipe
             if not hasattr(pipe, "load_lora_weights"):
                 shown, accepted = f"a LoRA for {type(pipe).__name__}", "a pipeline that loads LoRAs"
                 raise refuse("student", shown, accepted, "load a student that is a whole network")
@@ -112,7 +118,7 @@ class OneStepTools(SharedPipeline):
             pipe.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
             self._load_whole(tensors, Path(path).name)
-        return contract
+        return read
 
     def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
         net = copy.deepcopy(self._network)  # this one may be shared with the pipeline that ``from_pipe`` took it from
@@ -125,14 +131,14 @@ class OneStepTools(SharedPipeline):
         net.load_state_dict(tensors)
         self._take(net)
 
-    def _take(self, network: Any) -> None:
+    def _take(self, network: ModelMixin) -> None:
         """Sample with another network; a wrapped pipeline keeps its own."""
         pipe = self._adapter.pipe
         if pipe is not self:
             self.pipe = pipe = copy.copy(pipe)
         pipe.register_modules(**{self._adapter.family.component: network})
 
-    def unload_student(self, network: Any) -> None:
+    def unload_student(self, network: ModelMixin) -> None:
         """Sample with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
         if self._network is not network:
             self._take(network)
@@ -144,7 +150,7 @@ class OneStepTools(SharedPipeline):
         self,
         prompt: str | list[str] | None = None,
         seeds: list[int] | None = None,
-        contract: StudentPreset | None = None,
+        preset: StudentPreset | None = None,
         *,
         generator: Generators | None = None,
         latents: torch.Tensor | None = None,
@@ -167,7 +173,8 @@ class OneStepTools(SharedPipeline):
         Args:
             prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
             seeds: one for each picture; default 0, 1, ... for the prompts.
-            contract: t* and noise convention; by default unit, and t* where all is noise: 999, of a flow 1000.
+            preset: the student's t* and noise convention; by default unit, and t* where all is noise: 999, of a flow
+                1000.
             generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
             prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
@@ -181,11 +188,12 @@ class OneStepTools(SharedPipeline):
             teacher, score: the base model and the student's own score network.
 
         Raises:
-            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's contract has another size,
+            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's preset has another size,
                 a correction lacks its networks or seeds, or an argument is not one of these.
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
+        preset = former_argument(unknown, "contract", "preset", preset)
         self._refuse_arguments(unknown, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
@@ -193,15 +201,15 @@ class OneStepTools(SharedPipeline):
             raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
         if correction is not None and generator is not None:
             raise refuse("correction", "with a generator", "with seeds", "its chain needs new noise at each step")
-        contract = contract or StudentPreset(timestep=float(self._denoiser().schedule.last))
-        check_network(contract, self._network)
+        preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))
+        check_network(preset, self._network)
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
         prompts = [prompt] if isinstance(prompt, str) else prompt
         texts = len(prompts or []) if prompt_embeds is None else len(prompt_embeds)
         pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
         sources = noise_sources(seeds, generator, latents, pictures)
-        shape = (pictures, *self._shape(contract, height, width))
+        shape = (pictures, *self._shape(preset, height, width))
         with self._in_use():
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
             z = z.to(adapter.device)
@@ -211,13 +219,11 @@ class OneStepTools(SharedPipeline):
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
             student = self._denoiser()
             if correction is None or teacher is None or score is None:
-                x0 = one_step(student, z, cond, contract)
+                x0 = one_step(student, z, cond, preset)
             else:
-                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, contract, size)
+                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, preset, size)
                 with onloaded(self._network):
-                    x0, _ = correct(
-                        networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress
-                    )
+                    x0, _ = correct(networks, z, cond, preset, correction, seeds or [*range(pictures)], null, progress)
             images = self.decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 
@@ -254,7 +260,7 @@ class OneStepTools(SharedPipeline):
         return StableDiffusionPipelineOutput(images, None)
 
     @property
-    def network(self) -> Any:
+    def network(self) -> ModelMixin:
         """The UNet or transformer."""
         return self._network
 

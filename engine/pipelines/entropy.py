@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..control.entropy_guidance import EntropyConfig, first_half_weakened, query_sites
 from ..diffusion.noise import generators
@@ -10,6 +10,9 @@ from ..errors import refuse
 from ..families import FAMILIES
 from .conventions import accepted_by, refuse_unknown
 from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 _STACKING = [name for family in FAMILIES for name in family.stacking]
 
@@ -28,7 +31,7 @@ class EntropyGuidedPipeline(Wrapping):
 
     _choices = ("config",)
 
-    def __init__(self, pipe: Any, config: EntropyConfig) -> None:
+    def __init__(self, pipe: DiffusionPipeline, config: EntropyConfig) -> None:
         """Look for the sites at once.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diffusion.schedule import convention_of
 from ..emd.published_students import StudentSampling, check_student, known
@@ -10,8 +10,11 @@ from ..errors import refuse
 from ..families import family_of
 from .adapter import Adapter
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
-def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
+
+def student_scheduler(pipe: DiffusionPipeline, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
     """The scheduler of a student and the arguments of the pipeline's call.
 
     Example:
@@ -60,7 +63,7 @@ def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, d
     return scheduler, arguments
 
 
-def _flow(pipe: Any, sampling: StudentSampling) -> tuple[Any, dict[str, Any]]:
+def _flow(pipe: DiffusionPipeline, sampling: StudentSampling) -> tuple[Any, dict[str, Any]]:
     """Levels are given as they are, so the scheduler must not shift them again."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 

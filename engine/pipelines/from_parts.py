@@ -93,7 +93,7 @@ class FromParts(SharedPipeline, DiffusionPipeline):
             raise refuse("pipeline", shown, accepted, f"{cls.__name__} is for another model family")
 
 
-def _kind(pipeline: Any) -> str:
+def _kind(pipeline: DiffusionPipeline) -> str:
     unet = getattr(pipeline, "unet", None)
     if getattr(pipeline, "transformer", None) is not None:
         return "transformer"

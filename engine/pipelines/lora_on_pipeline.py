@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,9 @@ from ..w2w.loras.lora_files import read_lora
 from .components import components_of
 from .lora_report_samples import Loading, OnModel
 from .nemo import NEMOPipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 ADAPTER = "vitrine_lora_report"
 _NAMED = 8
@@ -37,7 +40,7 @@ class PipelineModel:
         VitrineError: As :meth:`~vitrine.engine.pipelines.NEMOPipeline.from_pipe`.
     """
 
-    def __init__(self, pipe: Any, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, pipe: DiffusionPipeline, size: tuple[int, int] | None = None) -> None:
         self.pipe, self._tools = pipe, NEMOPipeline.from_pipe(pipe, size=size)
         self.shape: tuple[int, ...] = self._tools.latent_shape()
         self.shift = float(getattr(pipe.scheduler.config, "shift", None) or 1.0)

@@ -119,3 +119,9 @@ def texts_of(prompts: str | Iterable[str]) -> list[str]:
 def one_each(batch: Condition) -> list[Condition]:
     """The conditions of a batch, one batch row each."""
     return [batch.take(torch.tensor([i])) for i in range(batch.count)]
+
+
+def text_of(cond: Condition) -> torch.Tensor:
+    """The text states (B, T, C) of an encoded prompt."""
+    assert cond.text is not None
+    return cond.text

@@ -45,15 +45,16 @@ from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
 from .adapter import Adapter
 from .components import components_of
-from .nemo_prompts import TOGETHER, UNUSED, one_each, texts_of
+from .nemo_blocking import BlockedSampling
+from .nemo_prompts import TOGETHER, UNUSED, one_each, text_of, texts_of
 from .sample_detection import SampleDetection
 
 _SHARE = 2
 """Share of a budget that one forward may take."""
 
 
-class NEMOTools(SampleDetection):
-    """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` can do but sample."""
+class NEMOTools(BlockedSampling, SampleDetection):
+    """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` does."""
 
     def statistics(
         self, prompts: str | Iterable[str], scope: str = "down+mid", progress: Progress = silent,
@@ -134,10 +135,10 @@ class NEMOTools(SampleDetection):
     def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
         """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
         (cond,) = self._encoded(texts)
-        noise = probe_noise(probe.config, self.latent_shape())[:1].to(_text(cond))
+        noise = probe_noise(probe.config, self.latent_shape())[:1].to(text_of(cond))
         rows = rows_within(budget, lambda: probe.signals([Request(cond, noise, {})]), probe.rows)
         # signals and text states of the prompts that are encoded together wait for each other
-        each = probe.config.seeds * noise.nbytes + 2 * _text(cond).nbytes
+        each = probe.config.seeds * noise.nbytes + 2 * text_of(cond).nbytes
         most = max(1, min(TOGETHER, budget // 4 // each))
         return rows, rows_within(budget, lambda: next(self._encoded(texts)), most)
 
@@ -242,8 +243,7 @@ class NEMOTools(SampleDetection):
 
         def distances(prompts: Sequence[str], own: Sequence[int], blocked: NeuronSet | None = None) -> torch.Tensor:
             rows = zip(prompts, generators(own), strict=True)
-            sampled: Any = self  # the call is NEMOPipeline's
-            pictures = [sampled(p, generator=g, neurons=blocked, output_type="pt", **sampling).images for p, g in rows]
+            pictures = [self(p, generator=g, neurons=blocked, output_type="pt", **sampling).images for p, g in rows]
             return picture_distance(torch.cat(pictures).cpu(), wanted)
 
         same = [prompt] * len(seeds)
@@ -262,11 +262,6 @@ class NEMOTools(SampleDetection):
             with self._in_use():
                 (empty,) = self._encoded([""])
         return make_probe(self._denoiser(), scope, config, rows, empty)
-
-
-def _text(cond: Condition) -> torch.Tensor:
-    assert cond.text is not None
-    return cond.text
 
 
 def _blank(adapter: Adapter, cond: Condition) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diffusion.noise import generators
 from ..errors import refuse
@@ -11,6 +11,9 @@ from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_t
 from ..resolution.transfer import backbone_of, refuse_moved
 from .conventions import accepted_by, inputs_of_blocks, refuse_unknown
 from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 class ResolutionTransferPipeline(Wrapping):
@@ -28,7 +31,9 @@ class ResolutionTransferPipeline(Wrapping):
 
     _choices = ("config", "metadata")
 
-    def __init__(self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, pipe: DiffusionPipeline, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+    ) -> None:
         """Plan at once, so that an impossible transfer is refused here.
 
         Args:

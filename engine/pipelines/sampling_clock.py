@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..diffusion.forward_clock import Timesteps
 from ..families import family_of
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline, ModelMixin
 
-def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
+
+def clock_of(pipe: DiffusionPipeline, net: ModelMixin) -> Callable[[tuple, dict[str, Any]], float]:
     """(args, kwargs) of a forward of a pipeline's network -> its timestep on the scheduler's scale of 0..1000."""
     timesteps, time_input = Timesteps(), family_of(net).time_input
 
@@ -27,7 +30,7 @@ def clock_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
     return now
 
 
-def share_of(pipe: Any, net: Any) -> Callable[[tuple, dict[str, Any]], float]:
+def share_of(pipe: DiffusionPipeline, net: ModelMixin) -> Callable[[tuple, dict[str, Any]], float]:
     """(args, kwargs) of a forward of a pipeline's network -> how much of the run's steps is over, 0 to below 1.
 
     A run that begins late, as image to image does, or ends early, as SDXL's base before its refiner, is counted by

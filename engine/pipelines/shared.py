@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from diffusers import DiffusionPipeline
+from diffusers import DiffusionPipeline, ModelMixin
 
 from ..diffusion.denoiser import Denoiser, check_finite, weights_state
 from ..diffusion.schedule import refuse_table_on_flow
@@ -33,7 +33,7 @@ class SharedPipeline:
         return Adapter(vars(self).get("pipe", self))
 
     @property
-    def _network(self) -> Any:
+    def _network(self) -> ModelMixin:
         """The UNet or transformer."""
         return self._adapter.network
 
@@ -57,7 +57,7 @@ class SharedPipeline:
             raise refuse("arguments", names, [*known, *accepted], remedy)
 
     @classmethod
-    def from_pipe(cls, pipeline: Any, *settings: Any, **named: Any) -> Any:
+    def from_pipe(cls, pipeline: DiffusionPipeline, *settings: Any, **named: Any) -> Any:
         """A pipeline of this class from another that is loaded."""
         raise NotImplementedError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.utils.torch_utils import randn_tensor
@@ -16,6 +16,9 @@ from ..activations.tap_config import TapConfig
 from ..errors import refuse
 from .adapter import network_of
 from .conventions import Generators
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 MEANINGLESS = {
     "negative_prompt": "a tap is one forward, without guidance",
@@ -89,7 +92,7 @@ def pca_pictures(
     return pictures
 
 
-def model_id(pipe: Any) -> str:
+def model_id(pipe: DiffusionPipeline) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
     name = str(pipe.config.get("_name_or_path") or network_of(pipe).config.get("_name_or_path") or "")
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import Self
 
 from ..errors import refuse
 from ..families import family_of
 from .shared import SharedPipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 class Wrapping(SharedPipeline):
@@ -19,7 +22,7 @@ class Wrapping(SharedPipeline):
         pipe: the wrapped pipeline.
     """
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: DiffusionPipeline) -> None:
         self.pipe = pipe
 
     def __getattr__(self, name: str) -> Any:
@@ -39,7 +42,7 @@ class Wrapping(SharedPipeline):
             super().__setattr__(name, value)
 
     @classmethod
-    def from_pipe(cls, pipeline: Any, *settings: Any, **named: Any) -> Any:
+    def from_pipe(cls, pipeline: DiffusionPipeline, *settings: Any, **named: Any) -> Any:
         """The same as the constructor, under diffusers' name."""
         constructor: Any = cls
         return constructor(pipeline, *settings, **named)
@@ -57,7 +60,7 @@ class AroundPipeline(Wrapping):
     """Components without which the pipeline is refused."""
 
     @classmethod
-    def from_pipe(cls, pipeline: Any, **kwargs: Any) -> Any:
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         """A pipeline around another, which is kept as it is.
 
         Args:
@@ -94,6 +97,6 @@ class AroundPipeline(Wrapping):
         return self._adapter.factor
 
 
-def whole(pipeline: Any) -> Any:
+def whole(pipeline: DiffusionPipeline) -> DiffusionPipeline:
     """The pipeline with all its parts: of one that was put around another, that other."""
     return pipeline.pipe if isinstance(pipeline, AroundPipeline) else pipeline
