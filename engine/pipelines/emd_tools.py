@@ -1,7 +1,6 @@
-"""What the one-step pipelines share: loading a student, one step of it, several, and the repair of its samples.
+"""What the one-step pipelines share: loading a student, one step of it, several, and the repair of its samples."""
 
-Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
-"""
+from __future__ import annotations
 
 import copy
 from collections.abc import Sequence

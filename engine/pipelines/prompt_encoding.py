@@ -11,10 +11,10 @@ from ..errors import refuse
 from ..network.condition import Condition
 
 if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline, UNet2DConditionModel
+    from diffusers import DiffusionPipeline, ModelMixin
 
 
-def reads_sizes(unet: UNet2DConditionModel) -> bool:
+def reads_sizes(unet: ModelMixin) -> bool:
     """Whether a UNet takes pooled text and picture sizes, as SDXL does."""
     return getattr(unet.config, "addition_embed_type", None) == "text_time"
 
