@@ -166,36 +166,6 @@ def test_a_corner_of_a_node_with_a_picture_stays_under_the_mouse(driver, address
     assert undone == wider and not faults
 
 
-SIDE_BY_SIDE = """(() => {
-    for (const vitrine_enlarged of [true, false]) {
-        const n = LiteGraph.createNode('PreviewImage')
-        Object.assign(n, { pos: [vitrine_enlarged ? 300 : 700, 150], size: [340, 360] })
-        Object.assign(n.properties, { vitrine_enlarged })
-        app.graph.add(n)
-    }
-})()"""
-FOUR = SHOW.replace("type: 'input' }]", "type: 'input' }].flatMap(image => Array(4).fill(image))")
-
-
-async def _side_by_side(driver, address):
-    """Width of each of four small pictures in two nodes, and what the page says of one that is opened."""
-    async with driver.page(address) as tab:
-        await tab.evaluate(READY)
-        await tab.build(SIDE_BY_SIDE)
-        await tab.evaluate(FOUR)
-        await tab.wait_for("app.graph._nodes.every(n => n.imageRects?.length === 4)")
-        await tab.settle()
-        widths = await tab.evaluate("app.graph._nodes.map(n => n.imageRects.map(r => r[2]))")
-        await tab.evaluate("app.graph._nodes[0].imageIndex = 1; null")
-        return widths, await tab.evaluate("app.graph._nodes[0].imgs[1].naturalWidth"), tab.faults()
-
-
-@pytest.mark.nightly
-def test_small_pictures_of_our_templates_fill_their_node_in_the_classic_page(driver, address):
-    (ours, others), opened, faults = asyncio.run(_side_by_side(driver, address))
-    assert min(ours) > 120 and max(others) <= 64 and opened == 64 and not faults
-
-
 async def _templates(driver, address, vue, names):
     """Title -> what overlaps at opening, after a run, with all panels open; what each panel does; where nodes were."""
     found = {}
