@@ -72,10 +72,12 @@ class Identity:
         from ...evidence.portraits.readout import load_readout
         from ..runtime.progress import TqdmProgress
 
-        readout = self.folder / "readout" / "readout.safetensors"
-        if not readout.is_file():
+        classifier = self.folder / "readout" / "readout.safetensors"
+        if not classifier.is_file():
             raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
-        path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
+        path = save_identity(
+            load_readout(classifier), classifier.with_name("identity.safetensors"), TqdmProgress("people")
+        )
         print(f"projection: {path}")
         return 0
 
