@@ -48,6 +48,8 @@ class Reproduce:
     """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
     face_model: str | None = None
     """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
+    avataaars: str | None = None
+    """For claims on faces of npm's @dicebear/avataaars: the model folder that `vitrine train avataaars` made."""
     inception: str | None = None
     """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
@@ -61,7 +63,7 @@ class Reproduce:
             self.model,
             self.quick,
             self.workers,
-            {name: getattr(self, name) for name in ("plants", "photographs", "face_model", "inception")},
+            {name: getattr(self, name) for name in ("plants", "photographs", "face_model", "inception", "avataaars")},
         )
 
 

@@ -1,9 +1,10 @@
-"""`vitrine train portraits | flow | decoder | identity | plants`: trains the shipped models."""
+"""`vitrine train portraits | avataaars | flow | decoder | identity | plants`: trains the toy models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from ...evidence.portraits.flow_config import (
 )
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
-from ..settings.setting_checks import OutFile
+from ..settings.setting_checks import OutFile, Writes
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,28 @@ class Portraits(TrainConfig):
         from ...evidence.portraits.train import STAGES, main
 
         return _train(main, self, STAGES)
+
+
+@dataclass(frozen=True)
+class Avataaars(TrainConfig):
+    """Train a model on the faces of npm's @dicebear/avataaars; the same command resumes an interrupted run."""
+
+    layers: Positional[Annotated[Path, arg(metavar="LAYERS")]] = Path("layers.safetensors")
+    """The drawings that `node evidence/portraits/draw_layers.mjs PACKAGES LAYERS` wrote."""
+    out: Annotated[str, Writes("folder")] = "avataaars-run"
+    """Folder for the states of the phases and the finished model."""
+    advanced: OmitArgPrefixes[AdvancedTrainConfig] = field(default_factory=AdvancedTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by `--max-seconds`."""
+        from ...evidence.portraits.avataaars import train_avataaars
+        from ...evidence.portraits.train import STAGES
+
+        return _train(partial(train_avataaars, self.layers), self.recipe(), STAGES)
+
+    def recipe(self) -> TrainConfig:
+        """The portraits' settings: where the drawings are is none of them."""
+        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
 
 
 @dataclass(frozen=True)
@@ -116,5 +139,6 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 
 COMMANDS: dict[str, type] = {
-    "portraits": Portraits, "flow": Flow, "decoder": Decoder, "identity": Identity, "plants": Plants,
+    "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
+    "plants": Plants,
 }  # fmt: skip

@@ -7,6 +7,7 @@ present are always named, absent ones never. Left and right are the viewer's.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,15 +68,15 @@ def vocabulary() -> list[str]:
     return sorted(words | {"a", "face", "with", "hair", "head", "mole", "shirt", "on"}) + list(RARE_WORDS)
 
 
-def write_tokenizer_files(folder: str | Path) -> Path:
-    """Write vocab.json and merges.txt in CLIP's byte-pair format; every vocabulary word is one token.
+def write_tokenizer_files(folder: str | Path, words: Sequence[str] | None = None) -> Path:
+    """Write vocab.json and merges.txt in CLIP's byte-pair format; every one of the words is one token.
 
-    Other words fall back to letters, so that every prompt is accepted.
+    Other words fall back to letters, so that every prompt is accepted. None is :func:`vocabulary`.
     """
     letters = [chr(c) for c in range(33, 127)]
     pieces = [*letters, *(f"{c}</w>" for c in letters)]
     merges: list[tuple[str, str]] = []
-    for word in sorted(vocabulary(), key=len):
+    for word in sorted(vocabulary() if words is None else words, key=len):
         _merge_word(word, pieces, merges)
     table = {piece: i for i, piece in enumerate([*pieces, START, END])}
     folder = Path(folder)

@@ -106,7 +106,8 @@ def _plant(facts: Mapping[str, Any]) -> Plant:
 
 def joined(scenes: Sequence[Scenes]) -> Scenes:
     """Several batches of scenes as one."""
-    return Scenes(*(np.concatenate([getattr(s, f) for s in scenes]) for f in Scenes.__dataclass_fields__))
+    arrays = [f for f in Scenes.__dataclass_fields__ if f != "values"]
+    return Scenes(*(np.concatenate([getattr(s, f) for s in scenes]) for f in arrays))
 
 
 def _scene(facts: Mapping[str, Any]) -> Scenes:
