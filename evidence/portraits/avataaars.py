@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ...engine.errors import refuse
 from ...engine.portraits.captions import RARE_WORDS
 from ...engine.portraits.dataset import Dataset
 from ...engine.portraits.flow import FlowPortraits, load_either
@@ -182,3 +183,16 @@ def train_avataaars(
     folder = main(config, progress, avataaars(Path(layers)))
     shutil.copyfile(layers, folder / LAYERS)
     return folder
+
+
+def avataaars_folder(model: str | None, folder: str | None) -> str:
+    """The model's folder that a claim on these faces measures: ``--avataaars FOLDER``, or ``--model FOLDER``.
+
+    Raises:
+        VitrineError: If neither is a folder that ``vitrine train avataaars`` made.
+    """
+    asked = folder or model
+    if asked is None or not (Path(asked) / LAYERS).is_file():
+        remedy = "run `vitrine train avataaars LAYERS`, and give --avataaars FOLDER"
+        raise refuse("avataaars", asked, f"a model folder with {LAYERS}", remedy)
+    return asked
