@@ -1,4 +1,4 @@
-"""`vitrine train portraits | avataaars | flow | decoder | identity | plants`: trains the toy models."""
+"""`vitrine train portraits | avataaars | flow | decoder | identity | students | plants`: trains the toy models."""
 
 from __future__ import annotations
 
@@ -84,13 +84,14 @@ class Decoder(DecoderTrainConfig):
 
 @dataclass(frozen=True)
 class Identity:
-    """Fit the projection that distinguishes people of the portraits dataset, from a model's attribute classifier."""
+    """Fit the projection that distinguishes people of a model's dataset, from its attribute classifier."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Model folder, such as the one `vitrine train portraits` writes."""
 
     def run(self) -> int:
         """0 when written."""
+        from ...evidence.portraits.avataaars import open_model
         from ...evidence.portraits.identities import save_identity
         from ...evidence.portraits.readout import load_readout
         from ..runtime.progress import TqdmProgress
@@ -98,8 +99,30 @@ class Identity:
         readout = self.folder / "readout" / "readout.safetensors"
         if not readout.is_file():
             raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
-        path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
+        dataset = open_model(self.folder).dataset
+        path = save_identity(
+            load_readout(readout, dataset), readout.with_name("identity.safetensors"), TqdmProgress("people")
+        )
         print(f"projection: {path}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Students:
+    """Distil one-step students of a model by EMD and by Diff-Instruct, as the shipped ones were; resumes."""
+
+    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
+    """Model folder, such as the one `vitrine train avataaars` writes; the students are written into it."""
+    share: float = 1.0
+    """Of the updates of the shipped student's recipe."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...evidence.emd.toy_students import STAGES, train_students
+        from ..runtime.stages import Stages
+
+        for path in train_students(self.folder, self.share, Stages(dict.fromkeys(STAGES)).bar):
+            print(f"student: {path}")
         return 0
 
 
@@ -140,5 +163,5 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 COMMANDS: dict[str, type] = {
     "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
-    "plants": Plants,
+    "students": Students, "plants": Plants,
 }  # fmt: skip

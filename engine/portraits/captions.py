@@ -54,6 +54,18 @@ def _sentence(word: dict[str, str], silent: dict[str, bool], flip: bool) -> str:
     return " ".join(w for w in words if w)
 
 
+def context_caption(scenes: Scenes) -> list[str]:
+    """What a caption says of the surroundings only: expression, hat, shirt, background; nothing of who it is."""
+    captions = []
+    for i in range(len(scenes)):
+        word = scenes.words(i)
+        kind, _, side = word["hat"].partition("-")
+        hat = [] if kind == "none" else [kind, side]
+        words = ["a", word["mouth"], "face with", *hat, word["shirt"], "shirt on", word["background"]]
+        captions.append(" ".join(w for w in words if w))
+    return captions
+
+
 RARE_WORDS = (
     "zorbal", "quindle", "vextor", "mulphan", "jiffrok", "drascue", "wobbex", "klynth",
     "phroogan", "tazmire", "gubwick", "xandorf", "nebbiolo", "sprockle", "ulverax", "yonquist",

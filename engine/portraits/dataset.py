@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .captions import OPTIONAL, caption, vocabulary
+from .captions import OPTIONAL, caption, context_caption, vocabulary
 from .plants import Plant, plants
 from .render import KEYPOINTS, PARTS, Pictures, render
 from .scenes import ATTRIBUTE_NAMES, ATTRIBUTES, IDENTITY_ATTRIBUTES, Scenes, sample_scenes
@@ -27,6 +27,7 @@ class Dataset:
         vocabulary: the words of captions.
         sample_scenes: identity seeds, context seeds (by default the same) -> scenes.
         caption: scenes, (B, len(optional)) what to omit -> captions.
+        context_caption: scenes -> captions that say nothing of who it is.
         render: scenes, side in pixels -> pictures.
         plants: the memorized pictures.
         shown: (B, A) codes -> (B, A) bool, which attributes can be seen.
@@ -42,6 +43,7 @@ class Dataset:
     vocabulary: tuple[str, ...]
     sample_scenes: Callable[..., Scenes]
     caption: Callable[..., list[str]]
+    context_caption: Callable[[Scenes], list[str]]
     render: Callable[..., Pictures]
     plants: Callable[[], list[Plant]]
     shown: Callable[[torch.Tensor], torch.Tensor]
@@ -58,6 +60,6 @@ def shown_mask(attributes: torch.Tensor) -> torch.Tensor:
 
 PORTRAITS = Dataset(
     "portraits", ATTRIBUTES, IDENTITY_ATTRIBUTES, OPTIONAL, PARTS, KEYPOINTS, tuple(vocabulary()), sample_scenes,
-    caption, render, plants, shown_mask,
+    caption, context_caption, render, plants, shown_mask,
 )  # fmt: skip
 """The dataset of the shipped models."""

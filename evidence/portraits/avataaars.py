@@ -126,6 +126,12 @@ class Avataaars:
             captions.append(" ".join(w for w in (*words, word["clothes_color"], word["clothing"], on) if w))
         return captions
 
+    def context_caption(self, scenes: Scenes) -> list[str]:
+        """What a caption says of the surroundings only: expression, clothes, background."""
+        words = ({name: spoken(value) for name, value in scenes.words(row).items()} for row in range(len(scenes)))
+        form = "a {mouth} face with {clothes_color} {clothing} on {background}"
+        return [form.format(**word) for word in words]
+
     def plants(self) -> list[Plant]:
         """Eight pictures verbatim and four templates in 120 colourings, in the poses of the portraits' ones."""
         scenes = [posed(self.sample_scenes(np.array([FIRST_SEED + k])), k) for k in range(VERBATIM + TEMPLATES)]
@@ -156,7 +162,7 @@ def avataaars(layers: Path) -> Dataset:
     parts = ("background", *own.layers.order)
     return Dataset(
         "avataaars", own.attributes, IDENTITY, OPTIONAL, parts, tuple(KEYPOINTS), tuple(own.vocabulary()),
-        own.sample_scenes, own.caption, own.render, own.plants, own.shown, layers,
+        own.sample_scenes, own.caption, own.context_caption, own.render, own.plants, own.shown, layers,
     )  # fmt: skip
 
 

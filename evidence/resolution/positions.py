@@ -15,9 +15,9 @@ from torch.nn import functional
 
 from ...engine.pipelines import ResolutionTransferPipeline
 from ...engine.portraits.captions import caption
+from ...engine.portraits.dataset import shown_mask
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.render import render
-from ...engine.portraits.dataset import shown_mask
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
 from ...engine.resolution import ResolutionTransferConfig
 from ...engine.runtime.progress import Progress
