@@ -17,6 +17,7 @@ from .matching_claims import (
     QUICK_PIXELS,
     QUICK_TEST,
     TEST,
+    Extra,
     choose_places,
     measure_parts,
     measure_points,
@@ -25,7 +26,7 @@ from .matching_claims import (
 )
 from .world import PAPER
 
-TRANSFERRED = (("chosen on the portraits", PRESETS["portraits"].addresses, {}),)
+TRANSFERRED: tuple[Extra, ...] = (("chosen on the portraits", PRESETS["portraits"].addresses, {}),)
 """The shipped preset, for comparison."""
 
 

@@ -197,7 +197,7 @@ def _measure_copy(model: Model, plant: Plant, table: np.ndarray, seeds: int, ste
 
 
 def nearest_seeds(scene: Scenes, table: np.ndarray, at_least: int = 16) -> np.ndarray:
-    """Seeds of the training pictures that share all attributes with ``scene``; if they are few, those that differ least.
+    """Seeds of the training pictures with all attributes of ``scene``; if they are few, of those that differ least.
 
     The attributes have 1.1 million combinations, so an exact match may not exist: then pictures that differ in as
     few attributes as needed stand in, which makes the copy test harder, never easier.

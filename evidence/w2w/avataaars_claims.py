@@ -102,8 +102,8 @@ def sampling_avataaars(
 @claim(
     "w2w.sliders.avataaars", paper=PAPER, figure="sliders of a space of 160 people on 40 others, faces of DiceBear's "
     "Avataaars",
-    target="for 2 of 4 attributes: rises along five even positions with no step above 0.4, others <= 10 points, further "
-    "than a random direction of the same length",
+    target="for 2 of 4 attributes: rises along five even positions with no step above 0.4, others <= 10 points, "
+    "further than a random direction of the same length",
     minutes=8, quick_minutes=1.5,
 )  # fmt: skip
 def sliders_avataaars(
