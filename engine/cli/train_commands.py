@@ -18,7 +18,7 @@ from ...evidence.portraits.flow_config import (
 )
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
-from ..settings.setting_checks import OutFile, Writes
+from ..settings.setting_checks import Count, OutFile, Writes
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ class Identity:
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Model folder, such as the one `vitrine train portraits` writes."""
+    people: Count = 600
+    """People on whose pictures it is fitted, ten of each."""
 
     def run(self) -> int:
         """0 when written."""
@@ -100,9 +102,8 @@ class Identity:
         if not readout.is_file():
             raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
         dataset = open_model(self.folder).dataset
-        path = save_identity(
-            load_readout(readout, dataset), readout.with_name("identity.safetensors"), TqdmProgress("people")
-        )
+        out = readout.with_name("identity.safetensors")
+        path = save_identity(load_readout(readout, dataset), out, TqdmProgress("people"), self.people)
         print(f"projection: {path}")
         return 0
 

@@ -6,6 +6,7 @@ from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
 
+QUICK = {"samples": 96, "renders": 1024}
 OTHER, DECODED, CONTROL = (
     "another sample's prompt",
     "renders through the autoencoder",
@@ -31,7 +32,7 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
     from .quality import measure_quality
     from .readout import readout_of
 
-    counts, opened = {"samples": 96, "renders": 1024} if quick else {}, open_model(model)
+    counts, opened = QUICK if quick else {}, open_model(model)
     q = measure_quality(opened, readout_of(opened), **counts, progress=progress)
     spread = q.mean_accuracy - q.interval[0]
     slack = (spread, _slack(0.90, q.samples), _slack(0.99, q.renders)) if quick else (0.0, 0.0, 0.0)

@@ -64,9 +64,9 @@ def load_identity(path: Path = FACE_FILE) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors["mean"], tensors["projection"]
 
 
-def save_identity(net: Readout, path: str | Path, progress: Progress = silent) -> Path:
+def save_identity(net: Readout, path: str | Path, progress: Progress = silent, people: int = 600) -> Path:
     """Fit and write the projection: ``vitrine train identity``, which made the shipped file."""
-    mean, projection = fit_identity(net, progress=progress)
+    mean, projection = fit_identity(net, people, progress=progress)
     return save_safetensors(path, {"mean": mean, "projection": projection})
 
 

@@ -9,6 +9,8 @@ import torch
 from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
+from vitrine.evidence.control.claims import _Counts
+from vitrine.evidence.nemo.world import Effort
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
 from vitrine.evidence.registry import all_claims
 
@@ -164,7 +166,7 @@ def with_everything(finished):
     for weight in ("power-cosine", "constant"):
         own = ["--model", str(finished), "--out", str(finished / "transformer"), "--weight", weight]
         assert cli(["control", "train", *own, "--pictures", "64", "--steps", "2", "--batch", "4"]) == 0
-    assert cli(["train", "identity", str(finished)]) == 0
+    assert cli(["train", "identity", str(finished), "--people", "40"]) == 0
     people = ["--model", str(finished), "--people", "10", "--out", str(finished / "people"), "--workers", "1"]
     assert cli(["w2w", "train-loras", *people]) == 0
     for _ in "twice":  # finished parts are not trained again
@@ -193,15 +195,26 @@ def test_other_drawings_do_not_resume_a_run(finished, layers, tmp_path, capsys):
     assert "other pictures" in capsys.readouterr().err
 
 
-QUICK_ONE = "portraits.memorized.avataaars"
+QUICK_ONE = "portraits.quality.avataaars"
 """Lane A measures it; nightly the others."""
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Fewer pictures yet than quick ones: an untrained model has nothing to measure."""
+    monkeypatch.setattr("vitrine.evidence.nemo.world.QUICK", Effort(8, 6, 1, 2, 6, 8, 2))
+    monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_HELD_OUT", 24)
+    monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_TEST", 6)
+    monkeypatch.setattr("vitrine.evidence.control.claims.QUICK", _Counts(2, 12, 4))
+    monkeypatch.setattr("vitrine.evidence.emd.student_claims.QUICK_SAMPLES", 12)
+    monkeypatch.setattr("vitrine.evidence.portraits.claims.QUICK", {"samples": 8, "renders": 32})
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=[] if n == QUICK_ONE else pytest.mark.nightly) for n in all_claims() if "avataaars" in n],
 )
-def test_claims_run_end_to_end(name, request):
+def test_claims_run_end_to_end(name, request, tiny):
     folder = request.getfixturevalue("finished" if name == QUICK_ONE else "with_everything")
     result = all_claims()[name].measure(avataaars=str(folder), quick=True)
     assert result.verdict in {"pass", "partly", "fail"} and result.n
