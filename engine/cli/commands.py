@@ -50,6 +50,8 @@ class Reproduce:
     """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
     avataaars: str | None = None
     """For claims on faces of npm's @dicebear/avataaars: the model folder that `vitrine train avataaars` made."""
+    students: str | None = None
+    """For emd.estimators: the folder of students that `vitrine train students` filled."""
     inception: str | None = None
     """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
@@ -63,7 +65,10 @@ class Reproduce:
             self.model,
             self.quick,
             self.workers,
-            {name: getattr(self, name) for name in ("plants", "photographs", "face_model", "inception", "avataaars")},
+            {
+                name: getattr(self, name)
+                for name in ("plants", "photographs", "face_model", "inception", "avataaars", "students")
+            },
         )
 
 

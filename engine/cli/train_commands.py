@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -18,7 +18,7 @@ from ...evidence.portraits.flow_config import (
 )
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
-from ..settings.setting_checks import Count, OutFile, Writes
+from ..settings.setting_checks import Count, OutFile, OutFolder, Writes
 
 
 @dataclass(frozen=True)
@@ -110,19 +110,29 @@ class Identity:
 
 @dataclass(frozen=True)
 class Students:
-    """Distil one-step students of a model by EMD and by Diff-Instruct, as the shipped ones were; resumes."""
+    """Distil one-step students by EMD and by Diff-Instruct with the shipped ones' recipe; the same command resumes."""
 
-    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """Model folder, such as the one `vitrine train avataaars` writes; the students are written into it."""
+    model: str | None = None
+    """Model folder, such as the one `vitrine train avataaars` writes; by default the shipped portraits."""
+    out: OutFolder | None = None
+    """Folder for students and their runs; by default `students` in the model's folder."""
+    kinds: tuple[Literal["student", "diff-instruct", "raw", "last"], ...] = ("student", "diff-instruct")
+    """student: EMD as published; raw, last: with these estimators of the M-step; Diff-Instruct has as much time."""
+    seeds: tuple[int, ...] = (0,)
+    """A student of each kind for each."""
     share: float = 1.0
     """Of the updates of the shipped student's recipe."""
 
     def run(self) -> int:
         """0 when written."""
-        from ...evidence.emd.toy_students import STAGES, train_students
+        from ...evidence.emd.toy_students import stages, train_students
         from ..runtime.stages import Stages
 
-        for path in train_students(self.folder, self.share, Stages(dict.fromkeys(STAGES)).bar):
+        if self.out is None and self.model is None:
+            raise refuse("out", None, "a folder", "the shipped model's folder is not written to")
+        out = self.out or Path(self.model or "") / "students"
+        bars = Stages(dict.fromkeys(stages(self.kinds, self.seeds)))
+        for path in train_students(self.model, out, self.share, self.kinds, self.seeds, bars.bar):
             print(f"student: {path}")
         return 0
 

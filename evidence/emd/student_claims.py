@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from ..portraits.avataaars import avataaars_folder
 from ..registry import ClaimResult, Table, arms, claim
 from .judge import BATCH, QUICK_DISTANCE, QUICK_RECALL, QUICK_SAMPLES, Generate, Judge
 from .mixture_claims import spread
-from .toy_students import BASE, student_path
+from .toy_students import student_path
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
 COUNT, FIRST = 1000, 5_000_000
@@ -108,17 +109,28 @@ def trained_students(folder: str) -> dict[str, Generate]:
     Raises:
         VitrineError: If they are not trained.
     """
+    home = Path(folder) / "students"
+    return {name: open_student(student_path(home, kind), folder) for name, kind in STUDENTS.items()}
+
+
+def open_student(file: Path, model: str | None) -> Generate:
+    """The one-step sampler of a file that ``vitrine train students`` wrote for a model, by default the portraits.
+
+    Raises:
+        VitrineError: If it does not exist.
+    """
     from ...engine.pipelines.emd import EMDOneStepPipeline
     from ..portraits.avataaars import open_model
 
-    generators = {}
-    for name, kind in STUDENTS.items():
-        file = student_path(folder, kind)
-        if not file.is_file():
-            raise refuse("student", str(file), "a trained student", f"run `vitrine train students {folder}`")
-        pipe = EMDOneStepPipeline.from_pipe(open_model(folder).pipeline())
-        generators[name] = _once(Denoiser.from_diffusers(pipe), pipe.load_student(file, base=BASE))
-    return generators
+    if not file.is_file():
+        own = f"--model {model} " if model else ""
+        raise refuse(
+            "student", str(file), "a trained student", f"run `vitrine train students {own}--out {file.parent}`"
+        )
+    opened = open_model(model)
+    pipe = EMDOneStepPipeline.from_pipe(opened.pipeline())
+    preset = pipe.load_student(file, base=opened.dataset.name)
+    return _once(Denoiser.from_diffusers(pipe), preset)
 
 
 def one_step_students() -> dict[str, Generate]:

@@ -1,4 +1,4 @@
-"""One-step students of another toy model, by the shipped student's recipe: three parts, each from the part before.
+"""One-step students of a toy model, by the shipped student's recipe: three parts, each from the part before.
 
 Diff-Instruct has as much time: an update takes it 2.1 s of a core, EMD's 7.4.
 """
@@ -6,7 +6,7 @@ Diff-Instruct has as much time: an update takes it 2.1 s of a core, EMD's 7.4.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,56 +29,71 @@ PARTS: tuple[dict[str, Any], ...] = (
 )
 """What changes between the parts; the README of the shipped students has the table."""
 EMD, DIFF_INSTRUCT = "student", "diff-instruct"
-STAGES = tuple(f"{kind}, part {i + 1}" for kind in (EMD, DIFF_INSTRUCT) for i in range(len(PARTS)))
+KINDS: dict[str, str | None] = {EMD: "cancel", "raw": "raw", "last": "last", DIFF_INSTRUCT: None}
+"""Kind of student -> the estimator of its E-step, None for Diff-Instruct's single step; ``cancel`` is as published."""
 AS_MUCH_TIME = 7.4 / 2.1
 CAPTIONS = range(200_000, 204_096)
 """Scenes whose captions the students are trained on."""
-BASE = "avataaars"
 
 
-def student_path(folder: str | Path, kind: str) -> Path:
-    """Where a model's student of a kind is, once trained."""
-    return Path(folder) / "students" / f"{kind}.safetensors"
+def student_path(folder: str | Path, kind: str, seed: int = 0) -> Path:
+    """Where the student of a kind and seed is, once trained, in a folder of students."""
+    return Path(folder) / f"{kind}{f'-seed-{seed}' if seed else ''}.safetensors"
+
+
+def stages(kinds: Sequence[str], seeds: Sequence[int]) -> tuple[str, ...]:
+    """Names of the parts, in order."""
+    parts = range(1, len(PARTS) + 1)
+    return tuple(f"{kind}, seed {seed}, part {part}" for seed in seeds for kind in kinds for part in parts)
 
 
 def train_students(
-    folder: str | Path, share: float = 1.0, progress: Callable[[str], Progress] = lambda name: silent
-) -> Iterator[Path]:
-    """Trains EMD, then Diff-Instruct; the same call resumes. Yields each student's file.
+    model: str | None, out: str | Path, share: float = 1.0, kinds: Sequence[str] = (EMD, DIFF_INSTRUCT),
+    seeds: Sequence[int] = (0,), progress: Callable[[str], Progress] = lambda name: silent,
+) -> Iterator[Path]:  # fmt: skip
+    """Trains a student of each kind for each seed; the same call resumes. Yields each student's file.
 
     Args:
-        folder: of the model; runs are in its subfolder ``students``.
+        model: the model's folder; None is the shipped portraits.
+        out: folder for the students and their runs.
         share: of the recipe's updates.
+        kinds: of :data:`KINDS`.
 
     Raises:
-        VitrineError: If the share is not above 0, or the folder is none of a model.
+        VitrineError: If the share is not above 0, a kind is unknown, or the folder is none of a model.
     """
     if not share > 0:
         raise refuse("share", share, "above 0", "1 is the whole recipe")
-    stages = iter(STAGES)
-    for kind in (EMD, DIFF_INSTRUCT):
-        start: tuple[Path, ...] = ()
-        for i, part in enumerate(PARTS):
-            run = student_path(folder, kind).with_name(f"{kind}-part-{i + 1}")
-            start = _part(Path(folder), run, _config(kind, part, share), start, progress(next(stages)))
-        yield Path(shutil.copyfile(start[0], student_path(folder, kind)))
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise refuse("kinds", unknown, sorted(KINDS), "name some of them")
+    names = iter(stages(kinds, seeds))
+    for seed in seeds:
+        for kind in kinds:
+            file, start = student_path(out, kind, seed), tuple[Path, ...]()
+            for i, part in enumerate(PARTS):
+                config = replace(_config(kind, part, share), seed=seed)
+                run = file.with_name(f"{file.stem}-part-{i + 1}")
+                start = _part(model, run, config, start, progress(next(names)))
+            yield Path(shutil.copyfile(start[0], file))
 
 
 def _config(kind: str, part: dict[str, Any], share: float) -> EMDTrainConfig:
-    updates = part["steps"] * share * (1 if kind == EMD else AS_MUCH_TIME)
+    updates = part["steps"] * share * (AS_MUCH_TIME if kind == DIFF_INSTRUCT else 1)
     config = EMDTrainConfig.from_dict(RECIPE | part | {"steps": max(1, round(updates))})
-    return config if kind == EMD else replace(config, chain=EStepConfig.diff_instruct())
+    estimator = KINDS[kind]
+    chain = EStepConfig.diff_instruct() if estimator is None else replace(config.chain, estimator=estimator)
+    return replace(config, chain=chain)
 
 
 def _part(
-    folder: Path, run: Path, config: EMDTrainConfig, start: tuple[Path, ...], progress: Progress
+    model: str | None, run: Path, config: EMDTrainConfig, start: tuple[Path, ...], progress: Progress
 ) -> tuple[Path, ...]:
     """One part, from the student and the score adapter of the one before; returns both its files."""
     from ...engine.pipelines.emd_training import training_parts
 
-    dataset = open_model(folder).dataset
+    dataset = open_model(model).dataset
     prompts = dataset.caption(dataset.sample_scenes(CAPTIONS))
-    trainer = training_parts(str(folder), prompts, BASE).trainer(config, run)
+    trainer = training_parts(model or "portraits", prompts, dataset.name).trainer(config, run)
     if start:
         trainer.start_from(*start)
     return trainer.run(progress)[0], run / f"{SCORE}_kohya.safetensors"

@@ -170,7 +170,7 @@ def with_everything(finished):
     people = ["--model", str(finished), "--people", "10", "--out", str(finished / "people"), "--workers", "1"]
     assert cli(["w2w", "train-loras", *people]) == 0
     for _ in "twice":  # finished parts are not trained again
-        assert cli(["train", "students", str(finished), "--share", "0.001"]) == 0
+        assert cli(["train", "students", "--model", str(finished), "--share", "0.001"]) == 0
     return finished
 
 
