@@ -59,17 +59,9 @@ class Reproduce:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(
-            list(self.claims),
-            self.out,
-            self.model,
-            self.quick,
-            self.workers,
-            {
-                name: getattr(self, name)
-                for name in ("plants", "photographs", "face_model", "inception", "avataaars", "students")
-            },
-        )
+        names = ("plants", "photographs", "face_model", "inception", "avataaars", "students")
+        files = {name: getattr(self, name) for name in names}
+        return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
 
 
 @dataclass(frozen=True)
