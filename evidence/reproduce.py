@@ -78,9 +78,9 @@ def _with(claim: Claim, material: dict[str, str]) -> Claim:
     if unknown:
         option = f"--{unknown[0].replace('_', '-')}"
         raise refuse(option, f"with {claim.name}", "a claim that takes it", "name the claims that it is for")
-    flags = {"plants": f" --plants {material.get('plants')}", "face_model": " --face-model FOLDER",
-             "inception": " --inception FOLDER", "avataaars": " --avataaars FOLDER", "students": " --students FOLDER"}  # fmt: skip
-    options = "".join(text for name, text in flags.items() if name in material)
+    values = {"plants": material.get("plants")}
+    flags = [name for name in ("plants", *MATERIAL) if name in material and name != "photographs"]
+    options = "".join(f" --{name.replace('_', '-')} {values.get(name, 'FOLDER')}" for name in flags)
     return replace(claim, measure=partial(claim.measure, **material), options=options)
 
 
