@@ -118,7 +118,7 @@ def test_plants_are_listed_with_rare_words_and_a_generic_part():
 
 def test_nearest_seeds_prefers_equal_attributes():
     scene, table = sample_scenes([5]), sample_scenes(range(300)).attributes
-    near = nearest_seeds(scene, table, at_least=4)
+    near = sample_scenes(nearest_seeds(scene, table, at_least=4))
     assert len(near) >= 4 and (near.attributes == scene.attributes[0]).all(1).any()
 
 
