@@ -98,12 +98,12 @@ class Identity:
         from ...evidence.portraits.readout import load_readout
         from ..runtime.progress import TqdmProgress
 
-        readout = self.folder / "readout" / "readout.safetensors"
-        if not readout.is_file():
+        classifier = self.folder / "readout" / "readout.safetensors"
+        if not classifier.is_file():
             raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
         dataset = open_model(self.folder).dataset
-        out = readout.with_name("identity.safetensors")
-        path = save_identity(load_readout(readout, dataset), out, TqdmProgress("people"), self.people)
+        out = classifier.with_name("identity.safetensors")
+        path = save_identity(load_readout(classifier, dataset), out, TqdmProgress("people"), self.people)
         print(f"projection: {path}")
         return 0
 
