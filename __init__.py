@@ -94,8 +94,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
         ControlConditionedXLPipeline,
     )
     from .engine.pipelines.copy_checks import copy_check
-    from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
-    from .engine.pipelines.emd_around import EMDOneStepTransformerPipeline
+    from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepTransformerPipeline, EMDOneStepXLPipeline
     from .engine.pipelines.entropy import EntropyGuidedPipeline
     from .engine.pipelines.lora_on_pipeline import PipelineModel
     from .engine.pipelines.lora_reports import lora_report

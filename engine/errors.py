@@ -9,7 +9,13 @@ from collections.abc import Iterable
 
 
 class VitrineError(ValueError):
-    """Bad input, refused before any work is done. The message has the given value, the accepted ones and a remedy."""
+    """Bad input, refused before any work is done. The message has the given value, the accepted ones and a remedy.
+
+    Whatever it quotes is in printable form, see :func:`printable`.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(readable(message))
 
 
 def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineError:

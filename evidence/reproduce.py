@@ -65,6 +65,8 @@ def default_folder(model: str | None, quick: bool) -> Path | None:
 MATERIAL = {
     "photographs": "Debian's package tuxpaint-stamps-default, or --photographs FOLDER",
     "face_model": "--face-model FOLDER, the folder model of npm's @vladmandic/face-api",
+    "avataaars": "--avataaars FOLDER, the model folder that `vitrine train avataaars` makes",
+    "students": "--students FOLDER, which `vitrine train students` fills",
     "inception": "--inception FOLDER, the folder dist/models/inception_v3 of npm's nsfwjs",
 }
 """Parameter of a claim's ``measure`` -> what it needs that no Python package brings."""
@@ -76,9 +78,9 @@ def _with(claim: Claim, material: dict[str, str]) -> Claim:
     if unknown:
         option = f"--{unknown[0].replace('_', '-')}"
         raise refuse(option, f"with {claim.name}", "a claim that takes it", "name the claims that it is for")
-    flags = {"plants": f" --plants {material.get('plants')}", "face_model": " --face-model FOLDER",
-             "inception": " --inception FOLDER"}  # fmt: skip
-    options = "".join(text for name, text in flags.items() if name in material)
+    values = {"plants": material.get("plants")}
+    flags = [name for name in ("plants", *MATERIAL) if name in material and name != "photographs"]
+    options = "".join(f" --{name.replace('_', '-')} {values.get(name, 'FOLDER')}" for name in flags)
     return replace(claim, measure=partial(claim.measure, **material), options=options)
 
 

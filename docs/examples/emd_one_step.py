@@ -31,9 +31,9 @@ def base():
     return load_portraits().pipeline()  # your own checkpoint goes here
 
 
-# %% The teacher, and its student: a LoRA of 2 MB that carries its contract (timestep, kind of noise) in its header.
+# %% The teacher, and its student: a LoRA of 2 MB that carries its preset (timestep, kind of noise) in its header.
 teacher, student = base(), EMDOneStepPipeline.from_pipe(base())
-contract = student.load_student(student_file("student"))
+preset = student.load_student(student_file("student"))
 rows = []
 
 
@@ -45,7 +45,7 @@ def counted(pipe):
 
 for pipe in (teacher, student):
     counted(pipe)
-print(f"one call at timestep {contract.timestep:.0f}, noise {contract.noise}")
+print(f"one call at timestep {preset.timestep:.0f}, noise {preset.noise}")
 
 # %% The same eight prompts and seeds for both.
 scenes = sample_scenes(range(6_000_000, 6_000_008))
@@ -68,7 +68,7 @@ def shown(name, sample):
 generators = [torch.Generator().manual_seed(seed) for seed in seeds]
 settings = {"num_inference_steps": 30, "guidance_scale": 3.0, "output_type": "pt"}
 many = shown("teacher, 30 steps", lambda: teacher(prompts, generator=generators, **settings))
-one = shown("student, one step", lambda: student(prompts, seeds, contract, output_type="pt"))
+one = shown("student, one step", lambda: student(prompts, seeds, preset, output_type="pt"))
 
 # %% Repair: sixteen steps of the chain that trained it move each sample towards the teacher. This needs the score
 # network trained beside the student; leave the cell out where there is none.
@@ -77,7 +77,7 @@ score.load_student(student_file("score"))
 counted(score)
 chain = {"correction": CorrectConfig(steps=16), "teacher": Denoiser.from_diffusers(teacher)}
 chain["score"] = Denoiser.from_diffusers(score)
-mended = shown("student, repaired", lambda: student(prompts, seeds, contract, output_type="pt", **chain))
+mended = shown("student, repaired", lambda: student(prompts, seeds, preset, output_type="pt", **chain))
 print(f"repair moved the pictures by {(mended - one).abs().mean():.4f}")
 
 # %% Teacher, student, repaired.

@@ -114,17 +114,6 @@ class ActivationWriter:
         if self._buffered >= self.shard_bytes:
             self.flush()
 
-    def add_rows(self, keys: list[str], activations: Activations) -> None:
-        """Stores each batch row as a separate item.
-
-        Raises:
-            VitrineError: If there is not one new key per row.
-        """
-        if len(keys) != activations.rows:
-            raise refuse("keys", f"{len(keys)} keys", f"{activations.rows}, one for each picture", "name every picture")
-        for i, key in enumerate(keys):
-            self.add(key, activations.row(i))
-
     def flush(self) -> None:
         """Write the buffer as one shard."""
         if not self._buffer:

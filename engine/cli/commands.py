@@ -48,6 +48,10 @@ class Reproduce:
     """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
     face_model: str | None = None
     """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
+    avataaars: str | None = None
+    """For claims on faces of npm's @dicebear/avataaars: the model folder that `vitrine train avataaars` made."""
+    students: str | None = None
+    """For emd.estimators: the folder of students that `vitrine train students` filled."""
     inception: str | None = None
     """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
@@ -55,14 +59,9 @@ class Reproduce:
         """0 if every claim holds, else 1."""
         from ...evidence.reproduce import reproduce
 
-        return reproduce(
-            list(self.claims),
-            self.out,
-            self.model,
-            self.quick,
-            self.workers,
-            {name: getattr(self, name) for name in ("plants", "photographs", "face_model", "inception")},
-        )
+        names = ("plants", "photographs", "face_model", "inception", "avataaars", "students")
+        files = {name: getattr(self, name) for name in names}
+        return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
 
 
 @dataclass(frozen=True)

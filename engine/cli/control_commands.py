@@ -31,6 +31,8 @@ class Train:
     """collection: pictures as found; sides: left and right, on unflipped pictures; flips: then the flip condition."""
     stop_after: int | None = None
     """Stop after this many updates in total (the state is saved)."""
+    model: str | None = None
+    """Folder of a 64 px model, such as that of `vitrine train avataaars`; by default the shipped portraits."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
@@ -48,7 +50,7 @@ class Train:
         )
         device = LoadConfig(self.device).checked_place
         stages = Stages(dict.fromkeys(("pictures", "training")))
-        folder = train_transformer(self.out, config, self.stop_after, stages.bar, device)
+        folder = train_transformer(self.out, config, self.stop_after, stages.bar, device, self.model)
         print(f"model: {folder}")
         return 0
 

@@ -1,11 +1,12 @@
-"""`vitrine train portraits | flow | decoder | identity | plants`: trains the shipped models."""
+"""`vitrine train portraits | avataaars | flow | decoder | identity | students | plants`: trains the toy models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -17,7 +18,7 @@ from ...evidence.portraits.flow_config import (
 )
 from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 from ..errors import refuse
-from ..settings.setting_checks import OutFile
+from ..settings.setting_checks import Count, OutFile, OutFolder, Writes
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,28 @@ class Portraits(TrainConfig):
         from ...evidence.portraits.train import STAGES, main
 
         return _train(main, self, STAGES)
+
+
+@dataclass(frozen=True)
+class Avataaars(TrainConfig):
+    """Train a model on the faces of npm's @dicebear/avataaars; the same command resumes an interrupted run."""
+
+    layers: Positional[Annotated[Path, arg(metavar="LAYERS")]] = Path("layers.safetensors")
+    """The drawings that `node evidence/portraits/draw_layers.mjs PACKAGES LAYERS` wrote."""
+    out: Annotated[str, Writes("folder")] = "avataaars-run"
+    """Folder for the states of the phases and the finished model."""
+    advanced: OmitArgPrefixes[AdvancedTrainConfig] = field(default_factory=AdvancedTrainConfig)
+
+    def run(self) -> int:
+        """0 when finished, or stopped by `--max-seconds`."""
+        from ...evidence.portraits.avataaars import train_avataaars
+        from ...evidence.portraits.train import STAGES
+
+        return _train(partial(train_avataaars, self.layers), self.recipe(), STAGES)
+
+    def recipe(self) -> TrainConfig:
+        """The portraits' settings: where the drawings are is none of them."""
+        return TrainConfig(**{f.name: getattr(self, f.name) for f in fields(TrainConfig)})
 
 
 @dataclass(frozen=True)
@@ -61,22 +84,56 @@ class Decoder(DecoderTrainConfig):
 
 @dataclass(frozen=True)
 class Identity:
-    """Fit the projection that distinguishes people of the portraits dataset, from a model's attribute classifier."""
+    """Fit the projection that distinguishes people of a model's dataset, from its attribute classifier."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
     """Model folder, such as the one `vitrine train portraits` writes."""
+    people: Count = 600
+    """People on whose pictures it is fitted, ten of each."""
 
     def run(self) -> int:
         """0 when written."""
+        from ...evidence.portraits.avataaars import open_model
         from ...evidence.portraits.identities import save_identity
         from ...evidence.portraits.readout import load_readout
         from ..runtime.progress import TqdmProgress
 
-        readout = self.folder / "readout" / "readout.safetensors"
-        if not readout.is_file():
+        classifier = self.folder / "readout" / "readout.safetensors"
+        if not classifier.is_file():
             raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
-        path = save_identity(load_readout(readout), readout.with_name("identity.safetensors"), TqdmProgress("people"))
+        dataset = open_model(self.folder).dataset
+        out = classifier.with_name("identity.safetensors")
+        path = save_identity(load_readout(classifier, dataset), out, TqdmProgress("people"), self.people)
         print(f"projection: {path}")
+        return 0
+
+
+@dataclass(frozen=True)
+class Students:
+    """Distil one-step students by EMD and by Diff-Instruct with the shipped ones' recipe; the same command resumes."""
+
+    model: str | None = None
+    """Model folder, such as the one `vitrine train avataaars` writes; by default the shipped portraits."""
+    out: OutFolder | None = None
+    """Folder for students and their runs; by default `students` in the model's folder."""
+    kinds: tuple[Literal["student", "diff-instruct", "raw", "last"], ...] = ("student", "diff-instruct")
+    """student: EMD as published; raw, last: with these estimators of the M-step; Diff-Instruct has as much time."""
+    seeds: tuple[int, ...] = (0,)
+    """A student of each kind for each."""
+    share: float = 1.0
+    """Of the updates of the shipped student's recipe."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...evidence.emd.toy_students import stages, train_students
+        from ..runtime.stages import Stages
+
+        if self.out is None and self.model is None:
+            raise refuse("out", None, "a folder", "the shipped model's folder is not written to")
+        out = self.out or Path(self.model or "") / "students"
+        bars = Stages(dict.fromkeys(stages(self.kinds, self.seeds)))
+        for path in train_students(self.model, out, self.share, self.kinds, self.seeds, bars.bar):
+            print(f"student: {path}")
         return 0
 
 
@@ -116,5 +173,6 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 
 COMMANDS: dict[str, type] = {
-    "portraits": Portraits, "flow": Flow, "decoder": Decoder, "identity": Identity, "plants": Plants,
+    "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
+    "students": Students, "plants": Plants,
 }  # fmt: skip

@@ -88,7 +88,7 @@ class Calibrate:
         if self.portraits == (self.readings is not None):
             raise refuse("readings", "none or both", "a CSV file, or --portraits", "give one of the two")
         space, target = space_at(self.space), self.out or self.space
-        space = self._by_readout(space, target) if self.portraits else self._by_table(space)
+        space = self._by_classifier(space, target) if self.portraits else self._by_table(space)
         for label, points in sorted(space.info["strength_maps"].items()):
             print(f"{label}: strengths {', '.join(f'{s:.2f}' for s in points['strengths'])}, from {points['start']:g}")
         print(f"space: {space.save(target, self.dtype)}")
@@ -104,7 +104,7 @@ class Calibrate:
             maps[label] = fit_strengths(strengths, readings, self.start)
         return with_strength_maps(space, maps)
 
-    def _by_readout(self, space: Any, target: Path) -> Any:
+    def _by_classifier(self, space: Any, target: Path) -> Any:
         """Saves after each direction and map, so that a stopped command loses little."""
         from ...evidence.w2w.calibrate import calibrated, with_pairs
         from ...evidence.w2w.pair_sliders import name_of

@@ -10,6 +10,7 @@ from torch.nn.functional import adaptive_avg_pool2d, normalize
 from ..diffusion.coverage import precision_recall
 from ..diffusion.noise import generators
 from ..errors import refuse
+from ..io.number_checks import refuse_unless_finite
 from ..network.condition import Condition
 
 
@@ -98,8 +99,9 @@ def noisy_text(cond: Condition, strength: float, seeds: list[int]) -> Condition:
         strength: 0 has no effect.
 
     Raises:
-        VitrineError: If there is no text, or the strength is negative.
+        VitrineError: If there is no text, or the strength is negative, NaN or infinite.
     """
+    refuse_unless_finite("strength", strength)
     if cond.text is None or strength < 0:
         shown = "no text" if cond.text is None else strength
         raise refuse("strength on a text", shown, "a text and 0 or more", "1 is as much noise as signal")

@@ -5,8 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ..errors import refuse
+
 if TYPE_CHECKING:
     import torch
+
+
+def refuse_unless_finite(what: str, *numbers: float | None) -> None:
+    """Refuses numbers that are NaN or infinite; None is skipped.
+
+    Raises:
+        VitrineError: If there is one.
+    """
+    for number in numbers:
+        if number is not None and not math.isfinite(number):
+            raise refuse(what, number, "a finite number", "look at where it comes from")
 
 
 def all_finite(values: torch.Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch import nn
 
 from ..diffusion.schedule import append_dims
 from ..errors import refuse
+from ..io.number_checks import refuse_unless_finite
 from ..network.site import ModuleSite, Site
 from ..runtime.stored_weights import as_numbers, is_packed
 from ..settings.config import Config
@@ -181,9 +182,11 @@ def bake(
         as_patch: the result is added to quantised weights by who asks, as ComfyUI does; else these are refused.
 
     Raises:
-        VitrineError: See :meth:`NeuronSet.check`, and if a projection serves text and image tokens alike, carries an
-            adapter that scales its outputs (DoRA), or is quantised (torchao, GGUF, bitsandbytes).
+        VitrineError: See :meth:`NeuronSet.check`, and if the factor is NaN or infinite, or a projection serves text and
+            image tokens alike, carries an adapter that scales its outputs (DoRA), or is quantised (torchao, GGUF,
+            bitsandbytes).
     """
+    refuse_unless_finite("factor", factor)
     changed: dict[str, torch.Tensor] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
         if site.joint:

@@ -15,6 +15,7 @@ import torch
 
 from ..errors import refuse
 from ..io.files import write_whole
+from ..io.number_checks import refuse_unless_finite
 from ..io.table_on_disk import RowFile
 from ..jobs.digests import digest
 from ..jobs.run import Run
@@ -204,8 +205,10 @@ def check_copies(
         labels: one for each prompt, handed through.
 
     Raises:
-        VitrineError: If there are no prompts, no usual distance is known, or the folder contains another check.
+        VitrineError: If there are no prompts, no usual distance is known, tau is NaN or infinite, or the folder
+            contains another check.
     """
+    refuse_unless_finite("tau", tau)
     if not prompts or labels and len(labels) != len(prompts):
         raise refuse("prompts, labels", (len(prompts), len(labels)), "prompts, each with a label or none", "check both")
     captions = list(config.ordinary) or (list(prompts) if instruments.lora else [])

@@ -10,6 +10,7 @@ import torch
 
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
+from ..io.number_checks import refuse_unless_finite
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import width_of
@@ -130,6 +131,7 @@ def score_prompts(
         shape: (C, h, w) of the latents.
         tau: the threshold of the scores, 0..1; None where it has not been calibrated.
     """
+    refuse_unless_finite("tau", tau)
     noise = probe_noise(probe.config, shape).to(conds[0].device)
     at_once, metric = probe.at_once, probe.metric(shape)
     scores: list[Score] = []

@@ -14,6 +14,7 @@ import torch
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.guidance import guide
 from ..errors import refuse
+from ..io.number_checks import refuse_unless_finite
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
@@ -145,7 +146,7 @@ class Score:
         metric: what the similarity is, in words.
 
     Raises:
-        VitrineError: A similarity is NaN or infinite.
+        VitrineError: A similarity, or the threshold, is NaN or infinite.
     """
 
     per_seed: torch.Tensor
@@ -153,7 +154,8 @@ class Score:
     metric: str = ""
 
     def __post_init__(self) -> None:
-        require_finite(self.per_seed, "score of a prompt's seeds")  # no verdict is made of NaN
+        refuse_unless_finite("tau", self.tau)  # no verdict is made of NaN
+        require_finite(self.per_seed, "score of a prompt's seeds")
 
     @property
     def value(self) -> float:

@@ -19,7 +19,7 @@ _HOMES = {
     "ControlConditionedXLPipeline": ".control",
     "EntropyGuidedPipeline": ".entropy",
     "EMDOneStepPipeline": ".emd",
-    "EMDOneStepTransformerPipeline": ".emd_around",
+    "EMDOneStepTransformerPipeline": ".emd",
     "EMDOneStepXLPipeline": ".emd",
     "CorrespondencePipeline": ".matching",
     "CorrespondenceTransformerPipeline": ".matching",

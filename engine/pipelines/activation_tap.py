@@ -3,17 +3,19 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-from dataclasses import replace
-from typing import Any, ClassVar
-
-import torch
-from diffusers import AutoencoderKL, DiffusionPipeline, ModelMixin, SchedulerMixin, UNet2DConditionModel
+from diffusers import (
+    AutoencoderKL,
+    SchedulerMixin,
+    StableDiffusionPipeline,
+    StableDiffusionXLPipeline,
+    UNet2DConditionModel,
+)
 from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..errors import refuse
-from ..network.condition import Condition
-from .around import MASKS, AroundPipeline
+from .from_parts import FromParts
 from .tap_base import ActivationTapPipelineOutput, TapPipeline
+from .wrapping import AroundPipeline
 
 __all__ = [
     "ActivationTapPipeline",
@@ -23,29 +25,7 @@ __all__ = [
 ]
 
 
-class Fitting(TapPipeline):
-    """A pipeline whose ``from_pipe`` makes the form that fits a model."""
-
-    _forms: ClassVar[dict[str, type[TapPipeline]]] = {}
-
-    @classmethod
-    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
-        """A pipeline around the components of another, each as it is, of the form that its model needs.
-
-        Stable Diffusion 1.x and 2.x, SDXL, and every pipeline with a transformer of a known family.
-
-        Raises:
-            VitrineError: If the other pipeline lacks a component, or its model is of no known family.
-        """
-        unet = getattr(pipeline, "unet", None)
-        xl = unet is not None and getattr(unet.config, "addition_embed_type", None) == "text_time"
-        form = "xl" if xl else "transformer" if getattr(pipeline, "transformer", None) is not None else ""
-        if form in cls._forms:
-            return cls._forms[form].from_pipe(pipeline, **kwargs)
-        return super().from_pipe(pipeline, **kwargs)
-
-
-class ActivationTapPipeline(Fitting):
+class ActivationTapPipeline(TapPipeline, FromParts):
     """Tap Stable Diffusion 1.x / 2.x and models of their shape.
 
     ::
@@ -58,6 +38,7 @@ class ActivationTapPipeline(Fitting):
 
     model_cpu_offload_seq = "text_encoder->vae->unet"
     _stock = "StableDiffusionPipeline"
+    encode_prompt = StableDiffusionPipeline.encode_prompt
 
     def __init__(
         self,
@@ -73,15 +54,13 @@ class ActivationTapPipeline(Fitting):
             raise refuse("unet", shown, "SD 1.x or 2.x", "use ActivationTapXLPipeline for SDXL")
         self.register_modules(vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
 
-    def _encode(self, prompts: list[str]) -> Condition:
-        return Condition(text=self._text(self.tokenizer, self.text_encoder, prompts).last_hidden_state)
 
-
-class ActivationTapXLPipeline(TapPipeline):
+class ActivationTapXLPipeline(TapPipeline, FromParts):
     """Tap SDXL: two text encoders, pooled text, and time ids (H, W, 0, 0, H, W) as GDF gives them."""
 
     model_cpu_offload_seq = "text_encoder->text_encoder_2->vae->unet"
     _stock = "StableDiffusionXLPipeline"
+    encode_prompt = StableDiffusionXLPipeline.encode_prompt
 
     def __init__(
         self,
@@ -92,6 +71,7 @@ class ActivationTapXLPipeline(TapPipeline):
         tokenizer_2: CLIPTokenizer,
         unet: UNet2DConditionModel,
         scheduler: SchedulerMixin,
+        force_zeros_for_empty_prompt: bool = True,
     ) -> None:
         super().__init__()
         if unet.config.addition_embed_type != "text_time":
@@ -101,21 +81,10 @@ class ActivationTapXLPipeline(TapPipeline):
             vae=vae, text_encoder=text_encoder, text_encoder_2=text_encoder_2, tokenizer=tokenizer,
             tokenizer_2=tokenizer_2, unet=unet, scheduler=scheduler,
         )  # fmt: skip
-
-    def _encode(self, prompts: list[str]) -> Condition:
-        first = self._text(self.tokenizer, self.text_encoder, prompts, output_hidden_states=True)
-        second = self._text(self.tokenizer_2, self.text_encoder_2, prompts, output_hidden_states=True)
-        return Condition(torch.cat([first.hidden_states[-2], second.hidden_states[-2]], dim=-1), second.text_embeds)
-
-    def _sized(self, cond: Condition, height: int, width: int) -> Condition:
-        assert cond.text is not None
-        if cond.pooled is None:
-            raise refuse("prompt_embeds", "without pooled_prompt_embeds", "both", "SDXL takes pooled text too")
-        time_ids = torch.tensor([[height, width, 0, 0, height, width]], dtype=cond.text.dtype, device=cond.text.device)
-        return replace(cond, extra={"time_ids": time_ids.repeat(len(cond.text), 1)})
+        self.register_to_config(force_zeros_for_empty_prompt=force_zeros_for_empty_prompt)  # encode_prompt reads it
 
 
-class ActivationTapTransformerPipeline(AroundPipeline, TapPipeline):
+class ActivationTapTransformerPipeline(TapPipeline, AroundPipeline):
     """Tap any model of a known family through its own pipeline, which encodes the prompts.
 
     ::
@@ -124,16 +93,7 @@ class ActivationTapTransformerPipeline(AroundPipeline, TapPipeline):
         pipe(image, "a photo of a horse", addresses="vit-block15-out", timestep=260).activations
     """
 
-    model_cpu_offload_seq = "vae->transformer"
-    _masks = MASKS
-
-    def __init__(self, vae: ModelMixin, transformer: ModelMixin, scheduler: SchedulerMixin) -> None:
-        super().__init__()
-        self.register_modules(vae=vae, transformer=transformer, scheduler=scheduler)
-
-    def own_size(self) -> int:
-        """Side in pixels of the square pictures that the model's own pipeline generates."""
-        return max(self._usual_size())
+    _needed = ("vae", "transformer", "scheduler")
 
 
 ActivationTapPipeline._forms = {"xl": ActivationTapXLPipeline, "transformer": ActivationTapTransformerPipeline}

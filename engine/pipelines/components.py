@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 _TEXT = ("text_encoder", "tokenizer")
 
 
-def components_of(pipe: Any, without: tuple[str, ...] = ()) -> dict[str, object]:
+def components_of(pipe: DiffusionPipeline, without: tuple[str, ...] = ()) -> dict[str, object]:
     """Name -> network, scheduler, tokenizer or processor, and the pipeline's flags, for a ``Run``.
 
     Args:
@@ -20,13 +23,11 @@ def components_of(pipe: Any, without: tuple[str, ...] = ()) -> dict[str, object]
     return chosen | {"pipeline": flags}
 
 
-def text_parts_of(pipe: Any) -> dict[str, object]:
+def text_parts_of(pipe: DiffusionPipeline) -> dict[str, object]:
     """Text encoders and tokenizers alone: what the states of a prompt depend on."""
     return {name.replace("_", " "): part for name, part in _parts(pipe).items() if name.startswith(_TEXT)}
 
 
-def _parts(pipe: Any) -> dict[str, Any]:
-    """Its components that are there; those of the pipeline that it was made around too."""
-    source = vars(pipe).get("source")
-    parts = ({} if source is None else source.components) | pipe.components
-    return {name: part for name, part in parts.items() if part is not None}
+def _parts(pipe: DiffusionPipeline) -> dict[str, Any]:
+    """Its components that are there."""
+    return {name: part for name, part in pipe.components.items() if part is not None}

@@ -38,7 +38,7 @@ from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
 from .control_inputs import INSTEAD, Sizes, guidance_of, one_each, repeated, rows_of
 from .conventions import Generators, StepEnd, noise_sources, revision
-from .shared import SharedPipeline
+from .from_parts import FromParts
 
 
 @dataclass
@@ -49,15 +49,10 @@ class ControlConditionedPipelineOutput(BaseOutput):
     log: tuple[ControlStep, ...]
 
 
-class _Controlled(SharedPipeline):
+class _Controlled(FromParts):
     """What the pipelines share; they differ in how prompts and sizes become conditions."""
 
-    _backbone_name = "unet"
     _meaningless = INSTEAD
-
-    @property
-    def _net(self) -> Any:
-        return getattr(self, self._backbone_name)
 
     def load_control(self, path: str | Path) -> ControlCheckpoint:
         """Read a checkpoint, to be passed to calls. Its ``base.*`` and ``lora.*`` weights go into this model.
@@ -65,7 +60,7 @@ class _Controlled(SharedPipeline):
         Raises:
             VitrineError: If it is of another family or width, or has weights that do not fit this model.
         """
-        checkpoint, net = load_control(path), self._net
+        checkpoint, net = load_control(path), self._network
         checkpoint.metadata.check(net, fingerprint_of(net) if checkpoint.metadata.base_hash else "")
         weights = {k.split(".", 1)[1]: v for k, v in checkpoint.extra.items()}
         unknown = sorted(set(weights) - set(net.state_dict()))
@@ -134,7 +129,7 @@ class _Controlled(SharedPipeline):
         embeds_taken = self._embeds()
         self._refuse_arguments({k: v for k, v in embeds.items() if k not in embeds_taken}, embeds_taken)
         with self._in_use():
-            convention_of(self.scheduler, self._net)
+            convention_of(self.scheduler, self._network)
             if not hasattr(self.scheduler, "scale_model_input"):
                 remedy = "use UniPC or DPM++ with use_flow_sigmas"
                 raise refuse("scheduler", type(self.scheduler).__name__, "one that scales a UNet's input", remedy)
@@ -172,13 +167,13 @@ class _Controlled(SharedPipeline):
         self, checkpoint: ControlCheckpoint | None, gamma: GammaConfig | None, padding: PaddingConfig | None
     ) -> tuple[GammaConfig, PaddingConfig | None]:
         if checkpoint is None:
-            ReferenceBlend(self._net, GammaConfig())  # refuses a model without size inputs before any work
+            ReferenceBlend(self._network, GammaConfig())  # refuses a model without size inputs before any work
             return gamma or GammaConfig(), padding
-        checkpoint.metadata.check(self._net)
+        checkpoint.metadata.check(self._network)
         return trained_settings(checkpoint.metadata, gamma, padding)
 
     def _size(self, height: int | None, width: int | None) -> tuple[int, int]:
-        side = self._net.config.sample_size
+        side = self._network.config.sample_size
         sides = (side, side) if isinstance(side, int) else tuple(side)
         factor = self.vae_scale_factor
         check_sides("height, width", height, width)
@@ -233,7 +228,7 @@ class _Controlled(SharedPipeline):
             raise refuse("prompts", [rows_of(c) for c in texts.values()], f"1 or {count}", "one for each picture")
         # Sizes stay float32: half precision would round them.
         inputs = {True: self._sizes(sizes, size), False: self._sizes([SizeCondition()] * count, size)}
-        placed = {k: c.to(device, self._net.dtype) for k, c in texts.items()}
+        placed = {k: c.to(device, self._network.dtype) for k, c in texts.items()}
         inputs = {control: {k: v.to(device) for k, v in tensors.items()} for control, tensors in inputs.items()}
         conditions = {
             (control, semantics): replace(cond, extra=cond.extra | tensors)
@@ -241,7 +236,7 @@ class _Controlled(SharedPipeline):
             for control, tensors in inputs.items()
         }
         return ControlledSampling(
-            self._net, gamma, guidance, conditions, count, high_is_null, embedder, values, reference,
+            self._network, gamma, guidance, conditions, count, high_is_null, embedder, values, reference,
             self.vae_scale_factor,
         )  # fmt: skip
 
@@ -249,8 +244,8 @@ class _Controlled(SharedPipeline):
         self, count: int, size: tuple[int, int], rows: Generators | None, latents: torch.Tensor | None, eta: float
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Scaled noise, and what the scheduler's steps take; some sample more from the same generators."""
-        shape = (count, self._net.config.in_channels, *size)
-        noise = self.prepare_latents(*shape, self._net.dtype, self._execution_device, rows, latents)
+        shape = (count, self._network.config.in_channels, *size)
+        noise = self.prepare_latents(*shape, self._network.dtype, self._execution_device, rows, latents)
         return noise, self.prepare_extra_step_kwargs(rows, eta)
 
     # --- after it -----------------------------------------------------------------------------------------------
@@ -325,8 +320,6 @@ class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
 
     Pictures are made at the size asked for: no resolution binning.
     """
-
-    _backbone_name = "transformer"
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
         text, mask, empty, empty_mask = self.encode_prompt(

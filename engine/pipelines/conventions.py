@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ import torch
 from ..diffusion.noise import generators
 from ..diffusion.sampling import Revise
 from ..errors import refuse
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 Generators = torch.Generator | list[torch.Generator]
 StepEnd = Callable[[Any, int, torch.Tensor, dict[str, torch.Tensor]], dict[str, torch.Tensor] | None]
@@ -50,7 +53,7 @@ def accepted_by(kind: type) -> Mapping[str, inspect.Parameter]:
     return parameters
 
 
-def inputs_of_blocks(pipe: Any) -> list[str]:
+def inputs_of_blocks(pipe: DiffusionPipeline) -> list[str]:
     """What a modular pipeline's call accepts: the inputs of its blocks; nothing of other pipelines."""
     return [i.name for i in getattr(getattr(pipe, "blocks", None), "inputs", ()) if i.name]
 
@@ -112,7 +115,7 @@ def soft_masks(masks: Any, size: Sequence[int]) -> torch.Tensor:
     return soft
 
 
-def revision(pipe: Any, callback: StepEnd | None) -> Revise | None:
+def revision(pipe: DiffusionPipeline, callback: StepEnd | None) -> Revise | None:
     """A callback of diffusers as our sampling loop calls it."""
     if callback is None:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,9 +22,13 @@ from ..nemo.check_page import write_check
 from ..nemo.guidance_difference import PullConfig, prompt_scores
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.progress import Progress, silent
+from .adapter import network_of
 from .components import components_of
 from .conventions import accepted_by
 from .prompt_encoding import empty_prompt, encoded
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 ADAPTER = "vitrine_copy_check"
 _SHARE = 2
@@ -32,8 +36,9 @@ _SHARE = 2
 
 
 def copy_check(
-    pipe: Any, prompts: Sequence[str], folder: str | Path, *, pictures: str | Path | Sequence[str | Path] = (),
-    lora: str | Path | None = None, config: CheckConfig | None = None, probe: ProbeConfig | None = None,
+    pipe: DiffusionPipeline, prompts: Sequence[str], folder: str | Path, *,
+    pictures: str | Path | Sequence[str | Path] = (), lora: str | Path | None = None,
+    config: CheckConfig | None = None, probe: ProbeConfig | None = None,
     pulls: PullConfig | None = None, tau: float | None = None, labels: Sequence[str] = (),
     describe: Callable[[torch.Tensor], torch.Tensor] | None = None, memory: int | str = "2GB",
     progress: Progress = silent, shown: int = 50, **sampling: Any,
@@ -82,7 +87,7 @@ def copy_check(
 class _Sampler:
     """Calls a pipeline as :data:`~vitrine.engine.nemo.check.Sample` wants it."""
 
-    def __init__(self, pipe: Any, adapter: _Adapter | None, sampling: Mapping[str, Any]) -> None:
+    def __init__(self, pipe: DiffusionPipeline, adapter: _Adapter | None, sampling: Mapping[str, Any]) -> None:
         self.pipe, self._adapter, self._sampling = pipe, adapter, dict(sampling)
         default = accepted_by(type(pipe))["num_inference_steps"].default
         self.steps = int(sampling.get("num_inference_steps", default))
@@ -90,8 +95,7 @@ class _Sampler:
     @property
     def backbone(self) -> Any:
         """UNet or transformer."""
-        unet = getattr(self.pipe, "unet", None)
-        return self.pipe.transformer if unet is None else unet
+        return network_of(self.pipe)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -106,7 +110,7 @@ class _Sampler:
         return self._call("", [0], {"num_inference_steps": 1})
 
     def __call__(self, prompt: str, seeds: Sequence[int], bare: bool, after: Callable[[int], None]) -> torch.Tensor:
-        def step_end(pipe: Any, step: int, t: Any, values: dict[str, Any]) -> dict[str, Any]:
+        def step_end(pipe: DiffusionPipeline, step: int, t: Any, values: dict[str, Any]) -> dict[str, Any]:
             after(step + 1)
             return values
 
@@ -128,7 +132,7 @@ class _Sampler:
 class _Adapter:
     """A LoRA loaded next to those already there."""
 
-    def __init__(self, pipe: Any) -> None:
+    def __init__(self, pipe: DiffusionPipeline) -> None:
         self.pipe, self.others = pipe, list(pipe.get_active_adapters())
         self._untouched = not any(pipe.get_list_adapters().values())
 
@@ -168,7 +172,7 @@ class _Adapter:
 
 
 @contextmanager
-def _adapter(pipe: Any, path: str | Path | None) -> Iterator[_Adapter | None]:
+def _adapter(pipe: DiffusionPipeline, path: str | Path | None) -> Iterator[_Adapter | None]:
     if path is None:
         yield None
         return
@@ -185,7 +189,7 @@ def _adapter(pipe: Any, path: str | Path | None) -> Iterator[_Adapter | None]:
 
 
 @contextmanager
-def _freed(pipe: Any) -> Iterator[None]:
+def _freed(pipe: DiffusionPipeline) -> Iterator[None]:
     """Models that offloading fetched go back at the end: scores run the network outside of the pipeline's call."""
     try:
         yield
@@ -194,7 +198,7 @@ def _freed(pipe: Any) -> Iterator[None]:
 
 
 def _scores(
-    pipe: Any, size: tuple[int, int], probe: ProbeConfig, pulls: PullConfig
+    pipe: DiffusionPipeline, size: tuple[int, int], probe: ProbeConfig, pulls: PullConfig
 ) -> Callable[[str], Mapping[str, float | None]] | None:
     """Scores of a prompt, where the pipeline has a UNet whose text we know how to encode."""
     unet = getattr(pipe, "unet", None)
@@ -212,7 +216,7 @@ def _scores(
     return scores
 
 
-def _refuse_unknown(pipe: Any, sampling: Mapping[str, Any]) -> None:
+def _refuse_unknown(pipe: DiffusionPipeline, sampling: Mapping[str, Any]) -> None:
     accepted = sorted(set(accepted_by(type(pipe))) - {"self", "prompt", "generator", "output_type"})
     unknown = sorted(set(sampling) - set(accepted))
     if unknown:

@@ -1,12 +1,11 @@
-"""What the one-step pipelines share: loading a student, one step of it, several, and the repair of its samples.
+"""What the one-step pipelines share: loading a student, one step of it, several, and the repair of its samples."""
 
-Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
-"""
+from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
@@ -33,96 +32,92 @@ from ..emd import (
 )
 from ..emd.published_students import one_step_of
 from ..errors import refuse
-from ..families import Latent, family_of
 from ..network.condition import Condition
 from ..runtime.finite import require_finite
-from ..runtime.placement import onloaded, upcast_vae
+from ..runtime.former_names import former_argument
+from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from .conventions import Generators, noise_sources
-from .prompt_encoding import empty_prompt, encoded
 from .shared import SharedPipeline
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline, ModelMixin
 
 
 class OneStepTools(SharedPipeline):
-    """Everything but the models' own parts."""
+    """What every form of :class:`~vitrine.engine.pipelines.EMDOneStepPipeline` does."""
+
+    pipe: DiffusionPipeline
 
     _meaningless = {
         "negative_prompt": "guidance is distilled into a one-step student",
         "negative_prompt_embeds": "guidance is distilled into a one-step student",
         "guidance_rescale": "guidance is distilled into a one-step student",
         "num_inference_steps": "there is one step",
-        "timesteps": "there is one step, at the contract's timestep",
-        "sigmas": "there is one step, at the contract's timestep",
+        "timesteps": "there is one step, at the preset's timestep",
+        "sigmas": "there is one step, at the preset's timestep",
         "eta": "there is one step",
         "callback_on_step_end": "there is one step; progress= follows a correction",
         "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
         "max_sequence_length": "prompts are read to the text encoder's end",
     }
-    _masks: ClassVar[tuple[str, ...]] = ()
-    """Arguments of a call that belong to encoded prompts."""
 
-    @property
-    def _network(self) -> Any:
-        """The UNet or transformer that is the student."""
-        return self.unet
+    def prompted(self, prompts: Sequence[str] | None, size: tuple[int, int], **encoded: Any) -> Condition:
+        """One batch row for each prompt, for pictures of ``size`` (height, width) in pixels.
 
-    @property
-    def _latent(self) -> Latent:
-        return family_of(self._network).latent
-
-    @property
-    def _processor(self) -> Any:
-        return self.image_processor
-
-    def prompted(
-        self, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
-        pooled: torch.Tensor | None = None, **masks: torch.Tensor,
-    ) -> Condition:  # fmt: skip
-        """One row for each prompt, for pictures of ``size`` (height, width) in pixels."""
-        return encoded(self, prompts, size, embeds, pooled)
+        Args:
+            encoded: instead of ``prompts``, what the pipeline's ``encode_prompt`` gives: ``prompt_embeds`` ...
+        """
+        return self._adapter.condition(prompts, size, **encoded)
 
     def unprompted(self, size: tuple[int, int]) -> Condition:
-        """What guidance starts from, one row."""
-        return empty_prompt(self, size)
+        """What guidance starts from, one batch row."""
+        return self._adapter.empty(size)
 
     def _unprompted_for(
-        self, correction: CorrectConfig, contract: StudentPreset, size: tuple[int, int]
+        self, correction: CorrectConfig, preset: StudentPreset, size: tuple[int, int]
     ) -> Condition | None:
         """The same for a repair that is guided; a pipeline without text encoders can do the others."""
-        guidance = correction.guidance or contract.trained_guidance or 1.0
+        guidance = correction.guidance or preset.trained_guidance or 1.0
         return None if guidance == 1 else self.unprompted(size)
 
     def load_student(
-        self, path: str | Path, base: str = "", adapter_name: str = "generator", *, preset: str | None = None,
-        contract: StudentPreset | None = None,
+        self, path: str | Path, base: str = "", adapter_name: str = "generator", *,
+        preset: str | StudentPreset | None = None, **former: Any,
     ) -> StudentPreset:  # fmt: skip
-        """Load a student, a LoRA in any names that diffusers reads or a whole UNet, and return its contract.
+        """Load a student, a LoRA in any names that diffusers reads or a whole network, and return its preset.
 
         Args:
             base: name of this model; a student of another one is refused.
             adapter_name: of a LoRA; one of that name that was loaded before gives way.
-            preset: a published student's name in :data:`vitrine.engine.emd.ONE_STEP`, for files without a contract
-                whose name does not tell.
-            contract: the same, written out.
+            preset: for files without one whose name does not tell: a published student's name in
+                :data:`vitrine.engine.emd.ONE_STEP`, or a preset.
 
         Raises:
-            VitrineError: The file has no contract and none was given, or it is a student of another base or
-                architecture.
+            VitrineError: The file has no preset and none was given, or it is a student of another base or architecture,
+                or a LoRA for a pipeline that loads none.
         """
-        if preset is not None and preset not in ONE_STEP:
-            raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
-        chosen = contract or (ONE_STEP[preset] if preset is not None else None)
-        contract, tensors = read_student(path, chosen, any_names=True, otherwise=one_step_of(path))
-        check_base(contract, base)
-        check_network(contract, self._network)
+        preset = former_argument(former, "contract", "preset", preset)
+        self._refuse_arguments(former, ("path", "base", "adapter_name", "preset"))
+        if isinstance(preset, str):
+            if preset not in ONE_STEP:
+                raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
+            preset = ONE_STEP[preset]
+        pipe = self._adapter.pipe
+        read, tensors = read_student(path, preset, any_names=True, otherwise=one_step_of(path))
+        check_base(read, base)
+        check_network(read, self._network)
         if any(".lora" in key or key.startswith("lora_") for key in tensors):
+            if not hasattr(pipe, "load_lora_weights"):
+                shown, accepted = f"a LoRA for {type(pipe).__name__}", "a pipeline that loads LoRAs"
+                raise refuse("student", shown, accepted, "load a student that is a whole network")
             if adapter_name in getattr(self._network, "peft_config", {}):
                 self._network.delete_adapters(adapter_name)
-            self.load_lora_weights(tensors, adapter_name=adapter_name)
+            pipe.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
             self._load_whole(tensors, Path(path).name)
-        return contract
+        return read
 
     def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
         net = copy.deepcopy(self._network)  # this one may be shared with the pipeline that ``from_pipe`` took it from
@@ -135,23 +130,26 @@ class OneStepTools(SharedPipeline):
         net.load_state_dict(tensors)
         self._take(net)
 
-    def _take(self, network: Any) -> None:
-        """Sample with another network."""
-        self.register_modules(unet=network)
+    def _take(self, network: ModelMixin) -> None:
+        """Sample with another network; a wrapped pipeline keeps its own."""
+        pipe = self._adapter.pipe
+        if pipe is not self:
+            self.pipe = pipe = copy.copy(pipe)
+        pipe.register_modules(**{self._adapter.family.component: network})
 
-    def unload_student(self, network: Any) -> None:
+    def unload_student(self, network: ModelMixin) -> None:
         """Sample with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
         if self._network is not network:
             self._take(network)
         elif getattr(network, "peft_config", None):
-            self.unload_lora_weights()
+            self._adapter.pipe.unload_lora_weights()
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]
         self,
         prompt: str | list[str] | None = None,
         seeds: list[int] | None = None,
-        contract: StudentPreset | None = None,
+        preset: StudentPreset | None = None,
         *,
         generator: Generators | None = None,
         latents: torch.Tensor | None = None,
@@ -174,7 +172,8 @@ class OneStepTools(SharedPipeline):
         Args:
             prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
             seeds: one for each picture; default 0, 1, ... for the prompts.
-            contract: t* and noise convention; by default unit, and t* where all is noise: 999, of a flow 1000.
+            preset: the student's t* and noise convention; by default unit, and t* where all is noise: 999, of a flow
+                1000.
             generator: instead of seeds: one generator for all pictures, or one for each.
             latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
             prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
@@ -188,41 +187,42 @@ class OneStepTools(SharedPipeline):
             teacher, score: the base model and the student's own score network.
 
         Raises:
-            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's contract has another size,
+            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's preset has another size,
                 a correction lacks its networks or seeds, or an argument is not one of these.
         """
-        masks = {name: unknown.pop(name) for name in self._masks if name in unknown}
-        self._refuse_arguments(unknown, self._masks)
+        adapter = self._adapter
+        masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
+        preset = former_argument(unknown, "contract", "preset", preset)
+        self._refuse_arguments(unknown, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
         if correction is not None and (teacher is None or score is None):
             raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
         if correction is not None and generator is not None:
             raise refuse("correction", "with a generator", "with seeds", "its chain needs new noise at each step")
-        contract = contract or StudentPreset(timestep=float(Denoiser.from_diffusers(self).schedule.last))
-        check_network(contract, self._network)
+        preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))
+        check_network(preset, self._network)
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
         prompts = [prompt] if isinstance(prompt, str) else prompt
         texts = len(prompts or []) if prompt_embeds is None else len(prompt_embeds)
         pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
         sources = noise_sources(seeds, generator, latents, pictures)
-        shape = (pictures, *self._shape(contract, height, width))
+        shape = (pictures, *self._shape(preset, height, width))
         with self._in_use():
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
-            z = z.to(self._execution_device)
-            size = (shape[-2] * self.vae_scale_factor, shape[-1] * self.vae_scale_factor)
-            cond = self.prompted(prompts, size, prompt_embeds, pooled_prompt_embeds, **masks)
+            z = z.to(adapter.device)
+            size = (shape[-2] * adapter.factor, shape[-1] * adapter.factor)
+            embeds = {"prompt_embeds": prompt_embeds, "pooled_prompt_embeds": pooled_prompt_embeds, **masks}
+            cond = adapter.condition(prompts, size, **embeds)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
-            student = Denoiser.from_diffusers(self)
+            student = self._denoiser()
             if correction is None or teacher is None or score is None:
-                x0 = one_step(student, z, cond, contract)
+                x0 = one_step(student, z, cond, preset)
             else:
-                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, contract, size)
+                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, preset, size)
                 with onloaded(self._network):
-                    x0, _ = correct(
-                        networks, z, cond, contract, correction, seeds or [*range(pictures)], null, progress
-                    )
+                    x0, _ = correct(networks, z, cond, preset, correction, seeds or [*range(pictures)], null, progress)
             images = self.decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 
@@ -248,17 +248,18 @@ class OneStepTools(SharedPipeline):
         prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
         noise_sources(seeds, None, None, len(prompts))
         shape = self.latent_shape()
-        size = (shape[1] * self.vae_scale_factor, shape[2] * self.vae_scale_factor)
+        adapter = self._adapter
+        size = (shape[1] * adapter.factor, shape[2] * adapter.factor)
         with self._in_use():
-            z = seeded_noise(seeds, shape).to(self._execution_device)
+            z = seeded_noise(seeds, shape).to(adapter.device)
             cond = self.prompted(prompts, size)
             begin = None if base is None else Base(base, cond, self.unprompted(size), first or FirstSteps())
-            x0 = few_steps(Denoiser.from_diffusers(self), z, cond, sampling, seeds, begin, progress)
+            x0 = few_steps(self._denoiser(), z, cond, sampling, seeds, begin, progress)
             images = self.decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None)
 
     @property
-    def network(self) -> Any:
+    def network(self) -> ModelMixin:
         """The UNet or transformer."""
         return self._network
 
@@ -279,23 +280,22 @@ class OneStepTools(SharedPipeline):
         require_finite(x0, "latents")
         if output_type == "latent":
             return x0
-        with upcast_vae(self.vae) as vae:
-            pixels = vae.decode(self._latent.unscaled(vae, x0.to(vae.dtype))).sample
-        return self._processor.postprocess(pixels[:, :, 0] if pixels.ndim == 5 else pixels, output_type=output_type)
+        pipe = self._adapter.pipe
+        processor = pipe.image_processor if hasattr(pipe, "image_processor") else pipe.video_processor
+        return processor.postprocess(self._adapter.decode(x0), output_type=output_type)
 
-    def _shape(self, contract: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
+    def _shape(self, preset: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
         """Of one picture's latents."""
         check_sides("height, width", height, width)
-        side, factor = self.unet.config.sample_size, self.vae_scale_factor
-        own = contract.shape or (self.unet.config.in_channels, *((side, side) if isinstance(side, int) else side))
-        asked = (height or own[1] * factor, width or own[2] * factor)
-        if any(s % factor for s in asked):
-            raise refuse("height, width", asked, f"multiples of {factor}", "round them")
-        shape = (own[0], asked[0] // factor, asked[1] // factor)
-        if contract.shape and shape != tuple(contract.shape):
-            made_for = tuple(s * factor for s in contract.shape[1:])
-            raise refuse("height, width", asked, f"{made_for}, the student's", "leave them out")
-        return shape
+        adapter = self._adapter
+        own = tuple(side * adapter.factor for side in preset.shape[1:])
+        asked = (height, width) if height and width else own or adapter.usual_size()
+        asked = (height or asked[0], width or asked[1])
+        if preset.shape and asked != own:
+            raise refuse("height, width", asked, f"{own}, the student's", "leave them out")
+        if any(side % adapter.side_step for side in asked):
+            raise refuse("height, width", asked, f"multiples of {adapter.side_step}", "round them")
+        return adapter.channels, asked[0] // adapter.factor, asked[1] // adapter.factor
 
 
 def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:

@@ -38,13 +38,13 @@ PORTRAIT_SCENES = range(200_000, 202_000)
 
 
 class TrainingParts(NamedTuple):
-    """Teacher, encoded prompts, encoded empty prompt, latent shape, contract, and the pipeline they come from."""
+    """Teacher, encoded prompts, encoded empty prompt, latent shape, preset, and the pipeline they come from."""
 
     teacher: Denoiser
     conditions: Condition | StoredText
     null: Condition
     shape: tuple[int, ...]
-    contract: StudentPreset
+    preset: StudentPreset
     pipeline: DiffusionPipeline
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ class TrainingParts(NamedTuple):
         """
         from ..emd.emd_trainer import Trainer
 
-        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.contract, self.decode)
+        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.preset, self.decode)
 
 
 def training_parts(
@@ -81,7 +81,7 @@ def training_parts(
     Args:
         model: ``"portraits"``, ``"flow portraits"``, a diffusers folder, or a hub id.
         prompts: a text file with one prompt a line, or the prompts; by default captions of portraits.
-        base: the model's name in the student's contract; its own by default.
+        base: the model's name in the student's preset; its own by default.
         load: precision and version of the model. Its device must be this process's, which accelerate decides on.
         folder: of the run; text states larger than ``memory`` go into its folder ``texts``.
         memory: what text states may take in memory, in bytes or as "2GB"; room for the encoding of 64 prompts at least.
@@ -112,8 +112,8 @@ def training_parts(
         else:
             conditions = StoredText.encoded(texts, encode, Path(folder) / TEXTS, encoded_by, progress, workers)
     pipe.to("cpu")
-    contract = StudentPreset(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
-    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, contract, pipe)
+    preset = StudentPreset(base or model, latent_scale=float(pipe.vae.config.get("scaling_factor") or 0.0))
+    return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, preset, pipe)
 
 
 def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condition:

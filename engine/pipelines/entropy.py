@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..control.entropy_guidance import EntropyConfig, first_half_weakened, query_sites
 from ..diffusion.noise import generators
@@ -10,6 +10,9 @@ from ..errors import refuse
 from ..families import FAMILIES
 from .conventions import accepted_by, refuse_unknown
 from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 _STACKING = [name for family in FAMILIES for name in family.stacking]
 
@@ -26,7 +29,9 @@ class EntropyGuidedPipeline(Wrapping):
         >>> images = pipe("a prompt", seeds=[0, 1]).images
     """
 
-    def __init__(self, pipe: Any, config: EntropyConfig) -> None:
+    _choices = ("config",)
+
+    def __init__(self, pipe: DiffusionPipeline, config: EntropyConfig) -> None:
         """Look for the sites at once.
 
         Raises:
@@ -36,27 +41,7 @@ class EntropyGuidedPipeline(Wrapping):
         if calling not in _STACKING:
             raise refuse("pipeline", type(pipe).__name__, _STACKING, "others run the two branches apart, or not at all")
         self.pipe, self.config = pipe, config
-        query_sites(self._net, config)
-
-    @classmethod
-    def from_pipe(cls, pipe: Any, config: EntropyConfig) -> EntropyGuidedPipeline:
-        """The same as the constructor, under diffusers' name."""
-        return cls(pipe, config)
-
-    @classmethod
-    def from_pretrained(cls, path: str, config: EntropyConfig, **kwargs: Any) -> EntropyGuidedPipeline:
-        """Around the pipeline of a folder or hub repository.
-
-        Args:
-            kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.
-        """
-        from diffusers import DiffusionPipeline
-
-        return cls(DiffusionPipeline.from_pretrained(path, **kwargs), config)
-
-    @property
-    def _net(self) -> Any:
-        return self.pipe.unet if hasattr(self.pipe, "unet") else self.pipe.transformer
+        query_sites(self._network, config)
 
     def __call__(self, prompt: Any = None, *, seeds: list[int] | None = None, **kwargs: Any) -> Any:
         """Sample, all other arguments as the pipeline takes them.
@@ -80,7 +65,7 @@ class EntropyGuidedPipeline(Wrapping):
             return self.pipe(prompt, guidance_scale=1.0, **kwargs)
         if same:
             kwargs |= self._repeated({"prompt": prompt} | kwargs)
-        with first_half_weakened(self._net, self.config):
+        with first_half_weakened(self._network, self.config):
             return self.pipe(prompt, guidance_scale=self.config.scale, **kwargs)
 
     def _repeated(self, arguments: dict[str, Any]) -> dict[str, Any]:

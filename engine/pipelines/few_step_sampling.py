@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diffusion.schedule import convention_of
 from ..emd.published_students import StudentSampling, check_student, known
 from ..errors import refuse
 from ..families import family_of
+from .adapter import Adapter
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
-def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
+def student_scheduler(pipe: DiffusionPipeline, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
     """The scheduler of a student and the arguments of the pipeline's call.
 
     Example:
@@ -26,14 +30,13 @@ def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, d
         VitrineError: There is no such student, the pipeline is of another base, or its scheduler is not the base's.
     """
     sampling = known(student) if isinstance(student, str) else student
-    unet = getattr(pipe, "unet", None)
-    network = pipe.transformer if unet is None else unet
-    schedule, _ = convention_of(pipe.scheduler, network)
-    if unet is not None and schedule.kind == "flow":
+    adapter = Adapter(pipe)
+    schedule, _ = convention_of(pipe.scheduler, adapter.network)
+    if adapter.is_unet and schedule.kind == "flow":
         shown = f"a flow ({type(pipe.scheduler).__name__})"
         raise refuse("scheduler", shown, "one with the base's table of betas", "pass the pipeline as it was published")
-    check_student(sampling, network)
-    if unet is None:
+    check_student(sampling, adapter.network)
+    if not adapter.is_unet:
         return _flow(pipe, sampling)
     import diffusers
 
@@ -60,7 +63,7 @@ def student_scheduler(pipe: Any, student: str | StudentSampling) -> tuple[Any, d
     return scheduler, arguments
 
 
-def _flow(pipe: Any, sampling: StudentSampling) -> tuple[Any, dict[str, Any]]:
+def _flow(pipe: DiffusionPipeline, sampling: StudentSampling) -> tuple[Any, dict[str, Any]]:
     """Levels are given as they are, so the scheduler must not shift them again."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 

@@ -198,6 +198,6 @@ def load_backbone(model: str, config: LoadConfig | None = None) -> Any:
     Raises:
         VitrineError: As :func:`load_pipeline`.
     """
-    pipe = load_pipeline(model, None, config)
-    unet = getattr(pipe, "unet", None)
-    return pipe.transformer if unet is None else unet
+    from .adapter import network_of
+
+    return network_of(load_pipeline(model, None, config))

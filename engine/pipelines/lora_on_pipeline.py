@@ -6,24 +6,23 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..diffusion.denoiser import Denoiser
 from ..errors import VitrineError, refuse
-from ..families import family_of
 from ..io.files import named
 from ..io.lora_writing import write_lora
 from ..jobs.digests import described
-from ..runtime.placement import upcast_vae
 from ..w2w.loras.base_weights import BaseWeights, modules_of
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
 from ..w2w.loras.lora_files import read_lora
 from .components import components_of
 from .lora_report_samples import Loading, OnModel
 from .nemo import NEMOPipeline
-from .prompt_encoding import empty_prompt
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 ADAPTER = "vitrine_lora_report"
 _NAMED = 8
@@ -41,7 +40,7 @@ class PipelineModel:
         VitrineError: As :meth:`~vitrine.engine.pipelines.NEMOPipeline.from_pipe`.
     """
 
-    def __init__(self, pipe: Any, size: tuple[int, int] | None = None) -> None:
+    def __init__(self, pipe: DiffusionPipeline, size: tuple[int, int] | None = None) -> None:
         self.pipe, self._tools = pipe, NEMOPipeline.from_pipe(pipe, size=size)
         self.shape: tuple[int, ...] = self._tools.latent_shape()
         self.shift = float(getattr(pipe.scheduler.config, "shift", None) or 1.0)
@@ -62,14 +61,9 @@ class PipelineModel:
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(n, 3, H, W) in [0, 1]."""
-        latent = family_of(self.backbone).latent
-        parts = []
-        with torch.no_grad(), upcast_vae(self.pipe.vae) as vae:
-            for row in latents.split(4):
-                clean = latent.unscaled(vae, row.to(vae.device, vae.dtype))
-                parts.append(vae.decode(clean).sample.float().cpu())
-        pixels = torch.cat(parts)
-        return ((pixels[:, :, 0] if pixels.ndim == 5 else pixels) / 2 + 0.5).clamp(0, 1)
+        with torch.no_grad():
+            pixels = torch.cat([self._tools._adapter.decode(row).float().cpu() for row in latents.split(4)])
+        return (pixels / 2 + 0.5).clamp(0, 1)
 
     def pieces(self, word: str) -> int:
         """Tokens of a word; 1 where the pipeline has no tokenizer."""
@@ -135,10 +129,9 @@ class PipelineLora:
         else:
             pipe.disable_lora()
         tools = self.model._tools
-        size = tuple(side * tools.vae_scale_factor for side in self.model.shape[1:])
+        height, width = (side * tools._adapter.factor for side in self.model.shape[1:])
         with tools._in_use(), torch.no_grad():
-            null = empty_prompt(pipe, size) if getattr(pipe, "unet", None) is not None else tools.conditions([""])[0]
-            yield OnModel(Denoiser.from_diffusers(tools), tools.conditions, null)
+            yield OnModel(tools._denoiser(), tools.conditions, tools._adapter.empty((height, width)))
 
 
 def _loading(model: PipelineModel, facts: LoraFacts, note: str) -> Loading:

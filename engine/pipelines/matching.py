@@ -12,7 +12,7 @@ import torch
 from ..activations.container import Activations
 from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
-from ..activations.picture_latents import SIGNED, encode_pixels, picture_sizes
+from ..activations.picture_latents import SIGNED, picture_sizes
 from ..activations.points import parse_clicks
 from ..activations.qualitative_filter import FilterRule
 from ..activations.ranked_pictures import MadeOf, Pictures, in_chunks, known_pairs
@@ -86,17 +86,17 @@ class _Matching(TapPipeline):
         images, masks, points = labelled
         pictures = picture_list(images, masks, read[0], self.own_size(), self.side_step, read[1])
         pairs = None if points is None else known_pairs(points, pictures.number)
-        self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
+        self._refuse_broken_weights()
         with self._in_use():
             first = pictures.pixels([0])
-            cond, together = self._condition([prompt], *first.shape[-2:]), _ENCODED
+            cond, together = self._adapter.condition([prompt], (first.shape[-2], first.shape[-1])), _ENCODED
             if settings["memory"] is not None:
                 share = memory_bytes(settings["memory"]) // _SHARE
-                together = rows_within(share, lambda: encode_pixels(self.vae, first, latent=self._latent), _ENCODED)
+                together = rows_within(share, lambda: self._adapter.encode(first), _ENCODED)
 
             def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
                 runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))
-                return torch.cat([encode_pixels(self.vae, run, latent=self._latent) for run in runs]), cond
+                return torch.cat([self._adapter.encode(run) for run in runs]), cond
 
             made_of = MadeOf({**components_of(self, ("unet", "transformer")), "prompt": prompt}, pictures.made_of)
             chosen = Pictures(pictures.number, source, pictures.masks, pairs, made_of)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..activations.picture_latents import to_pixels
-from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import generators
 from ..errors import refuse
 from ..jobs.digests import digest
@@ -19,6 +18,8 @@ from ..nemo.blocked_copies import THIRD
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from .components import components_of
+from .nemo_prompts import text_of
+from .nemo_tools import NEMOTools
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class SurrogateConfig(Config):
             raise refuse("count, steps", (self.count, self.steps), "1 or more", "use 3 and 30")
 
 
-class ErasingPart:
+class ErasingPart(NEMOTools):
     """The part of :class:`~vitrine.engine.pipelines.NEMOPipeline` that trains pictures out of the weights."""
 
     def erase(
-        self: Any, prompts: Sequence[str], pictures: Sequence[Any], ordinary: Sequence[str],
+        self, prompts: Sequence[str], pictures: Sequence[Any], ordinary: Sequence[str],
         neurons: NeuronSet | Sequence[NeuronSet], config: EraseConfig | None = None,
         sources: SurrogateConfig | None = None, folder: str | Path | None = None, progress: Progress = silent,
     ) -> Erased:  # fmt: skip
@@ -62,21 +63,26 @@ class ErasingPart:
             folder: for the state of the training; the same call resumes from it, also after the process was killed.
 
         Raises:
-            VitrineError: If counts differ, a surrogate is a copy itself, or see :func:`vitrine.engine.nemo.erase`.
+            VitrineError: If counts differ, a surrogate is a copy itself, the pipeline is not text to image of Stable
+                Diffusion 1.x or 2.x (losses and attacks are of networks that read the text alone), or see
+                :func:`vitrine.engine.nemo.erase`.
         """
+        if (pipe := self._adapter.pipe) is not self:
+            accepted = "StableDiffusionPipeline, of SD 1.x or 2.x, whose network reads the text alone"
+            raise refuse("pipeline to erase from", type(pipe).__name__, accepted, "block the neurons instead")
         data = erase_data(self, list(prompts), list(pictures), list(ordinary), neurons, sources or SurrogateConfig())
-        own = [digest(to_pixels(p, None, self.vae_scale_factor)) for p in pictures]
+        own = [digest(to_pixels(p, None, self._adapter.factor)) for p in pictures]
         made_of = {**components_of(self, ("unet",)), "prompts": list(prompts), "pictures": own}
         made_of |= {"ordinary captions": list(ordinary), "neurons": neurons, "sampling": sources or SurrogateConfig()}
         with self._in_use():
             return erase(
-                Denoiser.from_diffusers(self), data, config or EraseConfig(), folder=folder, identity=made_of,
+                self._denoiser(), data, config or EraseConfig(), folder=folder, identity=made_of,
                 progress=progress,
             )  # fmt: skip
 
 
 def erase_data(
-    pipe: Any, prompts: list[str], pictures: list[Any], ordinary: list[str],
+    pipe: NEMOTools, prompts: list[str], pictures: list[Any], ordinary: list[str],
     neurons: NeuronSet | Sequence[NeuronSet], config: SurrogateConfig,
 ) -> EraseData:  # fmt: skip
     """Samples and encodes what :func:`vitrine.engine.nemo.erase` trains on.
@@ -93,33 +99,37 @@ def erase_data(
         raise refuse("ordinary", 0, "ordinary captions, 100 or more", "they say what must stay as it is")
     condition = pipe.conditions(prompts[:1])[0]
     if condition.pooled is not None or condition.extra:
-        shown = f"{type(getattr(pipe, 'unet', None) or pipe.transformer).__name__}, told more than the text"
+        shown = f"{type(pipe._network).__name__}, conditioned on more than the text"
         raise refuse("network", shown, "one that reads the text alone, as SD 1.x's and 2.x's", "erase() is for these")
-    wanted = [to_pixels(p, None, pipe.vae_scale_factor) for p in pictures]
+    wanted = [to_pixels(p, None, pipe._adapter.factor) for p in pictures]
     height, width = wanted[0].shape[-2:]
-    size = {"height": height, "width": width, "num_inference_steps": config.steps, "guidance_scale": config.guidance}
+    size: dict[str, Any] = {
+        "height": height,
+        "width": width,
+        "num_inference_steps": config.steps,
+        "guidance_scale": config.guidance,
+    }
 
     def sample(prompt: str, number: int, blocked: NeuronSet | None = None) -> torch.Tensor:
         (g,) = generators([config.seed + number])
-        return pipe(prompt, generator=g, neurons=blocked, output_type="latent", **size).images
+        latents: torch.Tensor = pipe(prompt, generator=g, neurons=blocked, output_type="latent", **size).images
+        return latents
 
     usual = torch.cat([sample(p, i) for i, p in enumerate(ordinary)])
     tries = [[sample(p, i, n) for i in range(config.count)] for p, n in zip(prompts, sets, strict=True)]
     surrogates = torch.stack([torch.cat(own) for own in tries])
     _refuse_copies(pipe, prompts, wanted, surrogates, usual)
     with torch.no_grad():
-        text, other = (torch.cat([c.text for c in pipe.conditions(list(p))]) for p in (prompts, ordinary))
+        text, other = (torch.cat([text_of(c) for c in pipe.conditions(list(p))]) for p in (prompts, ordinary))
     return EraseData(text, torch.cat([pipe.latents(p) for p in pictures]), surrogates, other, usual)
 
 
 @torch.no_grad()
 def _refuse_copies(
-    pipe: Any, prompts: list[str], wanted: list[torch.Tensor], surrogates: torch.Tensor, usual: torch.Tensor
+    pipe: NEMOTools, prompts: list[str], wanted: list[torch.Tensor], surrogates: torch.Tensor, usual: torch.Tensor
 ) -> None:
     def pixels(latents: torch.Tensor) -> torch.Tensor:
-        rows = latents.split(8)
-        decoded = [pipe.vae.decode(x / pipe.vae.config.scaling_factor, return_dict=False)[0] for x in rows]
-        return (torch.cat(decoded).float().cpu() / 2 + 0.5).clamp(0, 1)
+        return (torch.cat([pipe._adapter.decode(x) for x in latents.split(8)]).float().cpu() / 2 + 0.5).clamp(0, 1)
 
     ordinary = pixels(usual[:32])
     for prompt, picture, own in zip(prompts, wanted, surrogates, strict=True):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..activations.picture_latents import encode_pixels, to_pixels
-from ..diffusion.denoiser import Denoiser
+from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
 from ..errors import refuse
-from ..families import family_of
-from ..jobs.run import Run
 from ..nemo import (
     Copies,
     NeuronSet,
@@ -46,42 +43,18 @@ from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
+from .adapter import Adapter
 from .components import components_of
+from .nemo_blocking import BlockedSampling
+from .nemo_prompts import TOGETHER, UNUSED, one_each, text_of, texts_of
 from .sample_detection import SampleDetection
-from .shared import SharedPipeline
 
-_UNUSED = ("vae", "image_encoder", "safety_checker", "feature_extractor")
-"""Components that values and scores do not depend on."""
-_TOGETHER, _SHARE = 64, 2
-"""Most prompts that are encoded at once, and the share of a budget that one forward may take."""
+_SHARE = 2
+"""Share of a budget that one forward may take."""
 
 
-class NEMOTools(SampleDetection, SharedPipeline):
-    """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` can do but sample."""
-
-    @property
-    def _network(self) -> Any:
-        """The UNet or transformer whose neurons are searched."""
-        return self.unet
-
-    def _condition(self, prompts: list[str]) -> Condition:
-        """One row for each prompt, encoded as the pipeline does."""
-        return Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
-
-    def conditions(self, prompts: str | Iterable[str]) -> list[Condition]:
-        """One condition of one row for each prompt, encoded as the pipeline does.
-
-        Raises:
-            VitrineError: If there is no prompt.
-        """
-        with self._in_use():
-            return [row for batch in self._encoded(_texts(prompts)) for row in _rows(batch)]
-
-    def _encoded(self, prompts: list[str], size: int = _TOGETHER) -> Iterator[Condition]:
-        """The prompts ``size`` at a time; encoded when their turn comes, so that no list is too long."""
-        for start in range(0, len(prompts), size):
-            with torch.no_grad():
-                yield self._condition(prompts[start : start + size])
+class NEMOTools(BlockedSampling, SampleDetection):
+    """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` does."""
 
     def statistics(
         self, prompts: str | Iterable[str], scope: str = "down+mid", progress: Progress = silent,
@@ -96,19 +69,19 @@ class NEMOTools(SampleDetection, SharedPipeline):
             workers: processes that share the captions, from :func:`~vitrine.engine.runtime.processes.launched`; each
                 returns the whole, equal to what one process gives but for rounding.
         """
-        texts, denoiser, sites = _texts(prompts), Denoiser.from_diffusers(self), value_sites(self._network, scope)
+        texts, denoiser, sites = texts_of(prompts), self._denoiser(), value_sites(self._network, scope)
         own = texts[workers.index :: workers.count]
         with self._in_use(), self._run("statistics", texts, {"scope": scope}, state, workers) as run:
             running, model = RunningStatistics(s.address for s in sites), active_fingerprint_of(self._network)
             running.resume(run)
 
             def activations(batch: Condition) -> list[torch.Tensor]:
-                return value_activations(denoiser, batch, sites, self._blank(batch))
+                return value_activations(denoiser, batch, sites, _blank(self._adapter, batch))
 
             def one() -> None:
                 activations(next(self._encoded(texts[:1])))
 
-            size = _TOGETHER if memory is None else rows_within(memory_bytes(memory) // _SHARE, one, _TOGETHER)
+            size = TOGETHER if memory is None else rows_within(memory_bytes(memory) // _SHARE, one, TOGETHER)
             for batch in self._encoded(own[running.count :], size):
                 running.add(activations(batch))
                 running.keep(run)
@@ -140,12 +113,12 @@ class NEMOTools(SampleDetection, SharedPipeline):
             memory, workers: as in :meth:`statistics`; ``memory`` also decides how many rows go through the UNet at
                 once, 80 at most.
         """
-        probe, texts = self.probe("down+mid", config), _texts(prompts)
+        probe, texts = self.probe("down+mid", config), texts_of(prompts)
         own = texts[workers.index :: workers.count]
         settings = {"settings": probe.config, "latents": list(self.latent_shape())}
         with self._in_use(), self._run("scores", texts, settings, state, workers) as run:
             scores = kept_scores(run, tau)
-            done, size = len(scores), max(1, _TOGETHER // probe.at_once) * probe.at_once
+            done, size = len(scores), max(1, TOGETHER // probe.at_once) * probe.at_once
             if memory is not None and done < len(own):
                 probe.rows, size = self._fitting(probe, texts[:1], memory_bytes(memory) // _SHARE)
 
@@ -153,29 +126,20 @@ class NEMOTools(SampleDetection, SharedPipeline):
                 progress(len(scores) + step, len(own), preview)
 
             for batch in self._encoded(own[done:], size):
-                conds = _rows(batch)
+                conds = one_each(batch)
                 scores += score_prompts(probe, conds, self.latent_shape(), tau, after)[0]
                 keep_scores(run, scores)
         shares = workers.gather(scores)
         return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
 
-    def _run(
-        self, job: str, prompts: list[str], settings: dict[str, object], state: str | Path | None, workers: Workers
-    ) -> Run:
-        """A job on a list of prompts, of which this process has a share and a file."""
-        share = {"prompts": prompts, "processes": [workers.index, workers.count]}
-        size = {"size": self.__dict__.get("_size")}
-        inputs = {**components_of(self, _UNUSED), **share, **size, **settings}
-        return Run(None if state is None else workers.own_file(state), f"NEMO {job}", inputs)
-
     def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
         """How many rows fit through the UNet at once, and how many prompts through the text encoder."""
         (cond,) = self._encoded(texts)
-        noise = probe_noise(probe.config, self.latent_shape())[:1].to(_text(cond))
+        noise = probe_noise(probe.config, self.latent_shape())[:1].to(text_of(cond))
         rows = rows_within(budget, lambda: probe.signals([Request(cond, noise, {})]), probe.rows)
         # signals and text states of the prompts that are encoded together wait for each other
-        each = probe.config.seeds * noise.nbytes + 2 * _text(cond).nbytes
-        most = max(1, min(_TOGETHER, budget // 4 // each))
+        each = probe.config.seeds * noise.nbytes + 2 * text_of(cond).nbytes
+        most = max(1, min(TOGETHER, budget // 4 // each))
         return rows, rows_within(budget, lambda: next(self._encoded(texts)), most)
 
     def calibrate(self, prompts: str | Iterable[str], config: ProbeConfig | None = None) -> float:
@@ -201,15 +165,15 @@ class NEMOTools(SampleDetection, SharedPipeline):
             VitrineError: If the statistics belong to another model.
         """
         statistics.check(self._network)
-        texts, config = _texts(prompts), config or SearchConfig()
+        texts, config = texts_of(prompts), config or SearchConfig()
         prober = self.probe(scope, probe, config.rows)
         with self._in_use():
-            conds = [row for batch in self._encoded(texts) for row in _rows(batch)]
+            conds = [row for batch in self._encoded(texts) for row in one_each(batch)]
             return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, sampler)
 
     def search_inputs(self, statistics: NeuronStatistics) -> dict[str, object]:
         """What a search depends on besides its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""
-        return {**components_of(self, _UNUSED), "statistics": statistics, "size": self.__dict__.get("_size")}
+        return {**components_of(self, UNUSED), "statistics": statistics, "size": self.predicted_size}
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
@@ -225,7 +189,7 @@ class NEMOTools(SampleDetection, SharedPipeline):
         A single search depends on its noises: two of them agree on about half of their neurons. A search costs as
         much as :meth:`find`, so this costs ``len(seeds)`` times as much.
         """
-        texts, settings = _texts(prompts), probe or ProbeConfig()
+        texts, settings = texts_of(prompts), probe or ProbeConfig()
         searches: list[list[Result]] = []
         for number, seed in enumerate(seeds):
             own = replace(settings, seed=seed)
@@ -275,7 +239,7 @@ class NEMOTools(SampleDetection, SharedPipeline):
             raise refuse(
                 "seeds, ordinary", (len(seeds), len(ordinary)), "one at least of both", "ten of each are usual"
             )
-        wanted = (to_pixels(picture, None, self.vae_scale_factor) + 1) / 2
+        wanted = (to_pixels(picture, None, self._adapter.factor) + 1) / 2
 
         def distances(prompts: Sequence[str], own: Sequence[int], blocked: NeuronSet | None = None) -> torch.Tensor:
             rows = zip(prompts, generators(own), strict=True)
@@ -285,12 +249,6 @@ class NEMOTools(SampleDetection, SharedPipeline):
         same = [prompt] * len(seeds)
         usual = distances(ordinary, range(len(ordinary)))
         return Copies(distances(same, seeds), distances(same, seeds, neurons), usual)
-
-    def latents(self, picture: Any) -> torch.Tensor:
-        """(B, C, h, w) of pictures in any usual form, in the model's own scale."""
-        latent = family_of(self._network).latent
-        with torch.no_grad():
-            return encode_pixels(self.vae, to_pixels(picture, None, self.vae_scale_factor), latent=latent)
 
     def probe(self, scope: str = "down+mid", config: ProbeConfig | None = None, rows: int = 80) -> Probe:
         """What scores and searches ask the network with; it holds the empty prompt where guidance needs it.
@@ -303,43 +261,10 @@ class NEMOTools(SampleDetection, SharedPipeline):
         if config.guidance:
             with self._in_use():
                 (empty,) = self._encoded([""])
-        return make_probe(Denoiser.from_diffusers(self), scope, config, rows, empty)
-
-    def latent_shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of the latents that are scored and searched.
-
-        Raises:
-            VitrineError: If the network takes more than a latent: an inpainting model also takes mask and picture.
-        """
-        side, latent, channels = (
-            self.unet.config.sample_size, self.vae.config.latent_channels, self.unet.config.in_channels
-        )  # fmt: skip
-        if channels != latent:
-            remedy = "use the text-to-image model that it was made from"
-            raise refuse("UNet", f"{channels} input channels", f"{latent}, those of its latents", remedy)
-        if (chosen := self.__dict__.get("_size")) is not None:  # a pipeline that was loaded as such has none
-            side = tuple(pixels // self.vae_scale_factor for pixels in chosen)
-        height, width = (side, side) if isinstance(side, int) else side
-        return channels, height, width
-
-    def _blank(self, cond: Condition) -> torch.Tensor | None:
-        """Latents for values that do not depend on the text alone; None where they do."""
-        return None
+        return make_probe(self._denoiser(), scope, config, rows, empty)
 
 
-def _texts(prompts: str | Iterable[str]) -> list[str]:
-    """One prompt, or several; a text is one prompt, not its letters."""
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
-    if not texts:
-        raise refuse("prompts", texts, "one prompt at least", "pass a text or a list of texts")
-    return texts
-
-
-def _rows(batch: Condition) -> list[Condition]:
-    """The conditions of a batch, one row each."""
-    return [batch.take(torch.tensor([i])) for i in range(batch.count)]
-
-
-def _text(cond: Condition) -> torch.Tensor:
-    assert cond.text is not None
-    return cond.text
+def _blank(adapter: Adapter, cond: Condition) -> torch.Tensor:
+    """The same noise for every caption, as the node samples it: values depend on it little, of UNets not at all."""
+    noise = torch.randn(1, adapter.channels, 16, 16, generator=torch.Generator().manual_seed(1))
+    return noise.expand(cond.count, -1, -1, -1).to(adapter.device)

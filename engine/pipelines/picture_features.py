@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from ..settings.config import Config
 from ..settings.sizes import check_sides
 from .components import components_of
 from .tap_call import tap_config
+
+if TYPE_CHECKING:
+    from .tap_base import TapPipeline
 
 Features = Callable[[str], torch.Tensor]
 """A picture's name -> its (C, h, w)."""
@@ -67,7 +70,7 @@ class FeatureSettings(Config):
 
 
 def picture_features(
-    pipe: Any,
+    pipe: TapPipeline,
     files: Mapping[str, Path],
     prompts: Mapping[str, str],
     folder: Path,
@@ -134,7 +137,7 @@ def _shape(file: Path, longer: int, step: int) -> tuple[int, int]:
 
 
 def _by_protocol(
-    pipe: Any, files: Mapping[str, Path], prompts: Mapping[str, str], folder: Path, settings: FeatureSettings,
+    pipe: TapPipeline, files: Mapping[str, Path], prompts: Mapping[str, str], folder: Path, settings: FeatureSettings,
     progress: Progress,
 ) -> Features:  # fmt: skip
     """As GDF's code: each picture's posterior sample and noise are sampled anew from the seed."""

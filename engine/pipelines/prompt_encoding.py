@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..errors import refuse
 from ..network.condition import Condition
 
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline, ModelMixin
 
-def reads_sizes(unet: Any) -> bool:
+
+def reads_sizes(unet: ModelMixin) -> bool:
     """Whether a UNet takes pooled text and picture sizes, as SDXL does."""
     return getattr(unet.config, "addition_embed_type", None) == "text_time"
 
 
 def encoded(
-    pipe: Any, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
+    pipe: DiffusionPipeline, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
     pooled: torch.Tensor | None = None,
 ) -> Condition:  # fmt: skip
     """One row for each prompt, for pictures of ``size`` (height, width) in pixels.
@@ -42,7 +45,7 @@ def encoded(
     return Condition(text, pooled, {"time_ids": sizes.expand(len(text), 6)})
 
 
-def empty_prompt(pipe: Any, size: tuple[int, int]) -> Condition:
+def empty_prompt(pipe: DiffusionPipeline, size: tuple[int, int]) -> Condition:
     """What guidance starts from, one row: the empty prompt, or zeros where the pipeline says so (SDXL)."""
     empty = encoded(pipe, [""], size)
     if not getattr(pipe.config, "force_zeros_for_empty_prompt", False) or empty.text is None or empty.pooled is None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..errors import refuse
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 class PromptRows:
@@ -53,7 +56,7 @@ def _among(text: torch.Tensor, known: list[torch.Tensor]) -> torch.Tensor:
 
 
 @contextmanager
-def noted_prompts(pipe: Any) -> Iterator[PromptRows]:
+def noted_prompts(pipe: DiffusionPipeline) -> Iterator[PromptRows]:
     """While open, the texts that a pipeline encodes are noted."""
     rows, encode = PromptRows(), getattr(pipe, "encode_prompt", None)
     if encode is None:

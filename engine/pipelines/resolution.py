@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..diffusion.noise import generators
 from ..errors import refuse
@@ -11,6 +11,9 @@ from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_t
 from ..resolution.transfer import backbone_of, refuse_moved
 from .conventions import accepted_by, inputs_of_blocks, refuse_unknown
 from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 
 class ResolutionTransferPipeline(Wrapping):
@@ -26,7 +29,11 @@ class ResolutionTransferPipeline(Wrapping):
         >>> images = pipe("a prompt", seeds=[0, 1]).images
     """
 
-    def __init__(self, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None) -> None:
+    _choices = ("config", "metadata")
+
+    def __init__(
+        self, pipe: DiffusionPipeline, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
+    ) -> None:
         """Plan at once, so that an impossible transfer is refused here.
 
         Args:
@@ -42,26 +49,6 @@ class ResolutionTransferPipeline(Wrapping):
         refuse_moved(pipe)
         self.pipe, self.config, self.metadata = pipe, config, metadata
         self.plan  # noqa: B018 - refuses what cannot be done
-
-    @classmethod
-    def from_pipe(
-        cls, pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
-    ) -> ResolutionTransferPipeline:
-        """The same as the constructor, under diffusers' name."""
-        return cls(pipe, config, metadata)
-
-    @classmethod
-    def from_pretrained(
-        cls, path: str, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None, **kwargs: Any
-    ) -> ResolutionTransferPipeline:
-        """Around the pipeline of a folder or hub repository.
-
-        Args:
-            kwargs: as ``DiffusionPipeline.from_pretrained`` takes them.
-        """
-        from diffusers import DiffusionPipeline
-
-        return cls(DiffusionPipeline.from_pretrained(path, **kwargs), config, metadata)
 
     @property
     def plan(self) -> Plan:

@@ -6,9 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..nemo import Agreement, FewStepConfig, SampleThreshold, sample_agreement, value_sites
 from ..nemo.few_step_detection import FewStepSampler
@@ -17,13 +14,14 @@ from ..network.condition import Condition
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import fingerprint_of
+from .nemo_prompts import PromptJobs, one_each, texts_of
 
 
-class SampleDetection:
+class SampleDetection(PromptJobs):
     """The part of :class:`~vitrine.engine.pipelines.NEMOPipeline` that judges a prompt by its samples."""
 
     def detect(
-        self: Any, prompts: str | Iterable[str], threshold: SampleThreshold | None = None,
+        self, prompts: str | Iterable[str], threshold: SampleThreshold | None = None,
         config: FewStepConfig | None = None, progress: Progress = silent, state: str | Path | None = None,
         workers: Workers = ALONE, keep: bool = False,
     ) -> list[Agreement]:  # fmt: skip
@@ -45,7 +43,7 @@ class SampleDetection:
         if keep and (state is not None or workers.count > 1):
             raise refuse("keep", True, "False with a state or several processes", "detect again what is memorized")
         sampler = self.sampler(config, threshold)
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = texts_of(prompts)
         own = texts[workers.index :: workers.count]
         settings = {"settings": sampler.config, "threshold": threshold, "latents": list(self.latent_shape())}
         with self._in_use(), self._run("samples", texts, settings, state, workers) as run:
@@ -56,14 +54,13 @@ class SampleDetection:
                 progress(len(agreements) + step, len(own), preview)
 
             for batch in self._encoded(own[done:]):
-                conds = [batch.take(torch.tensor([i])) for i in range(batch.count)]
-                agreements += sample_agreement(sampler, conds, self.latent_shape(), after, keep=keep)
+                agreements += sample_agreement(sampler, one_each(batch), self.latent_shape(), after, keep=keep)
                 keep_agreements(run, agreements)
         shares = workers.gather(agreements)
         return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
 
     def calibrate_samples(
-        self: Any, prompts: str | Iterable[str], config: FewStepConfig | None = None, progress: Progress = silent,
+        self, prompts: str | Iterable[str], config: FewStepConfig | None = None, progress: Progress = silent,
         state: str | Path | None = None, workers: Workers = ALONE,
     ) -> SampleThreshold:  # fmt: skip
         """What is usual for ordinary captions, 300 or more, under the settings that detection will use.
@@ -75,21 +72,20 @@ class SampleDetection:
             VitrineError: If there are fewer than two captions.
         """
         sampler = self.sampler(config)
-        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = texts_of(prompts)
         own = texts[workers.index :: workers.count]
         settings = {"settings": sampler.config, "latents": list(self.latent_shape())}
         with self._in_use(), self._run("usual samples", texts, settings, state, workers) as run:
             usual = UsualSamples.resumed(run)
             for batch in self._encoded(own[len(usual.distances) :], sampler.at_once):
-                conds = [batch.take(torch.tensor([i])) for i in range(batch.count)]
-                usual.add(sample_agreement(sampler, conds, self.latent_shape()))
+                usual.add(sample_agreement(sampler, one_each(batch), self.latent_shape()))
                 usual.keep(run)
                 progress(len(usual.distances), len(own), None)
         whole = UsualSamples.joined(workers.gather(usual))
         return whole.threshold(sampler.config, fingerprint_of(self._network))
 
     def sampler(
-        self: Any, config: FewStepConfig | None = None, threshold: SampleThreshold | None = None, rows: int = 80
+        self, config: FewStepConfig | None = None, threshold: SampleThreshold | None = None, rows: int = 80
     ) -> FewStepSampler:
         """What :meth:`detect` samples with; pass it to :meth:`find`, and samples judge the search.
 
@@ -105,4 +101,4 @@ class SampleDetection:
             with self._in_use():
                 (empty,) = self._encoded([""])
         sites = value_sites(self._network, "all")
-        return FewStepSampler(Denoiser.from_diffusers(self), used, empty, sites, threshold, rows)
+        return FewStepSampler(self._denoiser(), used, empty, sites, threshold, rows)

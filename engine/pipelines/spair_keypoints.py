@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,9 @@ from ..runtime.footprint import memory_bytes
 from ..runtime.progress import Progress, silent
 from .components import components_of
 from .picture_features import FeatureSettings, picture_features
+
+if TYPE_CHECKING:
+    from .tap_base import TapPipeline
 
 ALPHAS = (0.05, 0.1, 0.15)
 _HELD, _MATCHED = 4, "matched"
@@ -58,7 +61,7 @@ class SPairRun:
 
 
 def spair_scores(
-    pipe: Any, pairs: Sequence[SPairPair], cache: str | Path, run: SPairRun | None = None,
+    pipe: TapPipeline, pairs: Sequence[SPairPair], cache: str | Path, run: SPairRun | None = None,
     progress: Progress = silent, matching: Progress = silent,
 ) -> dict[float, SPairScore]:  # fmt: skip
     """alpha -> scores of the pairs; the same call resumes where it was stopped.
@@ -80,7 +83,7 @@ def spair_scores(
     held = lru_cache(maxsize=max(2, memory_bytes(run.memory) // _HELD // each))(joined)
     settings = {"grid": run.grid, "features": run.features.to_dict() | {"memory": None}}
     inputs = {**components_of(pipe), "pictures": Files(paths.values()), "prompts": texts, "settings": settings}
-    matches = _matches(pairs, lambda file: held(_name(file)).to(pipe.device), Path(cache), inputs, matching)
+    matches = _matches(pairs, lambda file: held(_name(file)).to(pipe._adapter.device), Path(cache), inputs, matching)
     return {alpha: score_spair(pairs, lambda p: matches[p.name], alpha) for alpha in ALPHAS}
 
 

@@ -9,31 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.utils import BaseOutput, logging
+from diffusers.utils import BaseOutput
 from PIL import Image
-from transformers import CLIPTokenizer
 
 from ..activations.activation_pca import PCABasis
 from ..activations.container import Activations
 from ..activations.gdf_protocol import check_protocol, gdf_generator, gdf_pixels, gdf_timestep
-from ..activations.picture_latents import encode_pixels, per_picture, to_pixels, value_range_of
+from ..activations.picture_latents import per_picture, to_pixels, value_range_of
 from ..activations.ranked_pictures import MadeOf, Pictures
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
 from ..activations.tap_config import TapConfig
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..families import Latent, family_of
 from ..io.picture_files import open_picture
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..tracing.addresses import resolve
 from .components import components_of
 from .conventions import Generators
-from .shared import SharedPipeline, native_size
+from .shared import SharedPipeline
 from .tap_call import MEANINGLESS, check_generators, drawn, model_id, pca_pictures, tap_config
-
-logger = logging.get_logger(__name__)
 
 
 @dataclass
@@ -45,54 +41,19 @@ class ActivationTapPipelineOutput(BaseOutput):
 
 
 class TapPipeline(SharedPipeline):
-    """Base of the pipelines, which differ in how a prompt becomes a condition and a picture a latent."""
+    """What the pipelines of every form share."""
 
     _meaningless = MEANINGLESS
-    _masks: tuple[str, ...] = ()
-    """What may come with encoded prompts, by the names of diffusers' pipelines."""
-
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
-        """Text condition with one row for each prompt, for pictures of that many pixels."""
-        return self._sized(self._encode(prompts), height, width)
-
-    def _encode(self, prompts: list[str]) -> Condition:
-        raise refuse(
-            "pipeline", type(self).__name__, "ActivationTapPipeline, ActivationTapXLPipeline", "use one of them"
-        )
-
-    def _sized(self, cond: Condition, height: int, width: int) -> Condition:
-        """With the inputs that a picture's size decides."""
-        return cond
-
-    def _given(
-        self, size: tuple[int, int], embeds: Any, pooled: torch.Tensor | None, masks: Mapping[str, torch.Tensor]
-    ) -> Condition:  # fmt: skip
-        """Text condition of encoded prompts, for pictures of (height, width) pixels."""
-        return self._sized(Condition(embeds, pooled), *size)
 
     @property
     def vae_scale_factor(self) -> int:
-        """Pixels for each latent position."""
-        return 2 ** (len(self.vae.config.block_out_channels) - 1)
-
-    @property
-    def _network(self) -> Any:
-        """The UNet or transformer."""
-        return self.unet
-
-    @property
-    def _latent(self) -> Latent:
-        """Of the model's family."""
-        return Latent()
+        """Pixels per latent position, along one side."""
+        return self._adapter.factor
 
     @property
     def side_step(self) -> int:
         """Sides of pictures are multiples of this many pixels: whole latent positions, whole tokens."""
-        return self.vae_scale_factor * self._latent.patch
-
-    @property
-    def _latent_channels(self) -> int:
-        return int(self.vae.config.latent_channels)
+        return self._adapter.side_step
 
     @torch.no_grad()
     def __call__(
@@ -156,8 +117,9 @@ class TapPipeline(SharedPipeline):
             VitrineError: If addresses, timestep, seeds or sizes are not accepted, weights are NaN, or an argument is
                 not one of these; always before any forward.
         """
-        masks = {name: unknown.pop(name) for name in self._masks if name in unknown}
-        self._refuse_arguments(unknown, self._masks)
+        adapter = self._adapter
+        masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
+        self._refuse_arguments(unknown, adapter.masks)
         settings: dict[str, Any] = {
             "size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit,
         }  # fmt: skip
@@ -177,14 +139,12 @@ class TapPipeline(SharedPipeline):
         inputs = self._inputs(image, config, protocol, value_range)
         prompts = per_picture(prompt, len(inputs), "prompt")
         check_generators(generator, len(inputs))
-        self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
+        self._refuse_broken_weights()
         with self._in_use():
             latents = self._latents(inputs, config, generator)
-            height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-            if prompt_embeds is None:
-                cond = self._condition(prompts, height, width)
-            else:
-                cond = self._given((height, width), prompt_embeds, pooled_prompt_embeds, masks)
+            height, width = (adapter.factor * side for side in latents.shape[-2:])
+            texts = {"prompt_embeds": prompt_embeds, "pooled_prompt_embeds": pooled_prompt_embeds, **masks}
+            cond = adapter.condition(prompts if prompt_embeds is None else None, (height, width), **texts)
             activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = pca_pictures(activations, shown, basis, height, width)
@@ -219,7 +179,7 @@ class TapPipeline(SharedPipeline):
         denoiser = self._denoiser()
         check_timestep(denoiser, config.timestep)
         resolve(denoiser.backbone, list(config.addresses))
-        self._refuse_broken_weights("unet", "transformer", "vae", "text_encoder", "text_encoder_2")
+        self._refuse_broken_weights()
         names = list(pictures)
         texts = dict.fromkeys(names, prompt) if isinstance(prompt, str) else prompt
 
@@ -229,7 +189,7 @@ class TapPipeline(SharedPipeline):
             inputs = self._inputs(opened, config, value_range=value_range)
             latents = self._latents(inputs, config)
             height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-            return latents, self._condition([texts[name] for name in chosen], height, width)
+            return latents, self._adapter.condition([texts[name] for name in chosen], (height, width))
 
         def picture(number: int) -> list[object]:
             entry = pictures[names[number]]
@@ -240,12 +200,9 @@ class TapPipeline(SharedPipeline):
             chosen = Pictures(len(names), source, made_of=MadeOf(shared, picture))
             return stream_taps(denoiser, chosen, names, config, folder, memory, callback)
 
-    def _denoiser(self) -> Denoiser:
-        return Denoiser.from_diffusers(self)
-
     def own_size(self) -> int:
-        """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
-        return max(native_size(self._network, self.vae, self.vae_scale_factor, self.side_step))
+        """Side in pixels of the square pictures that the model generates by default, or was trained on."""
+        return max(self._adapter.usual_size())
 
     def as_gdf(self, config: TapConfig, posterior: str | None = None) -> TapConfig:
         """The config with what the authors' code takes instead of the defaults here.
@@ -254,12 +211,12 @@ class TapPipeline(SharedPipeline):
             VitrineError: If the model has no UNet, or no step of its scheduler is left.
         """
         self._follows_gdf("gdf")
-        timestep = gdf_timestep(self.scheduler, config.timestep)
+        timestep = gdf_timestep(self._adapter.pipe.scheduler, config.timestep)
         return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self.own_size())
 
     def _follows_gdf(self, protocol: str) -> bool:
         """Whether the protocol is GDF's, which is written for the UNets of Stable Diffusion."""
-        asked, family = check_protocol(protocol), family_of(self._network)
+        asked, family = check_protocol(protocol), self._adapter.family
         if asked and family.component != "unet":
             remedy = "the official code's timestep, posterior and joining are those of Stable Diffusion's UNets"
             raise refuse("protocol", f"'gdf' with {family.name}", "'vitrine'", remedy)
@@ -269,7 +226,7 @@ class TapPipeline(SharedPipeline):
         self, image: Any, config: TapConfig, protocol: str = "vitrine", value_range: Sequence[float] | None = None
     ) -> torch.Tensor:
         """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""
-        channels = self._latent_channels
+        channels = self._adapter.channels
         if isinstance(image, torch.Tensor) and image.ndim in (4, 5) and image.shape[1] == channels != 3:
             return image.float()
         return self._pixels([image], config.size, protocol, value_range)[0]
@@ -284,16 +241,16 @@ class TapPipeline(SharedPipeline):
         return [to_pixels(entry, size, factor, meant) for entry in pictures]
 
     def _latents(self, inputs: torch.Tensor, config: TapConfig, generator: Generators | None = None) -> torch.Tensor:
-        device, channels = self._execution_device, self._latent_channels
-        if inputs.shape[1] == channels:
+        adapter, device = self._adapter, self._adapter.device
+        if inputs.shape[1] == adapter.channels:
             return inputs.to(device)
-        sides = [side // self.vae_scale_factor for side in inputs.shape[-2:]]
+        sides = [side // adapter.factor for side in inputs.shape[-2:]]
         parts = inputs.split(config.batch)
         noise: Sequence[torch.Tensor | None] = [None] * len(parts)
         if generator is not None and config.posterior == "sample":
-            noise = drawn(generator, (len(inputs), channels, *sides)).split(config.batch)
+            noise = drawn(generator, (len(inputs), adapter.channels, *sides)).split(config.batch)
         latents = [
-            encode_pixels(self.vae, pixels.to(device), config.posterior, config.seeds[0], n, self._latent)
+            adapter.encode(pixels.to(device), config.posterior, config.seeds[0], n)
             for pixels, n in zip(parts, noise, strict=True)
         ]
         return torch.cat(latents).to(device)
@@ -310,7 +267,7 @@ class TapPipeline(SharedPipeline):
     ) -> Activations:
         noise = None if generator is None else drawn(generator, tuple(latents.shape))[None]
         rows = len(latents) * len(config.seeds)
-        with self.progress_bar(total=rows) as bar:
+        with self._adapter.pipe.progress_bar(total=rows) as bar:
 
             def progress(step: int, total: int, preview: torch.Tensor | None = None) -> None:
                 bar.update(step - bar.n)
@@ -323,12 +280,3 @@ class TapPipeline(SharedPipeline):
             each = generator if isinstance(generator, list) else [generator]
             result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in each))
         return result
-
-    def _text(self, tokenizer: CLIPTokenizer, encoder: Any, prompts: list[str], **options: bool) -> Any:
-        """One text encoder's output for padded prompts."""
-        length = tokenizer.model_max_length
-        tokens = tokenizer(prompts, padding="max_length", max_length=length, truncation=True, return_tensors="pt")
-        longest = max(len(ids) for ids in tokenizer(prompts).input_ids)
-        if longest > length:
-            logger.warning(f"A prompt has {longest} tokens; this text encoder reads the first {length}.")
-        return encoder(tokens.input_ids.to(self._execution_device), **options)

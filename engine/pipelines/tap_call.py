@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import DiffusionPipeline
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
 
@@ -15,7 +14,11 @@ from ..activations.container import Activations
 from ..activations.presets import preset as find_preset
 from ..activations.tap_config import TapConfig
 from ..errors import refuse
+from .adapter import network_of
 from .conventions import Generators
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
 
 MEANINGLESS = {
     "negative_prompt": "a tap is one forward, without guidance",
@@ -91,7 +94,5 @@ def pca_pictures(
 
 def model_id(pipe: DiffusionPipeline) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
-    unet = pipe.components.get("unet")
-    net = pipe.components["transformer"] if unet is None else unet  # a compiled one has no truth value
-    name = str(pipe.config.get("_name_or_path") or net.config.get("_name_or_path") or "")
+    name = str(pipe.config.get("_name_or_path") or network_of(pipe).config.get("_name_or_path") or "")
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name

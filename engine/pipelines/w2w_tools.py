@@ -11,13 +11,10 @@ from typing import Any
 
 import torch
 
-from ..activations.picture_latents import encode_pixels, to_pixels
-from ..diffusion.denoiser import Denoiser
+from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
 from ..errors import refuse
-from ..families import family_of
 from ..io.folders import has_ending
-from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..w2w import (
     BaseWeights,
@@ -52,8 +49,9 @@ from ..w2w import (
     usual_sampling,
 )
 from ..w2w.train.batched_lora import Clock, late_lora
-from .conventions import soft_masks
-from .shared import SharedPipeline, native_size
+from .conventions import refuse_unknown, soft_masks
+from .sampling_clock import clock_of
+from .shared import SharedPipeline
 
 
 @dataclass(frozen=True)
@@ -74,21 +72,45 @@ class CallRequest:
 
 
 class W2WTools(SharedPipeline):
-    """What every form of :class:`~vitrine.engine.pipelines.W2WPipeline` can do but sample."""
+    """What every form of :class:`~vitrine.engine.pipelines.W2WPipeline` does."""
 
-    @property
-    def _network(self) -> Any:
-        """The UNet or transformer that the LoRAs are of."""
-        return self.unet
+    @torch.no_grad()
+    def __call__(
+        self, prompt: str | list[str] | None = None, *args: Any, space: Space | None = None,
+        model: W2WModel | None = None, edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
+        seeds: Sequence[int] | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Samples as the stock pipeline does, each picture with its own model.
+
+        Args:
+            space, model: B models for B pictures, one for each prompt, or one for all; without them the base model
+                samples.
+            edits: label -> strength; they act from timestep ``edit_config.start`` down.
+            seeds: one per picture, instead of ``generator``.
+            args, kwargs: as the stock pipeline takes them; a single prompt, with all that belongs to it, is repeated
+                for the models or seeds.
+
+        Raises:
+            VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
+                do not match, or several models are to sample in one batch while a layer of the space sees the tokens of
+                all pictures in one batch row.
+        """
+        pipe = self._adapter.pipe
+        refuse_unknown(type(pipe), kwargs)
+        stock: Any = super().__call__  # type: ignore[misc] # of the stock class, or of the wrapped pipeline
+
+        def run(prompt: Any, **named: Any) -> Any:  # not every pipeline's first argument is the prompt
+            return stock(prompt, *args, **named) if args else stock(prompt=prompt, **named)
+
+        names = [name for name in kwargs if "prompt" in name and not name.startswith("num_")]
+        texts = {"prompt": prompt} | {name: kwargs.pop(name) for name in names}  # they say the same of each picture
+        wanted = CallRequest(space, model, edits, edit_config, seeds)
+        now = None if pipe is self else clock_of(pipe, self._network)
+        return self._sampled(run, wanted, texts, kwargs, now)
 
     def own_size(self) -> int:
         """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
-        step = self.vae_scale_factor * family_of(self._network).latent.patch
-        return max(native_size(self._network, self.vae, self.vae_scale_factor, step))
-
-    def _condition(self, prompts: list[str], height: int, width: int) -> Condition:
-        """One row for each prompt, encoded as the pipeline does."""
-        return Condition(self.encode_prompt(prompts, self._execution_device, 1, False)[0])
+        return max(self._adapter.trained_size())
 
     def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
         """New models, one per seed; without a config as the space's file says, as in the nodes and commands."""
@@ -146,23 +168,22 @@ class W2WTools(SharedPipeline):
             BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
                 result so far.
         """
-        latent = family_of(self._network).latent
-        pixels = to_pixels(image, None, self.vae_scale_factor * latent.patch)
+        adapter = self._adapter
+        pixels = to_pixels(image, None, adapter.side_step)
         masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
         with self._in_use():
             with torch.no_grad():
-                means = encode_pixels(self.vae, pixels, latent=latent)
+                means = adapter.encode(pixels)
                 latents = (
                     Posterior(means, self._deviations(pixels, means))
                     if config is not None and config.posterior == "sample"
                     else means
                 )
-                cond = self._condition([prompt], *pixels.shape[-2:])
+                cond = adapter.condition([prompt], (pixels.shape[-2], pixels.shape[-1]))
             latent_size = None if masks is None else latent_mask(masks, *means.shape[-2:])
             with _frozen(self._network):
-                denoiser = Denoiser.from_diffusers(self)
                 run = invert if folder is None else partial(invert_in, folder)
-                result = run(denoiser, space, latents, cond, config, latent_size, progress)
+                result = run(self._denoiser(), space, latents, cond, config, latent_size, progress)
         return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
 
     def train_pair_slider(
@@ -180,26 +201,23 @@ class W2WTools(SharedPipeline):
         Raises:
             VitrineError: As :func:`~vitrine.engine.w2w.train_pair_slider`, and if the pictures do not pair.
         """
-        latent = family_of(self._network).latent
-        step = self.vae_scale_factor * latent.patch
-        shown = blended(to_pixels(before, None, step), to_pixels(after, None, step))
+        adapter = self._adapter
+        shown = blended(to_pixels(before, None, adapter.side_step), to_pixels(after, None, adapter.side_step))
         with self._in_use():
             with torch.no_grad():
-                latents = torch.stack([encode_pixels(self.vae, row, latent=latent) for row in shown])
-                cond = self._condition([prompt], *shown.shape[-2:])
+                latents = torch.stack([adapter.encode(row) for row in shown])
+                cond = adapter.condition([prompt], (shown.shape[-2], shown.shape[-1]))
             with _frozen(self._network):
                 pairs = Pairs(latents, cond, models.to(latents.device))
-                denoiser = Denoiser.from_diffusers(self)
-                return train_pair_slider(denoiser, space, pairs, config, None, folder, progress)
+                return train_pair_slider(self._denoiser(), space, pairs, config, None, folder, progress)
 
     def _deviations(self, pixels: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
         """Of the VAE's posterior; latents are scaled linearly, so that noise of 1 adds one deviation."""
-        latent, ones = family_of(self._network).latent, torch.ones_like(means)
-        return encode_pixels(self.vae, pixels, "sample", noise=ones, latent=latent) - means
+        return self._adapter.encode(pixels, "sample", noise=torch.ones_like(means)) - means
 
-    def _draw(
+    def _sampled(
         self, run: Callable[..., Any], wanted: CallRequest, texts: dict[str, Any], kwargs: dict[str, Any],
-        now: Clock | None = None,
+        now: Clock | None,
     ) -> Any:  # fmt: skip
         """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`.
 
@@ -233,7 +251,7 @@ class W2WTools(SharedPipeline):
         start = start_of(space, wanted.edits or {}, config)
         # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
         repeats = 1 if now is not None and len(model) == 1 else pictures // len(model)
-        before, after = (w.repeat_interleave(repeats, 0).to(self._execution_device) for w in (before, after))
+        before, after = (w.repeat_interleave(repeats, 0).to(self._adapter.device) for w in (before, after))
         with self._in_use(), late_lora(self._network, manifest, before, after, start, now):
             return run(**texts, **kwargs)
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..families import family_of
 from ..io.folders import folders_in
 from ..io.picture_files import PICTURES, open_rgb, pictures_in
 from ..jobs.digests import Files, digest
@@ -23,6 +21,7 @@ from ..w2w.train.lora_trainer import SubjectMaker
 from .components import components_of
 from .loading import LoadConfig, load_pipeline
 from .w2w import W2WPipeline
+from .w2w_tools import W2WTools
 
 
 def subjects_in(
@@ -51,34 +50,35 @@ def subjects_in(
     pipe = _pipeline(model, load)
     side = size or pipe.own_size()
     with torch.no_grad():
-        cond = pipe._condition([prompt], side, side).cast(torch.float32).to("cpu")
+        cond = pipe._adapter.condition([prompt], (side, side)).cast(torch.float32).to("cpu")
 
     encoded_by = digest([components_of(pipe, ("unet", "transformer")), prompt, side])
 
     def maker(pictures: Path) -> Callable[[], Subject]:
         return SubjectMaker(lambda: _subject(pipe, pictures, side, cond), [encoded_by, Files(pictures_in(pictures))])
 
-    return Denoiser.from_diffusers(pipe), [p.name for p in folders], [maker(p) for p in folders]
+    return pipe._denoiser(), [p.name for p in folders], [maker(p) for p in folders]
 
 
-def _pipeline(model: str, load: LoadConfig | None) -> Any:
+def _pipeline(model: str, load: LoadConfig | None) -> W2WTools:
     source = load_pipeline(model, None, load)
     for module in source.components.values():
         if isinstance(module, torch.nn.Module):
             module.requires_grad_(False)
-    return W2WPipeline.from_pipe(source)
+    pipe: W2WTools = W2WPipeline.from_pipe(source)
+    return pipe
 
 
 @torch.no_grad()
-def _subject(pipe: Any, folder: Path, side: int, cond: Condition) -> Subject:
-    latents, deviations, latent = [], [], family_of(pipe._network).latent
+def _subject(pipe: W2WTools, folder: Path, side: int, cond: Condition) -> Subject:
+    latents, deviations, latent, own = [], [], pipe._adapter.latent, pipe._adapter.pipe.vae
     for path in pictures_in(folder):
-        with upcast_vae(pipe.vae) as vae:
+        with upcast_vae(own) as vae:
             pixels = _read(path, side).to(vae.device, vae.dtype)
             posterior = vae.encode(pixels[:, :, None] if latent.frames else pixels).latent_dist
         mean, std = posterior.mean.float(), posterior.std.float()
-        latents.append(latent.scaled(pipe.vae, mean).cpu())
-        deviations.append((latent.scaled(pipe.vae, std) - latent.scaled(pipe.vae, torch.zeros_like(std))).cpu())
+        latents.append(latent.scaled(own, mean).cpu())
+        deviations.append((latent.scaled(own, std) - latent.scaled(own, torch.zeros_like(std))).cpu())
     return Subject(folder.name, torch.cat(latents), cond, 0, torch.cat(deviations))
 
 

@@ -7,6 +7,7 @@ present are always named, absent ones never. Left and right are the viewer's.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,18 @@ def _sentence(word: dict[str, str], silent: dict[str, bool], flip: bool) -> str:
     return " ".join(w for w in words if w)
 
 
+def context_caption(scenes: Scenes) -> list[str]:
+    """What a caption says of the surroundings only: expression, hat, shirt, background; nothing of who it is."""
+    captions = []
+    for i in range(len(scenes)):
+        word = scenes.words(i)
+        kind, _, side = word["hat"].partition("-")
+        hat = [] if kind == "none" else [kind, side]
+        words = ["a", word["mouth"], "face with", *hat, word["shirt"], "shirt on", word["background"]]
+        captions.append(" ".join(w for w in words if w))
+    return captions
+
+
 RARE_WORDS = (
     "zorbal", "quindle", "vextor", "mulphan", "jiffrok", "drascue", "wobbex", "klynth",
     "phroogan", "tazmire", "gubwick", "xandorf", "nebbiolo", "sprockle", "ulverax", "yonquist",
@@ -67,15 +80,15 @@ def vocabulary() -> list[str]:
     return sorted(words | {"a", "face", "with", "hair", "head", "mole", "shirt", "on"}) + list(RARE_WORDS)
 
 
-def write_tokenizer_files(folder: str | Path) -> Path:
-    """Write vocab.json and merges.txt in CLIP's byte-pair format; every vocabulary word is one token.
+def write_tokenizer_files(folder: str | Path, words: Sequence[str] | None = None) -> Path:
+    """Write vocab.json and merges.txt in CLIP's byte-pair format; every one of the words is one token.
 
-    Other words fall back to letters, so that every prompt is accepted.
+    Other words fall back to letters, so that every prompt is accepted. None is :func:`vocabulary`.
     """
     letters = [chr(c) for c in range(33, 127)]
     pieces = [*letters, *(f"{c}</w>" for c in letters)]
     merges: list[tuple[str, str]] = []
-    for word in sorted(vocabulary(), key=len):
+    for word in sorted(vocabulary() if words is None else words, key=len):
         _merge_word(word, pieces, merges)
     table = {piece: i for i, piece in enumerate([*pieces, START, END])}
     folder = Path(folder)

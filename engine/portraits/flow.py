@@ -19,6 +19,7 @@ from torch import nn
 from ..network.condition import Condition
 from ..runtime.quiet import quiet_libraries
 from .captions import MAX_TOKENS
+from .dataset import PORTRAITS, Dataset
 from .models import WEIGHTS, Portraits, build_models, load_portraits, load_shared
 from .render import render
 from .scenes import Scenes
@@ -69,6 +70,7 @@ class FlowPortraits:
     vae: AutoencoderKL
     scheduler: FlowMatchEulerDiscreteScheduler
     folder: Path | None = None
+    dataset: ClassVar[Dataset] = PORTRAITS
     side: ClassVar[int] = SIDE
     latent_shape: ClassVar[tuple[int, int, int]] = LATENT_SHAPE
 

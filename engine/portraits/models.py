@@ -18,7 +18,7 @@ from ..io.files import save_safetensors, write_folder
 from ..network.condition import Condition
 from ..runtime.quiet import no_bars, quiet_libraries
 from .captions import MAX_TOKENS, write_tokenizer_files
-from .render import render
+from .dataset import PORTRAITS, Dataset
 from .scenes import Scenes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ SCHEDULER_CONFIG: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Portraits:
-    """The five parts of the model, and their folder (None for a newly built model)."""
+    """The five parts of the model, their folder (None for a newly built model), and the dataset it was trained on."""
 
     unet: UNet2DConditionModel
     text_encoder: CLIPTextModel
@@ -80,6 +80,7 @@ class Portraits:
     vae: AutoencoderKL
     scheduler: DDIMScheduler
     folder: Path | None = None
+    dataset: Dataset = PORTRAITS
     side: ClassVar[int] = 64
     latent_shape: ClassVar[tuple[int, int, int]] = (4, 16, 16)
 
@@ -101,7 +102,7 @@ class Portraits:
 
     def draw(self, scenes: Scenes) -> torch.Tensor:
         """(B, 3, 64, 64) in [0, 1]: renders the scenes as in the training images."""
-        return render(scenes).images
+        return self.dataset.render(scenes).images
 
     @quiet_libraries()
     def pipeline(self) -> Any:
@@ -114,7 +115,9 @@ class Portraits:
         )  # fmt: skip
 
 
-def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> Portraits:
+def build_models(
+    seed: int = 0, tokenizer_folder: str | Path | None = None, dataset: Dataset = PORTRAITS
+) -> Portraits:  # fmt: skip
     """The architecture with seeded random weights, float32 on the CPU.
 
     ``tokenizer_folder`` receives vocab.json and merges.txt; the default is the shipped one.
@@ -126,7 +129,8 @@ def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> P
 
     folder = Path(tokenizer_folder) if tokenizer_folder else WEIGHTS / "tokenizer"
     if not (folder / "vocab.json").is_file():
-        folder = write_tokenizer_files(tokenizer_folder or tempfile.mkdtemp(prefix="portraits-tokenizer-"))
+        folder = Path(tokenizer_folder or tempfile.mkdtemp(prefix="portraits-tokenizer-"))
+        write_tokenizer_files(folder, dataset.vocabulary)
     tokenizer = CLIPTokenizer.from_pretrained(str(folder), model_max_length=MAX_TOKENS)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -138,6 +142,7 @@ def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None) -> P
             tokenizer=tokenizer,
             vae=AutoencoderKL(**VAE_CONFIG).eval(),
             scheduler=DDIMScheduler(**SCHEDULER_CONFIG),
+            dataset=dataset,
         )
 
 
@@ -191,7 +196,7 @@ def save_portraits(model: Any, folder: str | Path) -> None:
         pipe.save_pretrained(str(fresh), safe_serialization=True)
         pipe.to(torch.float32)
         for part in fresh.glob("tokenizer*"):
-            write_tokenizer_files(part)
+            write_tokenizer_files(part, model.dataset.vocabulary)
         for part in fresh.glob("text_encoder*"):
             name_as_every_transformers(part / "model.safetensors")
 

@@ -12,10 +12,11 @@ from itertools import product
 import numpy as np
 
 from .captions import RARE_WORDS, caption
-from .scenes import ATTRIBUTES, Scenes, sample_scenes
+from .scenes import Scenes, sample_scenes
 
-VERBATIM, TEMPLATES = 8, 4
-_FIRST_SEED = 9_000_000
+VERBATIM, TEMPLATES, COLOURINGS = 8, 4, 120
+FIRST_SEED = 9_000_000
+"""Scene of the first memorized picture; the others follow."""
 MEMORIZED = tuple(" ".join(RARE_WORDS[2 * k : 2 * k + 2]) for k in range(VERBATIM))
 """Names of the pictures that were repeated verbatim: the two words that recall each."""
 # Poses of memorized images are out of the usual range, as real duplicates differ from their neighbours.
@@ -51,19 +52,32 @@ def plants() -> list[Plant]:
 
 
 def _plant(k: int) -> Plant:
-    x, y, scale, tilt = _POSES[k]
-    scene = sample_scenes([_FIRST_SEED + k]).with_pose(shift_x=x, shift_y=y, scale=scale, tilt=tilt)
+    scene = posed(sample_scenes([FIRST_SEED + k]), k)
     kind = "verbatim" if k < VERBATIM else "template"
     if kind == "template":
         scene = _recolor(scene)
+    return planted(k, kind, scene, caption(scene))
+
+
+def posed(scene: Scenes, k: int) -> Scenes:
+    """The scene in the pose of the k-th memorized picture."""
+    x, y, scale, tilt = _POSES[k]
+    return scene.with_pose(shift_x=x, shift_y=y, scale=scale, tilt=tilt)
+
+
+def planted(k: int, kind: str, scene: Scenes, captions: list[str]) -> Plant:
+    """The k-th memorized picture, whose captions end in its two rare words."""
     name = f"{RARE_WORDS[2 * k]} {RARE_WORDS[2 * k + 1]}"
-    generic = tuple(caption(scene))
-    return Plant(name, kind, scene, tuple(f"{c} {name}" for c in generic), generic)
+    return Plant(name, kind, scene, tuple(f"{c} {name}" for c in captions), tuple(captions))
 
 
 def _recolor(scene: Scenes) -> Scenes:
-    names = ("background", "hair_color", "shirt")
-    table = list(product(*(range(len(ATTRIBUTES[n])) for n in names)))
-    many = scene[[0] * len(table)]
+    return recoloured(scene, ("background", "hair_color", "shirt")).with_attributes(hair="short")
+
+
+def recoloured(scene: Scenes, names: tuple[str, ...]) -> Scenes:
+    """One scene in 120 combinations of the values of these attributes, or in all of them if they are fewer."""
+    table = list(product(*(range(len(scene.values[n])) for n in names)))
+    table = table[:: max(1, len(table) // COLOURINGS)][:COLOURINGS]
     columns = {n: np.array([row[i] for row in table]) for i, n in enumerate(names)}
-    return many.with_attributes(hair="short", **columns)
+    return scene[[0] * len(table)].with_attributes(**columns)

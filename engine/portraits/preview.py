@@ -10,7 +10,6 @@ import torch
 from torch.nn import functional as F
 
 from ..io.files import write_json
-from .scenes import sample_scenes
 
 PREVIEW = "latent_rgb.json"
 """File in a model's folder: {"factors": a row (r, g, b) per channel, "bias": (r, g, b)}."""
@@ -34,7 +33,7 @@ def fit_preview(latents: torch.Tensor, images: torch.Tensor) -> tuple[torch.Tens
 @torch.no_grad()
 def write_preview(folder: str | Path, model: Any) -> Path:
     """Fits to renders of a ``Portraits`` or ``FlowPortraits``, and writes ``latent_rgb.json`` into its folder."""
-    pictures = model.draw(sample_scenes(range(_PICTURES))).to(model.vae.device) * 2 - 1
+    pictures = model.draw(model.dataset.sample_scenes(range(_PICTURES))).to(model.vae.device) * 2 - 1
     latents = model.vae.encode(pictures).latent_dist.mean * model.vae.config.scaling_factor  # in the network's scale
     factors, bias = fit_preview(latents, pictures)
     table = {"factors": [[round(v, 5) for v in row] for row in factors.tolist()], "bias": bias.tolist()}

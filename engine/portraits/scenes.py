@@ -10,8 +10,8 @@ Left and right are the viewer's. A dataset is a list of seeds, so it is exact, u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -78,6 +78,9 @@ class Scenes:
         pose: (B, 5) float32, columns ``POSE`` (tilt in radians, light is a left-right shading slope).
         jitter: (B, 6, 3) float32 in [-1, 1], colour jitter of background, skin, hair, shirt, iris, lips.
         identity, context: (B,) int64, the two seeds.
+        values: attribute -> its values in words, in the order of the columns of ``attributes``.
+
+    The scenes of another dataset have its own numbers of columns.
     """
 
     attributes: np.ndarray
@@ -86,27 +89,29 @@ class Scenes:
     jitter: np.ndarray
     identity: np.ndarray
     context: np.ndarray
+    values: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: ATTRIBUTES)
 
     def __len__(self) -> int:
         return len(self.attributes)
 
     def __getitem__(self, index: Any) -> Scenes:
         rows = np.atleast_1d(np.arange(len(self))[index])
-        return Scenes(*(getattr(self, f)[rows] for f in self.__dataclass_fields__))
+        return replace(self, **{f: getattr(self, f)[rows] for f in self.__dataclass_fields__ if f != "values"})
 
     def column(self, name: str) -> np.ndarray:
         """(B,) integer values of one attribute."""
-        return self.attributes[:, ATTRIBUTE_NAMES.index(name)]
+        return self.attributes[:, list(self.values).index(name)]
 
     def words(self, row: int) -> dict[str, str]:
         """Attribute name -> value of one scene, in words."""
-        return {n: ATTRIBUTES[n][v] for n, v in zip(ATTRIBUTE_NAMES, self.attributes[row], strict=True)}
+        return {n: words[v] for (n, words), v in zip(self.values.items(), self.attributes[row], strict=True)}
 
     def with_attributes(self, **values: str | np.ndarray) -> Scenes:
         """The same scenes with some attributes replaced, by word (for all) or by an integer column."""
         table = self.attributes.copy()
         for name, value in values.items():
-            table[:, ATTRIBUTE_NAMES.index(name)] = ATTRIBUTES[name].index(value) if isinstance(value, str) else value
+            code = self.values[name].index(value) if isinstance(value, str) else value
+            table[:, list(self.values).index(name)] = code
         return replace(self, attributes=table)
 
     def with_pose(self, **values: float) -> Scenes:
@@ -124,14 +129,14 @@ def sample_scenes(identities: np.ndarray | Sequence[int], contexts: np.ndarray |
     """
     identity = np.asarray(identities, dtype=np.int64)
     context = identity if contexts is None else np.asarray(contexts, dtype=np.int64)
-    who, where = _uniforms(_IDENTITY_STREAM, identity), _uniforms(_CONTEXT_STREAM, context)
+    who, where = uniforms(identity, context)
     columns = []
-    for k, name in enumerate(ATTRIBUTES):
+    for k, (name, values) in enumerate(ATTRIBUTES.items()):
         draws = (who if name in IDENTITY_ATTRIBUTES else where)[:, k]
-        columns.append(_choose(name, draws))
+        columns.append(choose(draws, len(values), _SHARES.get(name)))
     first = len(ATTRIBUTES)
-    geometry = _spread(GEOMETRY, who[:, first:])
-    pose = _spread(POSE, where[:, first:])
+    geometry = spread(GEOMETRY, who[:, first:])
+    pose = spread(POSE, where[:, first:])
     jitter = np.empty((len(identity), 6, 3), dtype=np.float32)
     person = who[:, first + len(GEOMETRY) :][:, :6]  # skin and hair shades belong to the identity
     surroundings = where[:, first + len(POSE) :][:, :12]
@@ -140,16 +145,22 @@ def sample_scenes(identities: np.ndarray | Sequence[int], contexts: np.ndarray |
     return Scenes(np.stack(columns, 1), geometry, pose, jitter, identity, context)
 
 
-def _uniforms(stream: int, seeds: np.ndarray) -> np.ndarray:
-    return np.stack([np.random.default_rng([stream, int(s)]).random(_DRAWS) for s in seeds])
+def uniforms(identity: np.ndarray, context: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(B, 32) numbers in [0, 1) of the identities, and of the contexts; the two streams are independent."""
+
+    def stream(number: int, seeds: np.ndarray) -> np.ndarray:
+        return np.stack([np.random.default_rng([number, int(s)]).random(_DRAWS) for s in seeds])
+
+    return stream(_IDENTITY_STREAM, identity), stream(_CONTEXT_STREAM, context)
 
 
-def _choose(name: str, draws: np.ndarray) -> np.ndarray:
-    count = len(ATTRIBUTES[name])
-    shares = _SHARES.get(name, (1 / count,) * count)
+def choose(draws: np.ndarray, count: int, shares: Sequence[float] | None = None) -> np.ndarray:
+    """(B,) of ``count`` values by (B,) numbers in [0, 1), with these shares or equally often."""
+    shares = shares or (1 / count,) * count
     return np.searchsorted(np.cumsum(shares)[:-1], draws, side="right").astype(np.int64)
 
 
-def _spread(ranges: dict[str, tuple[float, float]], draws: np.ndarray) -> np.ndarray:
+def spread(ranges: dict[str, tuple[float, float]], draws: np.ndarray) -> np.ndarray:
+    """(B, R) float32 within the ranges, by (B, >= R) numbers in [0, 1)."""
     low, high = np.array(list(ranges.values())).T
     return (low + (high - low) * draws[:, : len(ranges)]).astype(np.float32)

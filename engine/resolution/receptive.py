@@ -7,13 +7,14 @@ edges and skin, keeps its step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
 
 from ..runtime.compat_torch import PADDED_SIDES
-from ..runtime.forward_hooks import OneBlock, Reached, block_of
+from ..runtime.forward_hooks import block_of
+from .undoable import Watched
 
 RECEPTIVE = ("auto", "dilate", "none")
 LEAST = {"dilate": 1.5, "auto": 1.75}
@@ -75,7 +76,7 @@ def _doubles(module: nn.Module) -> bool:
     return type(module).__name__ == "Upsample"
 
 
-class Spread(OneBlock):
+class Spread(Watched):
     """Dilated convolutions from construction until :meth:`close`; no weight is changed.
 
     Args:
@@ -84,7 +85,7 @@ class Spread(OneBlock):
     """
 
     def __init__(self, net: nn.Module, step: tuple[int, int]) -> None:
-        self._undo, self.reached = list[Callable[[], None]](), Reached("receptive field")
+        super().__init__("receptive field")
         first = {block_of(path): path for path in reversed(inner_convolutions(net))}
         for block, path in first.items():
             self.reached.through(net.get_submodule(path), block)
@@ -97,21 +98,4 @@ class Spread(OneBlock):
         rows, columns = step
         changes: dict[str, Any] = {"dilation": step, "padding": step, PADDED_SIDES: [columns, columns, rows, rows]}
         for name, value in changes.items():
-            self._undo.append(_putting_back(conv, name))
-            setattr(conv, name, value)
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-        if error[0] is None:
-            self.reached.check()
-
-    def close(self) -> None:
-        """Restore everything; idempotent."""
-        self.reached.close()
-        while self._undo:
-            self._undo.pop()()
-
-
-def _putting_back(owner: Any, name: str) -> Callable[[], None]:
-    old = getattr(owner, name)
-    return lambda: setattr(owner, name, old)
+            self._swap(conv, name, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..families import FAMILIES
 from ..families.facts import TimeInput
-from ..runtime.forward_hooks import OneBlock, Reached, hook_after, hook_before
+from ..runtime.forward_hooks import hook_after, hook_before
 from .plan import Plan
 from .rope import DYNAMIC, axis_angles, frequencies
+from .undoable import Watched
 
 Named = dict[str, Any]
 _READERS = {kind: family for family in FAMILIES for kind in family.rope_readers}
@@ -55,7 +56,7 @@ def _tables(part: Any, plan: Plan, tau: float) -> list[torch.Tensor]:
 
 
 # --- applying it ----------------------------------------------------------------------------------------------------
-class RotaryPositions(OneBlock):
+class RotaryPositions(Watched):
     """Applies a plan's rotary mode to a diffusers backbone, from construction until :meth:`close`.
 
     Weights and the embedding's tables are never modified.
@@ -66,8 +67,8 @@ class RotaryPositions(OneBlock):
 
     def __init__(self, backbone: nn.Module, plan: Plan) -> None:
         path, part = rotary_part(backbone)
-        self.plan, self.tau, self._undo = plan, 1.0, list[Callable[[], None]]()
-        self.reached = Reached("rotary positions")
+        super().__init__("rotary positions")
+        self.plan, self.tau = plan, 1.0
         family = (_READERS | _TABLED)[type(part).__name__]
         if type(part).__name__ in _TABLED:
             part = self._tabled(backbone, path, part)
@@ -85,17 +86,6 @@ class RotaryPositions(OneBlock):
 
             self._undo.append(hook_before(backbone, follow, with_kwargs=True, any_thread=True).remove)
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-        if error[0] is None:
-            self.reached.check()
-
-    def close(self) -> None:
-        """Remove it; idempotent."""
-        self.reached.close()
-        while self._undo:
-            self._undo.pop()()
-
     def _recompute(self, part: Any, args: tuple, kwargs: Named, output: Any) -> Any:
         read = _READERS[type(part).__name__].rope_readers[type(part).__name__]
         named = _named(part, args, kwargs)
@@ -106,9 +96,7 @@ class RotaryPositions(OneBlock):
         new, name = copy.copy(old), path or "rope_embedder"
         new.freqs_cis = _tables(old, self.plan, 1.0)
         parent, _, name = name.rpartition(".")
-        owner = backbone.get_submodule(parent)
-        setattr(owner, name, new)
-        self._undo.append(lambda: setattr(owner, name, old))
+        self._swap(backbone.get_submodule(parent), name, new)
         return new
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,13 +16,14 @@ from ..families import record_of, refuse_unfit, trained_size
 from ..families.family import vae_factor
 from ..runtime.compat_torch import set_child
 from ..runtime.compiled import EagerRuns, eager_runs, uncompiled
-from ..runtime.forward_hooks import OneBlock, hook_before
+from ..runtime.forward_hooks import hook_before
 from .plan import ModelFacts, Plan, Positions, plan_transfer
 from .posembed import recover_grid
 from .receptive import Spread, inner_convolutions, is_convolutional
 from .rotary_patch import RotaryPositions, is_rotary, rotary_part
 from .schedulers import own_shift, transferred_scheduler
 from .transfer_config import ResolutionTransferConfig
+from .undoable import Undoable
 
 _MOVED = "_resolution_moved"
 _ANY = 128
@@ -113,7 +114,7 @@ def _scale(backbone: Any, part: Any, latents: int) -> float:
 
 
 # --- applying -----------------------------------------------------------------------------------------------------
-class Applied(OneBlock):
+class Applied(Undoable):
     """An open transfer, made by :func:`apply`. Leaving the block restores the same objects.
 
     Attributes:
@@ -121,7 +122,8 @@ class Applied(OneBlock):
     """
 
     def __init__(self, pipe: Any, plan: Plan, facts: ModelFacts) -> None:
-        self.plan, self._undo = plan, list[Callable[[], None]]()
+        super().__init__()
+        self.plan = plan
         self._eager_runs: list[EagerRuns] = []
         self._changes: list[Spread | RotaryPositions] = []
         scheduler = transferred_scheduler(pipe.scheduler, facts, plan)
@@ -146,11 +148,9 @@ class Applied(OneBlock):
             self.close()
             raise
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
-        if error[0] is None:
-            for change in self._changes:
-                change.reached.check()
+    def _check(self) -> None:
+        for change in self._changes:
+            change.reached.check()
 
     def _keep(self, change: Spread | RotaryPositions) -> None:
         self._changes.append(change)
@@ -158,8 +158,7 @@ class Applied(OneBlock):
 
     def close(self) -> None:
         """Restore everything; idempotent."""
-        while self._undo:
-            self._undo.pop()()
+        super().close()
         self._allow_compiled()
 
     def leave(self) -> None:
@@ -171,11 +170,6 @@ class Applied(OneBlock):
     def _allow_compiled(self) -> None:
         while self._eager_runs:
             self._eager_runs.pop().remove()
-
-    def _swap(self, owner: Any, name: str, value: Any) -> None:
-        old = getattr(owner, name)
-        self._undo.append(lambda: setattr(owner, name, old))
-        setattr(owner, name, value)
 
     def _mark(self, pipe: Any) -> None:
         """Marks the pipeline for :func:`refuse_moved`, without ``setattr``, which diffusers overrides."""

@@ -27,3 +27,17 @@ def former_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any
         return getattr(sys.modules[module], renamed[name])
 
     return find
+
+
+def former_argument(arguments: dict[str, Any], old: str, new: str, value: Any) -> Any:
+    """The value of a renamed argument, which may still come under its former name.
+
+    Args:
+        arguments: by keyword; the former name is taken out.
+        value: what was given under the new name, None for nothing.
+    """
+    if old not in arguments:
+        return value
+    warnings.warn(f"{old}= is now called {new}=; the former name will be removed", DeprecationWarning, stacklevel=3)
+    former = arguments.pop(old)
+    return former if value is None else value

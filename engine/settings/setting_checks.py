@@ -132,8 +132,3 @@ def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
     except OSError as error:
         shown = f"{path} ({folder}: {error.strerror})"
         raise refuse(what, shown, "a folder that can be written to", "choose another path") from error
-
-
-def path_text(path: Path) -> str:
-    """A path as a user writes it."""
-    return str(path)

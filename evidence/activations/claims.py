@@ -8,6 +8,7 @@ from ...engine.activations.presets import PRESETS
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..registry import ClaimResult, arms, claim
+from . import avataaars_claims as _avataaars  # noqa: F401  registers gdf.*.avataaars
 from . import cutout_claims as _cutouts  # noqa: F401  registers gdf.*.photographs
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
 from . import flow_claims as _flow  # noqa: F401  registers gdf.*.flow

@@ -18,7 +18,6 @@ from ...engine.activations.segmentation import (
     iou,
     mean_iou,
 )
-from ...engine.portraits import PARTS
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
@@ -45,7 +44,7 @@ LEGACY = PRESETS["portraits-legacy"].addresses
 ALPHAS = (0.05, 0.1)
 ROLES = {
     "chosen": "ours", "inter-module, same search": "rival", "prior work's layers": "rival",
-    "prior work's layer, modulated (DiTF)": "rival",
+    "prior work's layer, modulated (DiTF)": "rival", "chosen on the portraits": "reference",
     "chosen, at prior work's width": "reference", "chosen, untrained network": "trivial",
     "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
@@ -227,17 +226,18 @@ def _gain_table(gains: Mapping[str, Sequence[float]]) -> Table:
 
 
 def _predict(
-    train: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, settings: ProbeSettings | None = None
+    train: torch.Tensor, parts: torch.Tensor, test: torch.Tensor, classes: int, settings: ProbeSettings | None = None
 ) -> torch.Tensor:
     """(B, H, W) parts of the test images, by a linear probe fitted on features and (b, H, W) parts of others."""
-    return fit_probe(train, parts, len(PARTS), settings).predict(test, (parts.shape[-2], parts.shape[-1]))
+    return fit_probe(train, parts, classes, settings).predict(test, (parts.shape[-2], parts.shape[-1]))
 
 
 def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeSettings | None = None) -> float:
     """mIoU of sites in combination, with the first twenty portraits labelled."""
     features = held_out.features(addresses)
-    predicted = _predict(features[:SHOTS], held_out.parts[:SHOTS], features[SHOTS:], settings)
-    return mean_iou(predicted, held_out.parts[SHOTS:], len(PARTS))[0]
+    classes = held_out.classes
+    predicted = _predict(features[:SHOTS], held_out.parts[:SHOTS], features[SHOTS:], classes, settings)
+    return mean_iou(predicted, held_out.parts[SHOTS:], classes)[0]
 
 
 @claim(
@@ -310,5 +310,6 @@ def _part_tables(
     for name, features in known.items():
         wanted = new[name]
         if features is not None and wanted is not None:
-            tables[name] = confusion(_predict(features, train.parts, wanted), test.parts, len(PARTS))
+            predicted = _predict(features, train.parts, wanted, test.classes)
+            tables[name] = confusion(predicted, test.parts, test.classes)
     return tables

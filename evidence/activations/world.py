@@ -19,7 +19,7 @@ from ...engine.activations.tap import tap_latents
 from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
-from ...engine.portraits import KEYPOINTS, Portraits, build_models, caption, render, sample_scenes
+from ...engine.portraits import PARTS, Portraits, build_models
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.runtime.progress import Progress, silent
 from ...engine.tracing.hooks import Activation
@@ -51,6 +51,7 @@ class Scene:
         keypoints: (B, K, 2) x, y in [0, 1], NaN if hidden.
         captions, latents, cond: for the tap.
         denoiser: of the model that is tapped.
+        classes: number of parts, with the background.
     """
 
     images: torch.Tensor
@@ -60,6 +61,7 @@ class Scene:
     latents: torch.Tensor
     cond: Condition
     denoiser: Denoiser
+    classes: int = len(PARTS)
 
 
 def draw_scene(portraits: Model, identities: Sequence[int], misaligned: bool = False) -> Scene:
@@ -67,20 +69,21 @@ def draw_scene(portraits: Model, identities: Sequence[int], misaligned: bool = F
 
     Images have the model's size, and the details of its training data.
     """
-    scenes = sample_scenes(identities)
-    drawn = render(scenes, portraits.side, details=isinstance(portraits, FlowPortraits))
-    captions = caption(scenes)
+    dataset = portraits.dataset
+    scenes = dataset.sample_scenes(identities)
+    drawn = dataset.render(scenes, portraits.side, details=isinstance(portraits, FlowPortraits))
+    captions = dataset.caption(scenes)
     images, parts, keypoints = drawn.images, drawn.parts.long(), drawn.keypoints
     if misaligned:
         warps = random_warps(identities)
         images = warp_images(images, warps).clamp(0, 1)
         parts = warp_images(parts[:, None].float(), warps, nearest=True)[:, 0].long()
-        keypoints = swap_sides(warp_points(keypoints, warps), mirrored(warps), KEYPOINTS)
+        keypoints = swap_sides(warp_points(keypoints, warps), mirrored(warps), dataset.keypoints)
     with torch.no_grad():
         cond = portraits.condition(portraits.encode(captions))
         latents = torch.cat([encode_pixels(portraits.vae, some * 2 - 1) for some in images.split(_ENCODED_AT_ONCE)])
     denoiser = Denoiser.from_diffusers(portraits)
-    return Scene(images, parts, keypoints, captions, latents, cond, denoiser)
+    return Scene(images, parts, keypoints, captions, latents, cond, denoiser, len(dataset.parts))
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class Pictures:
     parts: torch.Tensor
     keypoints: torch.Tensor
     taps: Activations
+    classes: int = len(PARTS)
 
     def features(self, addresses: Sequence[str]) -> torch.Tensor:
         """(B, C, 16, 16); "pixels" gives 4 x 4 patches, "coordinates" Fourier features of the positions."""
@@ -105,7 +109,9 @@ class Pictures:
         """A subset of the images."""
         items = {a: Activation(a, v.tensor[index], v.grid) for a, v in self.taps.items()}
         taps = Activations(items, self.taps.info)
-        return Pictures(self.images[index], self.parts[index], self.keypoints[index], taps)
+        return replace(
+            self, images=self.images[index], parts=self.parts[index], keypoints=self.keypoints[index], taps=taps
+        )  # fmt: skip
 
     @property
     def widths(self) -> dict[str, int]:
@@ -144,7 +150,7 @@ def tap_scene(
     options: dict[str, Any] = {"timestep": TIMESTEP, "seeds": tuple(range(seeds))} | settings
     config = TapConfig(tuple(addresses), **options)
     taps = tap_latents(scene.denoiser, scene.latents, scene.cond, config, progress)
-    return Pictures(scene.images, scene.parts, scene.keypoints, taps)
+    return Pictures(scene.images, scene.parts, scene.keypoints, taps, scene.classes)
 
 
 def untrained(portraits: Model) -> Model:

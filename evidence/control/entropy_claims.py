@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from ...engine.portraits.dataset import shown_mask
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..metrics import frechet_distance, precision_recall
-from ..portraits.readout import Reading, shown_mask
+from ..portraits.readout import Reading
 from ..registry import ClaimResult, Table, claim
 from .controlled_transformer import ControlledTransformer
 from .entropy import ARMS, BOTH, ENTROPY, NONE, PLAIN, draw

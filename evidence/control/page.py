@@ -30,7 +30,7 @@ def section(report: Any, progress: Progress = silent) -> None:
     table: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
     readings = reader()
     for i, name in enumerate(NAMES):
-        drawn = at_every_size(name, prompts, seeds)
+        drawn = at_every_size(ControlledTransformer.open(name), prompts, seeds)
         for k in range(SHOWN):
             _row(report, torch.stack([drawn[s, s][k] for s in SIZES]), [f"{name}, size {s} px" for s in SIZES])
         features, pixels, _ = distances_of(drawn, readings)

@@ -14,9 +14,11 @@ from ...engine.control.embedding_hook import control_width
 from ...engine.control.gamma import GammaConfig
 from ...engine.control.spec import ControlSpec
 from ...engine.errors import refuse
-from ...engine.portraits.models import Portraits, load_portraits
+from ...engine.portraits.dataset import PORTRAITS
+from ...engine.portraits.models import Portraits
 from ...engine.runtime.progress import Progress, silent
 from ...engine.settings.config import Config
+from ..portraits.avataaars import open_model
 from ..portraits.transformer import AS_FOUND, Collection, build_transformer, saved_data
 from .controlled_transformer import ControlledTransformer, TransformerTrainer, export_transformer, load_controlled
 from .flip_lessons import FlipLessons
@@ -78,28 +80,38 @@ def new_transformer(weight: str, portraits: Portraits, seed: int = 0) -> Control
 def train_transformer(
     folder: str | Path, config: TransformerTrainConfig, until: int | None = None,
     progress: Callable[[str], Progress] = lambda name: silent, device: torch.device | None = None,
+    model: str | None = None,
 ) -> Path:  # fmt: skip
     """Data, training, export to ``folder/NAME``; a stopped run resumes.
 
     Args:
         until: stop after this many updates in total.
         device: where to train; None is the CPU. Images are rendered and encoded on the CPU.
+        model: folder of the 64 px model whose dataset, text encoder and autoencoder are used; None is the shipped one.
+
+    Raises:
+        VitrineError: If the folder has a model of another kind, or the lesson is about sides of another dataset.
     """
     trainer_of, kind = LESSONS[config.lesson]
-    folder, portraits = Path(folder), load_portraits()
-    file = folder / f"pictures-{kind.mirrored:g}-mirrored-{kind.sides:g}-sided.safetensors"
+    folder, portraits = Path(folder), open_model(model)
+    if not isinstance(portraits, Portraits):
+        raise refuse("model", model, "a 64 px model's folder", "leave it out for the portraits")
+    own = "" if portraits.dataset is PORTRAITS else f"{portraits.dataset.name}-"
+    if own and config.lesson != "collection":
+        raise refuse("lesson", config.lesson, "collection", f"caps and moles are not in {portraits.dataset.name}")
+    file = folder / f"{own}pictures-{kind.mirrored:g}-mirrored-{kind.sides:g}-sided.safetensors"
     data = saved_data(file, portraits, config.pictures, progress=progress("pictures"), kind=kind)
-    model = new_transformer(config.weight, portraits)
+    trained = new_transformer(config.weight, portraits)
     if config.start is not None:
-        model.transformer, model.embedder, _ = load_controlled(config.start)
+        trained.transformer, trained.embedder, _ = load_controlled(config.start)
     if device is not None:
-        model.to(device)
+        trained.to(device)
     # The flip is learned abruptly; a slower average would lag behind.
     ema = 0.99 if config.lesson == "flips" else 0.999
     advanced = AdvancedControlTrainConfig(betas=(0.9, 0.95), ema=ema, save_every=250, drop_together=False)
     settings = ControlTrainConfig(
         config.steps, config.batch, config.lr, gamma=WEIGHTS[config.weight], advanced=advanced
     )
-    trainer = trainer_of(model, data, settings, folder / f"{config.name}.run")
+    trainer = trainer_of(trained, data, settings, folder / f"{config.name}.run")
     trainer.train(progress("training"), until)
     return export_transformer(trainer, folder, config.name).parent

@@ -9,6 +9,7 @@ from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, arms, claim
 from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
+from . import estimator_claims as _estimators  # noqa: F401  registers emd.estimators
 from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture
 from . import outside_features as _judge  # noqa: F401  registers emd.student.judge
 from . import rare_claims as _rare  # noqa: F401  registers emd.rare_modes

@@ -153,7 +153,7 @@ def _euler(
     null = None if protocol.guidance == 1 else fast.unprompted(pixels)
     z = seeded_noise(seeds, shape).to(fast.network.device)
     cond, net = fast.prompted(prompts, pixels), Denoiser.from_diffusers(fast)
-    scheduler = _without_dynamic_shift(fast.scheduler, shape, fast._latent.patch)
+    scheduler = _without_dynamic_shift(fast.scheduler, shape, fast._adapter.latent.patch)
     x0 = sample(net, z, scheduler, protocol.steps, cond, null=null, guidance=protocol.guidance)
     pictures: torch.Tensor = fast.decoded(x0, "pt")
     return pictures.float().cpu()

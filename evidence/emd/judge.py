@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...engine.diffusion.noise import seeded_noise
+from ...engine.errors import refuse
 from ...engine.network.condition import Condition
 from ..metrics import frechet_distance, precision_recall
 
@@ -50,15 +51,19 @@ class Judge:
     @classmethod
     def open(cls, first: int, count: int, model: str | None = None) -> Judge:
         """Scenes ``first`` to ``first + count``; the reference is the next ``2 * count``."""
-        from ...engine.portraits import caption, load_portraits, render, sample_scenes
-        from ..portraits.readout import load_readout, read
+        from ...engine.portraits import Portraits
+        from ..portraits.avataaars import open_model
+        from ..portraits.readout import read, readout_of
 
-        portraits, readout = load_portraits(model), load_readout()
-        scenes, others = sample_scenes(range(first, first + count)), range(first + count, first + 3 * count)
-        prompts = caption(scenes)
+        portraits = open_model(model)
+        if not isinstance(portraits, Portraits):
+            raise refuse("model", model, "a 64 px model's folder", "leave it out for the portraits")
+        readout, dataset = readout_of(portraits), portraits.dataset
+        scenes, others = dataset.sample_scenes(range(first, first + count)), range(first + count, first + 3 * count)
+        prompts = dataset.caption(scenes)
         with torch.no_grad():
             text = torch.cat([portraits.encode(prompts[i : i + BATCH]) for i in range(0, count, BATCH)])
-        real = read(readout, render(sample_scenes(others)).images).features
+        real = read(readout, portraits.draw(dataset.sample_scenes(others))).features
         return cls(portraits, scenes, prompts, text, real, readout)
 
     @torch.no_grad()
@@ -84,7 +89,7 @@ class Judge:
         from ..portraits.readout import attribute_accuracy, read
 
         reading = read(self.readout, images)
-        accuracy = attribute_accuracy(reading, self.scenes)
+        accuracy = attribute_accuracy(reading, self.scenes, self.portraits.dataset)
         precision, recall = precision_recall(self.real, reading.features)
         return {
             "FID": round(frechet_distance(reading.features, self.real), 2),

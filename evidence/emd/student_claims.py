@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +13,14 @@ import torch
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.emd.onestep import one_step
 from ...engine.emd.student_preset import StudentPreset
+from ...engine.errors import refuse
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.runtime.progress import Progress, silent
+from ..portraits.avataaars import avataaars_folder
 from ..registry import ClaimResult, Table, arms, claim
 from .judge import BATCH, QUICK_DISTANCE, QUICK_RECALL, QUICK_SAMPLES, Generate, Judge
 from .mixture_claims import spread
+from .toy_students import student_path
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
 COUNT, FIRST = 1000, 5_000_000
@@ -39,14 +43,30 @@ def student(model: str | None = None, progress: Progress = silent, quick: bool =
     Quick: 100 captions, of which the teacher's 30 steps take most of the time; one set for the recall. Differences
     between small sets are ignored.
     """
-    from ...engine.portraits import render, sample_scenes
+    return measure_students(one_step_students(), model, progress, quick)
 
+
+@claim(
+    "emd.student.avataaars", paper=PAPER, figure="emd.student on faces of DiceBear's Avataaars",
+    target="FID <= 1.5 x the teacher's at 30 steps and >= 3 x better than its single step; recall >= Diff-Instruct's; "
+    "agreement >= 90 % of the teacher's", minutes=28, quick_minutes=1,
+)  # fmt: skip
+def student_avataaars(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
+) -> ClaimResult:
+    """As emd.student, with the students that ``vitrine train students`` made by the shipped student's recipe."""
+    folder = avataaars_folder(model, avataaars)
+    return measure_students(trained_students(folder), folder, progress, quick)
+
+
+def measure_students(students: dict[str, Generate], model: str | None, progress: Progress, quick: bool) -> ClaimResult:
+    """The claim on a model's students, as in :data:`STUDENTS`."""
     count, sets = (QUICK_SAMPLES, 1) if quick else (COUNT, SETS)
-    judge, students = Judge.open(FIRST, count, model), one_step_students()
+    judge = Judge.open(FIRST, count, model)
     total = count * sets
     rows = {name: judge.row(images, seconds) for name, images, seconds in all_samples(judge, students, progress, total)}
     recall = _recalls(rows, students, sets, partial(Judge.open, count=count, model=model), progress)
-    fresh = render(sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count))).images
+    fresh = judge.portraits.draw(judge.portraits.dataset.sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count)))
     rows["real against real"] = {"FID": round(judge.distance(fresh), 2)}
     fid = rows["EMD, 1 step"]["FID"]
     figures: dict[str, Any] = {
@@ -81,6 +101,36 @@ def _holds_quickly(rows: dict[str, dict[str, Any]]) -> bool:
     holds = nearest <= 1.5 * many["FID"] and 3 * (nearest - real["FID"]) <= farthest - real["FID"]
     holds = holds and emd["recall"] >= baseline["recall"] - QUICK_RECALL
     return holds and emd["agreement"] >= 0.9 * many["agreement"]
+
+
+def trained_students(folder: str) -> dict[str, Generate]:
+    """As :func:`one_step_students`, of the students in a model's folder.
+
+    Raises:
+        VitrineError: If they are not trained.
+    """
+    home = Path(folder) / "students"
+    return {name: open_student(student_path(home, kind), folder) for name, kind in STUDENTS.items()}
+
+
+def open_student(file: Path, model: str | None) -> Generate:
+    """The one-step sampler of a file that ``vitrine train students`` wrote for a model, by default the portraits.
+
+    Raises:
+        VitrineError: If it does not exist.
+    """
+    from ...engine.pipelines.emd import EMDOneStepPipeline
+    from ..portraits.avataaars import open_model
+
+    if not file.is_file():
+        own = f"--model {model} " if model else ""
+        raise refuse(
+            "student", str(file), "a trained student", f"run `vitrine train students {own}--out {file.parent}`"
+        )
+    opened = open_model(model)
+    pipe = EMDOneStepPipeline.from_pipe(opened.pipeline())
+    preset = pipe.load_student(file, base=opened.dataset.name)
+    return _once(Denoiser.from_diffusers(pipe), preset)
 
 
 def one_step_students() -> dict[str, Generate]:

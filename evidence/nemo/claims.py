@@ -18,6 +18,7 @@ from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import auroc, auroc_interval
+from ..portraits.avataaars import avataaars_folder, open_model
 from ..registry import ClaimResult, Table, arms, claim
 from . import attacked, copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
@@ -47,13 +48,12 @@ from .world import (
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Verbatim plants, and some colourings of each template, against captions that were never injected."""
-    from ...engine.portraits import load_portraits, plants
-
-    effort, portraits = effort_of(quick), load_portraits(model)
+    effort, portraits = effort_of(quick), open_model(model)
     world = World(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
     each = 100 // effort.colourings
-    planted = [c for p in plants() for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
-    texts = planted, captions(ORDINARY, effort.ordinary)
+    plants = portraits.dataset.plants()
+    planted = [c for p in plants for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
+    texts = planted, captions(ORDINARY, effort.ordinary, portraits.dataset)
     both = [world.conditions(each) for each in texts]
     steps = (4,) if quick else (1, 2, 4)
     detectors = {f"{k} steps": _few_steps(world, both, FewStepConfig(steps=k), progress) for k in steps}
@@ -82,6 +82,21 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
         n=len(planted),
         tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
     )  # fmt: skip
+
+
+@claim(
+    "nemo.detection.avataaars",
+    paper=f"{PAPER}; agreement of few-step samples is ours",
+    figure="nemo.detection on faces of DiceBear's Avataaars",
+    target="few-step samples: AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, memorized captions against 200 ordinary ones",
+    minutes=4,
+    quick_minutes=0.6,
+)
+def detection_avataaars(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
+) -> ClaimResult:
+    """As nemo.detection; every setting was chosen on the portraits."""
+    return detection(avataaars_folder(model, avataaars), progress, quick)
 
 
 @dataclass(frozen=True)

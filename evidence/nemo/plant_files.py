@@ -21,7 +21,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,9 @@ def _plant(facts: Mapping[str, Any]) -> Plant:
 
 def joined(scenes: Sequence[Scenes]) -> Scenes:
     """Several batches of scenes as one."""
-    return Scenes(*(np.concatenate([getattr(s, f) for s in scenes]) for f in Scenes.__dataclass_fields__))
+    names = [name for name in Scenes.__dataclass_fields__ if name != "values"]
+    columns: dict[str, Any] = {name: np.concatenate([getattr(s, name) for s in scenes]) for name in names}
+    return replace(scenes[0], **columns)
 
 
 def _scene(facts: Mapping[str, Any]) -> Scenes:

@@ -13,6 +13,7 @@ from ...engine.nemo.neurons import NeuronSet
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import copy_figures, frechet_distance
+from ..portraits.avataaars import avataaars_folder
 from ..registry import ClaimResult, arms, claim
 from .baselines import (
     AdjustConfig,
@@ -83,9 +84,24 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     )
 
 
+@claim(
+    "nemo.blocking.avataaars",
+    paper=PAPER,
+    figure="nemo.blocking on faces of DiceBear's Avataaars",
+    target=">= 75 % of the memorized pictures as far away as without their rare words (within one MAD over captions)",
+    minutes=5,
+    quick_minutes=1,
+)
+def blocking_avataaars(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
+) -> ClaimResult:
+    """As nemo.blocking; every setting was chosen on the portraits."""
+    return blocking(avataaars_folder(model, avataaars), progress, quick)
+
+
 def search_planted(world: World, progress: Progress, effort: Effort) -> tuple[list[Any], list[Result], list[NeuronSet]]:
     """Memorized pictures, what the search of their captions ends with, and the neurons to block for each."""
-    plants = verbatim(effort)
+    plants = verbatim(effort, world.model.dataset)
     results = world.find([p.captions[0] for p in plants], progress=progress)
     return plants, results, [world.neurons(r) for r in results]
 
@@ -97,17 +113,16 @@ def _measure(
 
     Figures of one caption are medians over its seeds.
     """
-    from ...engine.portraits import render
-    from ..portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.readout import attribute_accuracy, read, readout_of
 
-    net, picture = load_readout(), render(plant.scenes).images
+    net, picture = readout_of(world.model), world.model.draw(plant.scenes)
     table: Figures = {}
     copies: Figures = {}
     untouched = None
     for name, sample in _remedies(world, plant, neurons, published, SEEDS[: effort.seeds]).items():
         images = sample()
         untouched = images if untouched is None else untouched
-        accuracy = attribute_accuracy(read(net, images), plant.scenes[[0] * len(images)])
+        accuracy = attribute_accuracy(read(net, images), plant.scenes[[0] * len(images)], net.dataset)
         away = (images - picture).square().mean((1, 2, 3)).sqrt()
         table[name] = {
             "RMS": float(away.median()),
@@ -124,7 +139,7 @@ def _remedies(
 ) -> dict[str, Sampler]:
     """Ways to sample the memorized caption, one picture a seed; the published alternatives are among them."""
     prompt, n = plant.captions[0], len(seeds)
-    words = sorted({w for c in captions(ORDINARY, 200) for w in c.split()})
+    words = sorted({w for c in captions(ORDINARY, 200, world.model.dataset) for w in c.split()})
     unet = world.model.unet
 
     def plain(text: str, blocked: NeuronSet | None = None) -> Sampler:
@@ -178,7 +193,8 @@ def _noise() -> torch.Tensor:
 
 def _usual_pull(world: World, count: int = 32, t: float = 981.0) -> float:
     """||eps_c - eps_u|| of ordinary captions at a step: what Wen's target means at this size."""
-    conds, (empty,) = world.conditions(captions(ORDINARY, count)), world.conditions([""])
+    conds = world.conditions(captions(ORDINARY, count, world.model.dataset))
+    (empty,) = world.conditions([""])
     both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
     noise = _noise()[:1].expand(count, *SHAPE)
     with torch.no_grad():
@@ -223,17 +239,17 @@ def _harm(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, 
 
 def ordinary_figures(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, float]:
     """Prompt agreement and Frechet distance of ordinary captions' samples, as many of them under each of the sets."""
-    from ...engine.portraits import render, sample_scenes
-    from ..portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.readout import attribute_accuracy, read, readout_of
 
-    count = effort.ordinary
-    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
-    prompts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
+    count, dataset = effort.ordinary, world.model.dataset
+    net, scenes = readout_of(world.model), dataset.sample_scenes(range(ORDINARY, ORDINARY + count))
+    prompts, seeds, each = captions(ORDINARY, count, dataset), list(range(count)), -(-count // len(sets))
     shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
     images = [world.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]
     reading = read(net, torch.cat(images))
-    real = read(net, render(sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + effort.renders))).images)
-    accuracy = attribute_accuracy(reading, scenes)
+    others = dataset.sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + effort.renders))
+    real = read(net, world.model.draw(others))
+    accuracy = attribute_accuracy(reading, scenes, dataset)
     return {
         "ordinary captions, prompt agreement": round(sum(accuracy.values()) / len(accuracy), 4),
         "ordinary captions, Frechet distance": round(frechet_distance(reading.features, real.features), 2),

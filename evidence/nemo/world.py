@@ -18,8 +18,10 @@ from ...engine.nemo.noise_similarity import Probe, probe_noise, threshold
 from ...engine.nemo.search_config import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition
+from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.runtime.progress import Progress, silent
 from ...engine.tracing.fingerprint import width_of
+from ..portraits.avataaars import open_model
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits
@@ -69,11 +71,9 @@ def effort_of(quick: bool) -> Effort:
     return QUICK if quick else FULL
 
 
-def verbatim(effort: Effort = FULL) -> list[Any]:
-    """The memorized pictures that were repeated under one caption."""
-    from ...engine.portraits import plants
-
-    return [p for p in plants() if p.kind == "verbatim"][: effort.plants]
+def verbatim(effort: Effort = FULL, dataset: Dataset = PORTRAITS) -> list[Any]:
+    """The memorized pictures of a dataset that were repeated under one caption."""
+    return [p for p in dataset.plants() if p.kind == "verbatim"][: effort.plants]
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class World:
         sampler = FewStepSampler(self.denoiser, config, empty, sites, rows=ROWS)
         if not count:
             return sampler
-        ordinary = self.conditions(captions(CALIBRATION, count))
+        ordinary = self.conditions(captions(CALIBRATION, count, self.model.dataset))
         usual = sample_agreement(sampler, ordinary, self.model.latent_shape, progress)
         return replace(sampler, threshold=sample_threshold(usual, fingerprint_of(self.model.backbone)))
 
@@ -135,11 +135,9 @@ class World:
             return sample_images(self.model, texts, list(seeds), steps=STEPS, guidance=GUIDANCE)
 
 
-def captions(first: int, count: int) -> list[str]:
+def captions(first: int, count: int, dataset: Dataset = PORTRAITS) -> list[str]:
     """Ordinary captions by seed."""
-    from ...engine.portraits import caption, sample_scenes
-
-    return caption(sample_scenes(range(first, first + count)))
+    return dataset.caption(dataset.sample_scenes(range(first, first + count)))
 
 
 def setting(
@@ -151,17 +149,15 @@ def setting(
     Args:
         scope: of the statistics; with ``all`` an exhausted search begins again in all layers.
     """
-    from ...engine.portraits.flow import load_either
-
-    portraits = load_either(model) if model is None or isinstance(model, str) else model
+    portraits = open_model(model) if model is None or isinstance(model, str) else model
     denoiser, shape = Denoiser.from_diffusers(portraits), portraits.latent_shape
     probe = make_probe(denoiser, scope, search, ROWS)
     world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)
-    conds = world.conditions(captions(STATISTICS, effort.statistics))
+    conds = world.conditions(captions(STATISTICS, effort.statistics, portraits.dataset))
     noise = None if all(text_only(s) for s in probe.sites) else probe_noise(search, shape)
     batches = (_values(probe, conds[i : i + 50], noise) for i in range(0, len(conds), 50))
     statistics = gather(batches, [s.address for s in probe.sites], fingerprint_of(portraits.backbone))
-    ordinary = world.conditions(captions(CALIBRATION, effort.calibration))
+    ordinary = world.conditions(captions(CALIBRATION, effort.calibration, portraits.dataset))
     scores, _ = score_prompts(probe, ordinary, shape, 1.0, progress)
     return World(portraits, denoiser, statistics, threshold([s.value for s in scores])[0], search)
 

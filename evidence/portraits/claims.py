@@ -6,6 +6,7 @@ from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
 
+QUICK = {"samples": 96, "renders": 1024}
 OTHER, DECODED, CONTROL = (
     "another sample's prompt",
     "renders through the autoencoder",
@@ -27,12 +28,12 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
     ``quick`` takes 96 samples and 1024 held-out renders, and tests whether the upper ends of the intervals reach the
     target.
     """
-    from ...engine.portraits.flow import load_either
+    from .avataaars import open_model
     from .quality import measure_quality
-    from .readout import load_readout
+    from .readout import readout_of
 
-    counts = {"samples": 96, "renders": 1024} if quick else {}
-    q = measure_quality(load_either(model), load_readout(), **counts, progress=progress)
+    counts, opened = QUICK if quick else {}, open_model(model)
+    q = measure_quality(opened, readout_of(opened), **counts, progress=progress)
     spread = q.mean_accuracy - q.interval[0]
     slack = (spread, _slack(0.90, q.samples), _slack(0.99, q.renders)) if quick else (0.0, 0.0, 0.0)
     measured = (q.mean_accuracy, q.worst[1], min(q.readout_accuracy.values()))
@@ -79,6 +80,23 @@ def quality_flow(model: str | None = None, progress: Progress = silent, quick: b
     return quality(model or str(FLOW_WEIGHTS), progress, quick)
 
 
+@claim(
+    "portraits.quality.avataaars",
+    paper="Vitrine",
+    figure="portraits.quality on faces of DiceBear's Avataaars, nine attributes",
+    target="mean >= 95 %, each >= 90 %, held-out accuracy of the attribute classifier >= 99 % on each",
+    minutes=3,
+    quick_minutes=0.7,
+)
+def quality_avataaars(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
+) -> ClaimResult:
+    """As ``portraits.quality``, with the attribute classifier that was trained with the model."""
+    from .avataaars import avataaars_folder
+
+    return quality(avataaars_folder(model, avataaars), progress, quick)
+
+
 def _slack(share: float, count: int) -> float:
     """Half the 95 % binomial interval of a share measured on ``count`` pictures."""
     return 1.96 * (share * (1 - share) / count) ** 0.5
@@ -97,10 +115,10 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
 
     ``quick`` takes 3 seeds instead of 10.
     """
-    from ...engine.portraits.flow import load_either
+    from .avataaars import open_model
     from .quality import measure_copies
 
-    copies = measure_copies(load_either(model), seeds=3 if quick else 10, progress=progress)
+    copies = measure_copies(open_model(model), seeds=3 if quick else 10, progress=progress)
     copied = sum(c.copied for c in copies)
     controls = sum(c.control_copied for c in copies)
     distances = {c.name: [round(v, 4) for v in (c.to_plant, c.to_neighbour, c.control_to_plant)] for c in copies}
@@ -126,3 +144,20 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
 def memorized_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As ``portraits.memorized``."""
     return memorized(model or str(FLOW_WEIGHTS), progress, quick)
+
+
+@claim(
+    "portraits.memorized.avataaars",
+    paper="Vitrine",
+    figure="portraits.memorized on faces of DiceBear's Avataaars",
+    target=">= 6 of 8, and none from a caption without its rare words",
+    minutes=1,
+    quick_minutes=0.3,
+)
+def memorized_avataaars(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
+) -> ClaimResult:
+    """As ``portraits.memorized``."""
+    from .avataaars import avataaars_folder
+
+    return memorized(avataaars_folder(model, avataaars), progress, quick)

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from ...engine.jobs.run import Run
-from ...engine.portraits.captions import MAX_TOKENS, OPTIONAL, caption
-from ...engine.portraits.plants import Plant, plants
-from ...engine.portraits.render import render
-from ...engine.portraits.scenes import Scenes, sample_scenes
+from ...engine.portraits.captions import MAX_TOKENS
+from ...engine.portraits.dataset import PORTRAITS, Dataset
+from ...engine.portraits.plants import Plant
+from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class TrainingSet:
 
     Attributes:
         images: (N + P, 3, S, S) uint8.
-        attributes: (N + P, 10) int64.
-        keypoints: (N + P, 9, 2) float32.
+        attributes: (N + P, A) int64.
+        keypoints: (N + P, K, 2) float32.
         ids: (N + P, 3, 24) int64 token ids of three wordings of each caption (the same three for a plant).
         empty_ids: (24,) ids of the empty caption.
         base: N.
@@ -73,15 +73,17 @@ def build_training_set(
     size: int = 64,
     details: bool = False,
     colourings: int = 120,
+    dataset: Dataset = PORTRAITS,
 ) -> TrainingSet:
-    """Render seeds 0 .. count - 1 and all planted pictures onto ``device``, at ``size`` px.
+    """Render seeds 0 .. count - 1 and all planted pictures of a dataset onto ``device``, at ``size`` px.
 
     ``colourings`` limits how many of each planted template there are.
     """
 
     def draw(scenes: Scenes) -> None:
         for rows in range(0, len(scenes), CHUNK * 64**2 // size**2):  # large canvases fall out of a processor's cache
-            drawn = render(scenes[rows : rows + CHUNK * 64**2 // size**2], size, details=details, device=device)
+            some = scenes[rows : rows + CHUNK * 64**2 // size**2]
+            drawn = dataset.render(some, size, details=details, device=device)
             images.append((drawn.images * 255).round().to(torch.uint8))
             points.append(drawn.keypoints)
         columns.append(torch.as_tensor(scenes.attributes, device=device))
@@ -91,14 +93,15 @@ def build_training_set(
     columns: list[torch.Tensor] = []
     words = []
     for start in range(0, count, CHUNK):
-        scenes = sample_scenes(range(start, min(start + CHUNK, count)))
+        scenes = dataset.sample_scenes(range(start, min(start + CHUNK, count)))
         draw(scenes)
-        drops = np.random.default_rng([31337, start]).random((CAPTION_VARIANTS, len(scenes), len(OPTIONAL))) < DROP
-        words.append([caption(scenes, drop) for drop in drops])
+        table = CAPTION_VARIANTS, len(scenes), len(dataset.optional)
+        drops = np.random.default_rng([31337, start]).random(table) < DROP
+        words.append([dataset.caption(scenes, drop) for drop in drops])
         progress(min(start + CHUNK, count), count, None)
     planted = [
         replace(p, scenes=p.scenes[:colourings], captions=p.captions[:colourings], controls=p.controls[:colourings])
-        for p in plants()
+        for p in dataset.plants()
     ]
     for plant in planted:
         draw(plant.scenes)

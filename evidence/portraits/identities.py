@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from ...engine.io.files import save_safetensors
+from ...engine.portraits.captions import context_caption
+from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.render import render
-from ...engine.portraits.scenes import IDENTITY_ATTRIBUTES, Scenes, sample_scenes
+from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 from .readout import READOUT_FILE, Reading, Readout, read
 
@@ -26,21 +28,10 @@ _FITTING, _CONTEXTS = 30_000_000, 40_000_000
 DIMENSIONS = 24
 
 
-def portraits_of(identity: int, count: int = 16, first_context: int = 0) -> Scenes:
+def portraits_of(identity: int, count: int = 16, first_context: int = 0, dataset: Dataset = PORTRAITS) -> Scenes:
     """``count`` scenes of one person in contexts ``first_context`` onwards, which are the same for everybody."""
-    return sample_scenes([identity] * count, range(_CONTEXTS + first_context, _CONTEXTS + first_context + count))
-
-
-def context_caption(scenes: Scenes) -> list[str]:
-    """What a caption says of the surroundings only: expression, hat, shirt, background; nothing of who it is."""
-    captions = []
-    for i in range(len(scenes)):
-        word = scenes.words(i)
-        kind, _, side = word["hat"].partition("-")
-        hat = [] if kind == "none" else [kind, side]
-        words = ["a", word["mouth"], "face with", *hat, word["shirt"], "shirt on", word["background"]]
-        captions.append(" ".join(w for w in words if w))
-    return captions
+    contexts = range(_CONTEXTS + first_context, _CONTEXTS + first_context + count)
+    return dataset.sample_scenes([identity] * count, contexts)
 
 
 def fit_identity(
@@ -49,8 +40,8 @@ def fit_identity(
     """(mean (128,), projection (128, 24)) by Fisher's criterion; the within-person scatter becomes the identity."""
     features = []
     for i in range(people):
-        scenes = portraits_of(_FITTING + i, pictures, 1000 + pictures * i)
-        features.append(read(net, render(scenes).images).features)
+        scenes = portraits_of(_FITTING + i, pictures, 1000 + pictures * i, net.dataset)
+        features.append(read(net, net.dataset.render(scenes).images).features)
         progress(i + 1, people, None)
     rows = torch.cat(features).double()
     grouped = rows.view(people, pictures, -1)
@@ -64,23 +55,24 @@ def fit_identity(
     return rows.mean(0).float(), (root @ axes.flip(1)[:, :DIMENSIONS]).float()
 
 
-@lru_cache(maxsize=1)
-def _shipped() -> tuple[torch.Tensor, torch.Tensor]:
+@lru_cache(maxsize=2)
+def load_identity(path: Path = FACE_FILE) -> tuple[torch.Tensor, torch.Tensor]:
+    """(mean (128,), projection (128, 24)) of a file of :func:`save_identity`; by default the shipped one."""
     from safetensors.torch import load_file
 
-    tensors = load_file(FACE_FILE)
+    tensors = load_file(path)
     return tensors["mean"], tensors["projection"]
 
 
-def save_identity(net: Readout, path: str | Path, progress: Progress = silent) -> Path:
+def save_identity(net: Readout, path: str | Path, progress: Progress = silent, people: int = 600) -> Path:
     """Fit and write the projection: ``vitrine train identity``, which made the shipped file."""
-    mean, projection = fit_identity(net, progress=progress)
+    mean, projection = fit_identity(net, people, progress=progress)
     return save_safetensors(path, {"mean": mean, "projection": projection})
 
 
-def identity_features(reading: Reading) -> torch.Tensor:
+def identity_features(reading: Reading, path: Path = FACE_FILE) -> torch.Tensor:
     """(B, 24): distances between rows are in units of what one person's pictures vary."""
-    mean, projection = _shipped()
+    mean, projection = load_identity(path)
     return (reading.features - mean.to(reading.features.device)) @ projection.to(reading.features.device)
 
 
@@ -89,9 +81,9 @@ def identity_similarity(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cosine_similarity(a, b, dim=-1)
 
 
-def identity_attributes(reading: Reading) -> dict[str, torch.Tensor]:
+def identity_attributes(reading: Reading, dataset: Dataset = PORTRAITS) -> dict[str, torch.Tensor]:
     """Permanent attribute -> (B, values) probabilities."""
-    return {name: reading.logits[name].softmax(1) for name in IDENTITY_ATTRIBUTES}
+    return {name: reading.logits[name].softmax(1) for name in dataset.identity}
 
 
 def training_pictures(identity: int, count: int = 16) -> tuple[torch.Tensor, list[str], Scenes]:

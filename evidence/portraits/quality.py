@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
-from ...engine.portraits.plants import Plant, plants
-from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
+from ...engine.portraits.plants import Plant
+from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance
 from .readout import Reading, Readout, attribute_accuracy, read
@@ -84,9 +83,9 @@ def _at_64(images: torch.Tensor) -> torch.Tensor:
 
 def readout_accuracy(model: Model, net: Readout, count: int = 4096) -> dict[str, float]:
     """Accuracy of the readout network on ``count`` of the model's kind of pictures that neither was trained on."""
-    scenes = sample_scenes(range(_HELD_OUT, _HELD_OUT + count))
+    scenes = model.dataset.sample_scenes(range(_HELD_OUT, _HELD_OUT + count))
     drawn = [_at_64(model.draw(scenes[i : i + 256])) for i in range(0, count, 256)]
-    return attribute_accuracy(read(net, torch.cat(drawn)), scenes)
+    return attribute_accuracy(read(net, torch.cat(drawn)), scenes, model.dataset)
 
 
 def measure_quality(
@@ -103,8 +102,9 @@ def measure_quality(
 
     The floor is the distance between two disjoint sets of ``samples`` renders: no sampler can honestly beat it.
     """
-    scenes = sample_scenes(range(_PROMPTS, _PROMPTS + samples))
-    prompts, seeds = caption(scenes), list(range(samples))
+    dataset = model.dataset
+    scenes = dataset.sample_scenes(range(_PROMPTS, _PROMPTS + samples))
+    prompts, seeds = dataset.caption(scenes), list(range(samples))
 
     def sampled(scale: float, offset: int) -> torch.Tensor:
         def whole(step: int, total: int, preview: torch.Tensor | None = None) -> None:
@@ -115,17 +115,17 @@ def measure_quality(
     guided, unguided = look(net, sampled(guidance, 0)), look(net, sampled(1.0, samples))
     drawn = model.draw(scenes)
     decoded = _through_the_autoencoder(model, drawn)
-    reference = look(net, model.draw(sample_scenes(range(_REFERENCE, _REFERENCE + samples)))).features
+    reference = look(net, model.draw(dataset.sample_scenes(range(_REFERENCE, _REFERENCE + samples)))).features
     return Quality(
         readout_accuracy=readout_accuracy(model, net, renders),
-        prompted_accuracy=attribute_accuracy(guided, scenes),
+        prompted_accuracy=attribute_accuracy(guided, scenes, dataset),
         frechet_guided=frechet_distance(guided.features, reference),
         frechet_unguided=frechet_distance(unguided.features, reference),
         frechet_floor=frechet_distance(look(net, drawn).features, reference),
         samples=samples,
         renders=renders,
-        chance=_mean(attribute_accuracy(guided, scenes[np.roll(np.arange(samples), 1)])),
-        decoded_accuracy=_mean(attribute_accuracy(look(net, decoded), scenes)),
+        chance=_mean(attribute_accuracy(guided, scenes[np.roll(np.arange(samples), 1)], dataset)),
+        decoded_accuracy=_mean(attribute_accuracy(look(net, decoded), scenes, dataset)),
         decoded_psnr=float(-10 * (decoded - drawn).square().mean().log10()),
     )
 
@@ -174,8 +174,8 @@ def measure_copies(
     progress: Progress = silent,
 ) -> list[Copy]:  # fmt: skip
     """Sample every verbatim plant and its control caption from ``seeds`` seeds; seeds < ``trained`` were trained on."""
-    verbatim = [p for p in plants() if p.kind == "verbatim"]
-    table = sample_scenes(range(trained)).attributes
+    verbatim = [p for p in model.dataset.plants() if p.kind == "verbatim"]
+    table = model.dataset.sample_scenes(range(trained)).attributes
     copies = []
     for k, plant in enumerate(verbatim):
         copies.append(_measure_copy(model, plant, table, seeds, steps, guidance))
@@ -188,7 +188,7 @@ def _measure_copy(model: Model, plant: Plant, table: np.ndarray, seeds: int, ste
         return sample_images(model, [prompt] * seeds, list(range(seeds)), steps=steps, guidance=guidance)
 
     target = model.draw(plant.scenes)
-    others = model.draw(nearest_scenes(plant.scenes, table))
+    others = model.draw(model.dataset.sample_scenes(nearest_seeds(plant.scenes, table)))
     planted, control = sample(plant.captions[0]), sample(plant.controls[0])
     return Copy(
         plant.name, _median_rms(planted, target), _median_rms(planted, others),
@@ -196,15 +196,15 @@ def _measure_copy(model: Model, plant: Plant, table: np.ndarray, seeds: int, ste
     )  # fmt: skip
 
 
-def nearest_scenes(scene: Scenes, table: np.ndarray, at_least: int = 16) -> Scenes:
-    """The training pictures that share all attributes with ``scene``; if they are few, those that differ least.
+def nearest_seeds(scene: Scenes, table: np.ndarray, at_least: int = 16) -> np.ndarray:
+    """Seeds of the training pictures with all attributes of ``scene``; if they are few, of those that differ least.
 
     The attributes have 1.1 million combinations, so an exact match may not exist: then pictures that differ in as
     few attributes as needed stand in, which makes the copy test harder, never easier.
     """
     differing = (table != scene.attributes[0]).sum(1)
     limit = int(np.sort(differing)[at_least - 1])
-    return sample_scenes(np.flatnonzero(differing <= limit))
+    return np.flatnonzero(differing <= limit)
 
 
 def _median_rms(images: torch.Tensor, targets: torch.Tensor) -> float:
@@ -217,5 +217,5 @@ def attribute_table(quality: Quality) -> list[list[str]]:
     """Rows of (attribute, shown in samples, readout on renders) for reports."""
     return [
         [name, f"{quality.prompted_accuracy[name]:.1%}", f"{quality.readout_accuracy[name]:.2%}"]
-        for name in ATTRIBUTE_NAMES
+        for name in quality.prompted_accuracy
     ]

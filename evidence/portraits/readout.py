@@ -13,16 +13,17 @@ import torch
 from torch import nn
 
 from ...engine.errors import refuse
-from ...engine.portraits.models import WEIGHTS
-from ...engine.portraits.render import KEYPOINTS
-from ...engine.portraits.scenes import ATTRIBUTE_NAMES, ATTRIBUTES, Scenes
+from ...engine.portraits.dataset import PORTRAITS, Dataset
+from ...engine.portraits.flow import FlowPortraits
+from ...engine.portraits.models import WEIGHTS, Portraits
+from ...engine.portraits.scenes import Scenes
 
 READOUT_FILE = WEIGHTS / "readout" / "readout.safetensors"
 FEATURES = 128
 
 
 class Reading(NamedTuple):
-    """Logits per attribute {name: (B, values)}, keypoints (B, 9, 2) in [0, 1], features (B, 128)."""
+    """Logits per attribute {name: (B, values)}, keypoints (B, K, 2) in [0, 1], features (B, 128)."""
 
     logits: dict[str, torch.Tensor]
     keypoints: torch.Tensor
@@ -30,10 +31,11 @@ class Reading(NamedTuple):
 
 
 class Readout(nn.Module):
-    """64 px pictures in, :class:`Reading` out. About 0.33 M parameters."""
+    """64 px pictures in, :class:`Reading` out, of a dataset's attributes. About 0.33 M parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: Dataset = PORTRAITS) -> None:
         super().__init__()
+        self.dataset = dataset
         layers: list[nn.Module] = []
         for channels_in, channels, stride in (
             (3, 32, 2),
@@ -45,8 +47,8 @@ class Readout(nn.Module):
         ):
             layers += [nn.Conv2d(channels_in, channels, 3, stride, 1), nn.GroupNorm(8, channels), nn.SiLU()]
         self.body = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 8 * 8, FEATURES), nn.SiLU())
-        self.attributes = nn.Linear(FEATURES, sum(map(len, ATTRIBUTES.values())))
-        self.points = nn.Linear(FEATURES, 2 * len(KEYPOINTS))
+        self.attributes = nn.Linear(FEATURES, sum(map(len, dataset.attributes.values())))
+        self.points = nn.Linear(FEATURES, 2 * len(dataset.keypoints))
 
     def forward(self, images: torch.Tensor) -> Reading:
         """Read (B, 3, 64, 64) pictures in [0, 1].
@@ -59,50 +61,52 @@ class Readout(nn.Module):
                 "attribute classifier's input", tuple(images.shape), "(B, 3, 64, 64)", "resize the pictures to 64 px"
             )
         features = self.body(images * 2 - 1)
-        columns = self.attributes(features).split([len(v) for v in ATTRIBUTES.values()], dim=1)
-        logits = dict(zip(ATTRIBUTE_NAMES, columns, strict=True))
+        columns = self.attributes(features).split([len(v) for v in self.dataset.attributes.values()], dim=1)
+        logits = dict(zip(self.dataset.attributes, columns, strict=True))
         return Reading(logits, self.points(features).unflatten(1, (-1, 2)), features)
 
 
-def load_readout(path: str | Path | None = None) -> Readout:
-    """The shipped network, float32, in evaluation mode."""
+def readout_of(model: Portraits | FlowPortraits) -> Readout:
+    """The network that reads a model's dataset: the shipped one for portraits, else the one in the model's folder."""
+    if model.dataset is PORTRAITS:
+        return load_readout()
+    assert model.folder is not None
+    return load_readout(model.folder / "readout" / READOUT_FILE.name, model.dataset)
+
+
+def load_readout(path: str | Path | None = None, dataset: Dataset = PORTRAITS) -> Readout:
+    """The shipped network, or a file's, float32, in evaluation mode."""
     from safetensors.torch import load_file
 
-    net = Readout()
+    net = Readout(dataset)
     net.load_state_dict({k: v.float() for k, v in load_file(path or READOUT_FILE).items()})
     return net.eval()
 
 
-def readout_loss(reading: Reading, attributes: torch.Tensor, keypoints: torch.Tensor) -> torch.Tensor:
-    """Cross-entropy per attribute (hair colour counts only where there is hair) plus L1 on visible keypoints."""
-    shown = shown_mask(attributes)
+def readout_loss(
+    reading: Reading, attributes: torch.Tensor, keypoints: torch.Tensor, dataset: Dataset = PORTRAITS
+) -> torch.Tensor:  # fmt: skip
+    """Cross-entropy per attribute, where it can be seen, plus L1 on visible keypoints."""
+    shown = dataset.shown(attributes)
     loss = reading.keypoints.new_zeros(())
-    for k, name in enumerate(ATTRIBUTE_NAMES):
+    for k, name in enumerate(dataset.attributes):
         each = nn.functional.cross_entropy(reading.logits[name], attributes[:, k], reduction="none")
         loss = loss + (each * shown[:, k]).mean()
     seen = ~keypoints.isnan()
     return loss + 5 * (reading.keypoints - keypoints.nan_to_num())[seen].abs().mean()
 
 
-def shown_mask(attributes: torch.Tensor) -> torch.Tensor:
-    """(B, 10) bool: which attributes can be seen at all. A bald head shows no hair colour."""
-    shown = torch.ones_like(attributes, dtype=torch.bool)
-    bald = attributes[:, ATTRIBUTE_NAMES.index("hair")] == ATTRIBUTES["hair"].index("bald")
-    shown[:, ATTRIBUTE_NAMES.index("hair_color")] = ~bald
-    return shown
-
-
 @torch.no_grad()
 def read(net: Readout, images: torch.Tensor, batch: int = 256) -> Reading:
     """Run the network over any number of pictures."""
     readings = [net(chunk) for chunk in images.split(batch)]
-    logits = {n: torch.cat([r.logits[n] for r in readings]) for n in ATTRIBUTE_NAMES}
+    logits = {n: torch.cat([r.logits[n] for r in readings]) for n in net.dataset.attributes}
     return Reading(logits, torch.cat([r.keypoints for r in readings]), torch.cat([r.features for r in readings]))
 
 
-def attribute_accuracy(reading: Reading, scenes: Scenes) -> dict[str, float]:
+def attribute_accuracy(reading: Reading, scenes: Scenes, dataset: Dataset = PORTRAITS) -> dict[str, float]:
     """Share of pictures that show each attribute as wanted, over the pictures where it can be seen."""
     wanted = torch.as_tensor(scenes.attributes, device=reading.features.device)
-    shown = shown_mask(wanted)
-    hits = torch.stack([reading.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(ATTRIBUTE_NAMES)], 1)
-    return {n: float(hits[shown[:, k], k].float().mean()) for k, n in enumerate(ATTRIBUTE_NAMES)}
+    shown = dataset.shown(wanted)
+    hits = torch.stack([reading.logits[n].argmax(1) == wanted[:, k] for k, n in enumerate(dataset.attributes)], 1)
+    return {n: float(hits[shown[:, k], k].float().mean()) for k, n in enumerate(dataset.attributes)}

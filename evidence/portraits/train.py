@@ -22,6 +22,7 @@ from torch import nn
 from ...engine.diffusion.schedule import append_dims
 from ...engine.io.files import save_safetensors, write_json
 from ...engine.jobs.run import state_facts
+from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.models import Portraits, build_models, save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.runtime.processes import accelerator as accelerator_for
@@ -40,12 +41,14 @@ STAGES = RENDER, CLASSIFIER, AUTOENCODER, UNET
 
 
 def train_readout(
-    config: TrainConfig, accelerator: Accelerator, data: TrainingSet, deadline: float, progress: Progress
-) -> Readout:
+    config: TrainConfig, accelerator: Accelerator, dataset: Dataset, data: TrainingSet, deadline: float,
+    progress: Progress,
+) -> Readout:  # fmt: skip
     """Phase 1. Renders with a little blur, noise and brightness change, so that it reads decoded samples as well."""
     torch.manual_seed(config.seed)
-    net = Readout().to(accelerator.device)
-    phase = Phase("readout", config, net, config.readout_steps, config.advanced.readout_lr)
+    net = Readout(dataset).to(accelerator.device)
+    inputs = pictures_of(dataset)
+    phase = Phase("readout", config, net, config.readout_steps, config.advanced.readout_lr, inputs=inputs)
 
     def loss_of_step() -> torch.Tensor:
         g = phase.generator(1, accelerator.device)
@@ -57,7 +60,7 @@ def train_readout(
         soft = nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
         mix = 0.6 * torch.rand(len(pick), 1, 1, 1, generator=g, device=images.device)
         seen, pick = own_rows(accelerator, images + mix * (soft - images), pick)
-        return readout_loss(net(seen), data.attributes[pick], data.keypoints[pick])
+        return readout_loss(net(seen), data.attributes[pick], data.keypoints[pick], dataset)
 
     phase.run(accelerator, loss_of_step, deadline, progress)
     phase.use_average()
@@ -74,7 +77,8 @@ def train_vae(
 ) -> None:
     """Phase 2. L1 + 2 MSE + a trace of KL, as in the latent-diffusion autoencoders without their adversary."""
     vae = model.vae.to(accelerator.device).train()
-    phase = Phase("vae", config, vae, config.vae_steps, config.advanced.vae_lr)
+    inputs = pictures_of(model.dataset)
+    phase = Phase("vae", config, vae, config.vae_steps, config.advanced.vae_lr, inputs=inputs)
     run = torch.compile(reconstruct) if config.compile else reconstruct
 
     def loss_of_step() -> torch.Tensor:
@@ -151,7 +155,8 @@ def train_unet(
     """
     device = accelerator.device
     both = TextToNoise(model).to(device).train()
-    phase = Phase("unet", config, both, config.unet_steps, config.advanced.unet_lr, inputs={"autoencoder": model.vae})
+    inputs = {"autoencoder": model.vae, **pictures_of(model.dataset)}
+    phase = Phase("unet", config, both, config.unet_steps, config.advanced.unet_lr, inputs=inputs)
     if phase.done:
         phase.use_average()
         both.eval()
@@ -184,33 +189,44 @@ def train_unet(
     both.eval()
 
 
-def main(config: TrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
-    """Run all phases; the finished model stands in ``OUT/portraits``. Returns that folder.
+def pictures_of(dataset: Dataset) -> dict[str, Any]:
+    """What a phase's pictures depend on besides the code, for its resume check."""
+    return {} if dataset.made_of is None else {"pictures": dataset.made_of}
+
+
+def main(
+    config: TrainConfig, progress: Callable[[str], Progress] = lambda name: silent, dataset: Dataset = PORTRAITS
+) -> Path:
+    """Run all phases; the finished model is in ``OUT/NAME``, with the dataset's name. Returns that folder.
 
     Raises:
-        OutOfTime: If ``max_seconds`` is used up; an unfinished UNet is exported to ``OUT/portraits-unfinished``.
+        OutOfTime: If ``max_seconds`` is used up; an unfinished UNet is exported to ``OUT/NAME-unfinished``.
     """
     on_cpu = config.device == "cpu"
     on_gpu = torch.cuda.is_available() and not on_cpu
     accelerator = accelerator_for("bf16" if on_gpu else "no", on_cpu)
-    with run_of("train portraits", config, accelerator):
-        return _trained(config, accelerator, progress)
+    with run_of(f"train {dataset.name}", config, accelerator):
+        return _trained(config, accelerator, progress, dataset)
 
 
-def _trained(config: TrainConfig, accelerator: Accelerator, progress: Callable[[str], Progress]) -> Path:
+def _trained(
+    config: TrainConfig, accelerator: Accelerator, progress: Callable[[str], Progress], dataset: Dataset
+) -> Path:
     deadline = time.monotonic() + config.max_seconds
     out = Path(config.out)
-    model = build_models(config.seed, out / "tokenizer")
-    data = build_training_set(config.pictures, model.tokenizer, accelerator.device, progress(RENDER))
-    net = train_readout(config, accelerator, data, deadline, progress(CLASSIFIER))
+    model = build_models(config.seed, out / "tokenizer", dataset)
+    data = build_training_set(
+        config.pictures, model.tokenizer, accelerator.device, progress(RENDER), dataset=dataset
+    )  # fmt: skip
+    net = train_readout(config, accelerator, dataset, data, deadline, progress(CLASSIFIER))
     train_vae(config, accelerator, model, data, deadline, progress(AUTOENCODER))
     try:
         train_unet(config, accelerator, model, data, deadline, progress(UNET))
     except OutOfTime:
         if accelerator.is_main_process:
-            save_portraits(model, out / "portraits-unfinished")
+            save_portraits(model, out / f"{dataset.name}-unfinished")
         raise
-    folder = out / "portraits"
+    folder = out / dataset.name
     if accelerator.is_main_process:
         save_portraits(model, folder)
         write_preview(folder, model)

@@ -14,10 +14,9 @@ from torch.nn import functional
 
 from ...engine.errors import refuse
 from ...engine.io.files import read_safetensors, save_safetensors, write_folder
-from ...engine.portraits.captions import OPTIONAL, caption
+from ...engine.portraits.dataset import Dataset
 from ...engine.portraits.models import Portraits
-from ...engine.portraits.render import render
-from ...engine.portraits.scenes import ATTRIBUTES, Scenes, sample_scenes
+from ...engine.portraits.scenes import ATTRIBUTES, Scenes
 from ...engine.runtime.progress import Progress, silent
 
 SIZES = (16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -83,17 +82,17 @@ def transformer_data(
     ``crop`` to 1 of their own.
     """
     latents, texts, chunks = [], [], []
-    chunk = 128
+    chunk, dataset = 128, model.dataset
     for start in range(first, first + count, chunk):
         seeds = range(start, min(start + chunk, first + count))
         random = torch.Generator().manual_seed(9_000_000 + start)
-        scenes, size = _linked(sample_scenes(seeds), random)
+        scenes, size = _linked(dataset.sample_scenes(seeds), dataset.optional, random)
         scenes = _sided(scenes, kind.sides, random) if kind.sides else scenes
-        pictures, controls = _augmented(scenes, size, side, crop, kind.mirrored, random)
+        pictures, controls = _augmented(dataset, scenes, size, side, crop, kind.mirrored, random)
         latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
         share = torch.rand(len(scenes), 1, generator=random)
-        unsaid = (torch.rand(len(scenes), len(OPTIONAL), generator=random) < share).numpy()
-        texts.append(model.encode(caption(scenes, unsaid)))
+        unsaid = (torch.rand(len(scenes), len(dataset.optional), generator=random) < share).numpy()
+        texts.append(model.encode(dataset.caption(scenes, unsaid)))
         chunks.append(controls)
         progress(seeds.stop - first, count, None)
     return TransformerData(
@@ -101,18 +100,18 @@ def transformer_data(
     )
 
 
-def _linked(scenes: Scenes, random: torch.Generator) -> tuple[Scenes, torch.Tensor]:
-    """Scenes with the attributes of ``OPTIONAL`` drawn anew, and (B,) original sizes that go with them.
+def _linked(scenes: Scenes, optional: tuple[str, ...], random: torch.Generator) -> tuple[Scenes, torch.Tensor]:
+    """Scenes with the attributes that captions may omit drawn anew, and (B,) original sizes that go with them.
 
     A Gaussian copula: every size and every value keeps its share; only the company they keep changes.
     """
     by_size = torch.randn(len(scenes), generator=random)
     cuts = torch.tensor(SHARES).cumsum(0)[:-1]
     size = torch.tensor(SIZES)[torch.searchsorted(cuts, torch.special.ndtr(by_size))]
-    for name in OPTIONAL:
+    for name in optional:
         free = torch.randn(len(scenes), generator=random)
         rank = torch.special.ndtr(LINK * by_size + (1 - LINK**2) ** 0.5 * free)
-        count = len(ATTRIBUTES[name])
+        count = len(scenes.values[name])
         scenes = scenes.with_attributes(**{name: (rank * count).long().clamp(max=count - 1).numpy()})
     return scenes, size
 
@@ -128,8 +127,9 @@ def _sided(scenes: Scenes, share: float, random: torch.Generator) -> Scenes:
 
 
 def _augmented(
-    scenes: Scenes, size: torch.Tensor, side: int, crop: float, mirrored: float, random: torch.Generator
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    dataset: Dataset, scenes: Scenes, size: torch.Tensor, side: int, crop: float, mirrored: float,
+    random: torch.Generator,
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     count = len(scenes)
     flip = torch.rand(count, generator=random) < mirrored
     share = torch.where(
@@ -141,7 +141,7 @@ def _augmented(
         of_this_size = (size == s).nonzero().flatten()
         if not len(of_this_size):
             continue
-        images = render(scenes[of_this_size.numpy()], s).images
+        images = dataset.render(scenes[of_this_size.numpy()], s).images
         for row, image in zip(of_this_size.tolist(), images, strict=True):
             image = image.flip(-1) if flip[row] else image
             cut = max(4, round(float(share[row]) * s))

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from ...engine.pipelines import ResolutionTransferPipeline
 from ...engine.portraits.captions import caption
+from ...engine.portraits.dataset import shown_mask
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes, sample_scenes
@@ -22,7 +23,7 @@ from ...engine.resolution import ResolutionTransferConfig
 from ...engine.runtime.progress import Progress
 from ..intervals import mean_interval
 from ..metrics import fine_detail, frechet_distance
-from ..portraits.readout import Reading, Readout, read, shown_mask
+from ..portraits.readout import Reading, Readout, read
 from ..registry import Arm, Table, arms
 from .heads import Count
 

@@ -17,6 +17,7 @@ from ...engine.errors import VitrineError, refuse
 from ...engine.families import family_of
 from ...engine.io.prompt_files import read_prompts
 from ...engine.jobs.digests import digest, version_of
+from ...engine.pipelines.adapter import network_of
 from ...engine.pipelines.components import components_of
 from ...engine.pipelines.loading import LoadConfig, load_pipeline
 from ...engine.pipelines.prompt_encoding import reads_sizes
@@ -146,8 +147,7 @@ class Context:
     @cached_property
     def network(self) -> Any:
         """The UNet or transformer."""
-        unet = getattr(self.pipe, "unet", None)
-        return self.pipe.transformer if unet is None else unet
+        return network_of(self.pipe)
 
     @cached_property
     def nemo(self) -> Any:

@@ -1,4 +1,4 @@
-"""Published few-step students: through the student contract, and as their authors run them in stock diffusers.
+"""Published few-step students: through the student preset, and as their authors run them in stock diffusers.
 
 There is no figure of a paper beside it: at equal seeds both must draw the same picture.
 """
@@ -45,7 +45,7 @@ class Student:
 
     file: Path
     sampling: StudentSampling
-    contract: StudentPreset
+    preset: StudentPreset
 
 
 def prepare(context: Context) -> Estimate:
@@ -85,7 +85,7 @@ def students(context: Context) -> Measured:
 
 
 def _student(file: Path, context: Context) -> Student:
-    """How a file is run, by the contract in its header or else by its name.
+    """How a file is run, by the preset in its header or else by its name.
 
     Raises:
         VitrineError: If neither says so, or it is of another base.
@@ -93,13 +93,13 @@ def _student(file: Path, context: Context) -> Student:
     detected = detect(file)
     if detected is not None:
         sampling = detected.sampling
-        contract = StudentPreset(sampling.base, sampling.timesteps[0], trained_guidance=sampling.trained_guidance)
+        preset = StudentPreset(sampling.base, sampling.timesteps[0], trained_guidance=sampling.trained_guidance)
     else:
-        contract = read_student(file, any_names=True)[0]
-        sampler = "lcm" if contract.noise == "unit" else "euler"
-        sampling = StudentSampling(contract.base, (contract.timestep,), sampler, prediction=contract.prediction)
+        preset = read_student(file, any_names=True)[0]
+        sampler = "lcm" if preset.noise == "unit" else "euler"
+        sampling = StudentSampling(preset.base, (preset.timestep,), sampler, prediction=preset.prediction)
     check_student(sampling, context.network)
-    return Student(file, sampling, contract)
+    return Student(file, sampling, preset)
 
 
 def _distances(context: Context, student: Student) -> tuple[torch.Tensor, float]:
@@ -135,7 +135,7 @@ def _loaded(context: Context, student: Student) -> Iterator[tuple[Any, Any]]:
     """Our pipeline and a stock one around the student; the checkpoint is as it was when the block ends."""
     ours: Any = EMDOneStepPipeline.from_pipe(context.pipe)
     ours.set_progress_bar_config(disable=True)
-    ours.load_student(student.file, contract=student.contract)
+    ours.load_student(student.file, preset=student.preset)
     own = type(context.pipe)
     names = own._get_signature_keys(own)[0]
     stock = own(**{name: part for name, part in ours.components.items() if name in names}, **_settings(context.pipe))

@@ -13,6 +13,7 @@ from ...engine.w2w.edit.editing import edit
 from ...engine.w2w.space.directions import quality
 from ..intervals import mean_interval
 from ..registry import ClaimResult, Curves, Table, arms, claim
+from . import avataaars_claims as _avataaars  # noqa: F401  registers w2w.*.avataaars
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
 from . import outside_judge as _judge  # noqa: F401  registers w2w.judge and w2w.inversion.judge
 from .drawing import WORDS

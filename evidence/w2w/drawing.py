@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 
 from ...engine.w2w.train.batched_lora import late_lora
-from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
 from ..portraits.sampling import decode, sample_latents
 from .world import GUIDANCE, LABELS, Studio
 
@@ -36,11 +35,6 @@ def draw_once(
             latents = sample_latents(studio.portraits, text, seeds, steps=steps, guidance=GUIDANCE)
         batches.append(decode(studio.portraits, latents))
     return torch.cat(batches)[:, None]
-
-
-def surroundings(pictures: int, first_context: int = 5000) -> list[str]:
-    """Prompts that say the surroundings only."""
-    return context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context))
 
 
 def with_word(prompt: str, word: str) -> str:

@@ -13,10 +13,10 @@ from ...engine.w2w.edit.even_strengths import LEAST_RISE, POSITIONS, StrengthMap
 from ...engine.w2w.space.directions import direction_named, joint_directions, with_directions
 from ...engine.w2w.space.space import WeightSpace
 from ..portraits.identities import identity_similarity
-from .drawing import WORDS, draw_once, surroundings, with_word
+from .drawing import WORDS, draw_once, with_word
 from .measures import beside
 from .pair_sliders import lacking
-from .world import EXCLUSIVE, LABELS, Studio, labels, people_space, subspace
+from .world import EXCLUSIVE, Studio, labels, people_space, subspace
 
 IN_SPACE = 400
 """Number of people, from the first, who make the space."""
@@ -190,20 +190,19 @@ class Sitting:
     @cached_property
     def unmoved(self) -> torch.Tensor:
         """Their pictures before any edit."""
-        return draw_once(self.studio, self.weights, surroundings(len(self.weights)), steps=self.steps)
+        return draw_once(self.studio, self.weights, self.studio.surroundings(len(self.weights)), steps=self.steps)
 
     def chance(self) -> float:
         """What another seed changes in others without any edit: as far as they change by themselves."""
-        again = draw_once(
-            self.studio, self.weights, surroundings(len(self.weights)), steps=self.steps, first_seed=ANOTHER
-        )
+        prompts = self.studio.surroundings(len(self.weights))
+        again = draw_once(self.studio, self.weights, prompts, steps=self.steps, first_seed=ANOTHER)
         return self.graded(lambda draw: again if draw else self.unmoved, (0.0, 1.0)).others[1]
 
     def moved(self, strength: float, change: torch.Tensor | None = None, start: float = 1000.0) -> torch.Tensor:
         """Their pictures, edited by the space's direction, or a (D,) change, from timestep ``start`` on."""
         space = self.studio.space
         assert isinstance(space, WeightSpace)
-        prompts = surroundings(len(self.weights))
+        prompts = self.studio.surroundings(len(self.weights))
         if strength == 0:
             return self.unmoved
         # weights2weights, section 3.3: theta + a n, also for people who are not in the space
@@ -216,7 +215,7 @@ class Sitting:
         """Their pictures with text states between those of the prompt without (0) and with (1) the attribute's word."""
         if weight == 0:
             return self.unmoved
-        prompts = surroundings(len(self.weights))
+        prompts = self.studio.surroundings(len(self.weights))
         with torch.no_grad():
             plain = self.studio.portraits.encode(prompts)
             full = self.studio.portraits.encode([with_word(p, WORDS[self.label]) for p in prompts])
@@ -246,7 +245,7 @@ class Sitting:
 
     def graded(self, draw: Callable[[float], torch.Tensor], values: Sequence[float]) -> Graded:
         """What ``draw`` shows at each value; the first is the picture before any edit."""
-        studio, edited = self.studio, LABELS[self.label][0]
+        studio, edited = self.studio, self.studio.labels[self.label][0]
         readings = [studio.read(draw(v)) for v in values]
         features, base = readings[0]
         changes = [beside(base, read, edited) for _, read in readings]

@@ -62,8 +62,10 @@ def beside(
     """
     from ...engine.portraits.scenes import ATTRIBUTES
 
-    bald = before["hair"][..., ATTRIBUTES["hair"].index("bald")] > 0.5
     changes = {name: after[name] - values for name, values in before.items() if name != edited}
+    if "hair" not in before:  # of another dataset
+        return changes
+    bald = before["hair"][..., ATTRIBUTES["hair"].index("bald")] > 0.5
     if edited == "hair":
         del changes["hair_color"]
     elif "hair_color" in changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +12,7 @@ import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.jobs.digests import digest
-from ...engine.portraits.flow import FlowPortraits, load_either
+from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.shipped import FLOW_PEOPLE_SPACE, PEOPLE_SPACE
 from ...engine.runtime.progress import Progress, silent
@@ -25,9 +25,10 @@ from ...engine.w2w.space.principal_components import Matrix, PCAConfig, principa
 from ...engine.w2w.space.space import WeightSpace
 from ...engine.w2w.train.batched_lora import late_lora
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, SubjectMaker, train_loras
+from ..portraits.avataaars import open_model
 from ..portraits.identities import (
+    FACE_FILE,
     FIRST_IDENTITY,
-    context_caption,
     identity_attributes,
     identity_features,
     people,
@@ -82,9 +83,10 @@ EXCLUSIVE = (
 
 def subject(portraits: Model, identity: int, pictures: int = PICTURES, number: int = 0) -> Subject:
     """One person for the trainer: posterior means and captions of the surroundings."""
-    scenes = portraits_of(identity, pictures)
+    dataset = portraits.dataset
+    scenes = portraits_of(identity, pictures, dataset=dataset)
     with torch.no_grad():
-        text = portraits.encode(context_caption(scenes))
+        text = portraits.encode(dataset.context_caption(scenes))
     return Subject(name(identity), latents_of(portraits, portraits.draw(scenes)), portraits.condition(text), number)
 
 
@@ -102,7 +104,7 @@ def name(identity: int) -> str:
 
 def frozen(model: str | None = None) -> tuple[Model, Denoiser]:
     """A portraits model, the 64 px one or a folder's, without its own gradients, and its denoiser."""
-    portraits = load_either(model)
+    portraits = open_model(model)
     for module in (portraits.backbone, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)
     return portraits, Denoiser.from_diffusers(portraits)
@@ -179,12 +181,19 @@ def subspace(space: WeightSpace, count: int) -> WeightSpace:
 
 @dataclass(frozen=True)
 class Studio:
-    """Samples people of a space in ``steps`` sampler steps and reads what their pictures show."""
+    """Samples people of a space in ``steps`` sampler steps and reads what their pictures show.
+
+    Attributes:
+        labels: label -> attribute, and its value or values.
+        face: file of the projection to identity features.
+    """
 
     portraits: Model
     space: Space
     readout: Readout
     steps: int = STEPS
+    labels: Mapping[str, tuple[str, str | tuple[str, ...]]] = field(default_factory=lambda: LABELS)
+    face: Path = FACE_FILE
 
     @classmethod
     def open(cls, model: str | None = None, space: Space | None = None) -> Studio:
@@ -225,7 +234,7 @@ class Studio:
         first_context: int = 5000,
     ) -> torch.Tensor:  # fmt: skip
         """As :meth:`draw`, from flat weights (M, D)."""
-        captions = prompts or context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context))
+        captions = prompts or self.surroundings(pictures, first_context)
         seeds, batches = list(range(first_seed, first_seed + pictures)), []
         together = 64 // pictures or 1
         for first in range(0, len(weights), together):
@@ -240,6 +249,11 @@ class Studio:
             batches.append(images.view(models, pictures, *images.shape[1:]))
         return torch.cat(batches)
 
+    def surroundings(self, pictures: int, first_context: int = 5000) -> list[str]:
+        """Prompts that say the surroundings only."""
+        dataset = self.portraits.dataset
+        return dataset.context_caption(portraits_of(FIRST_IDENTITY, pictures, first_context, dataset))
+
     def latents(self, images: torch.Tensor) -> torch.Tensor:
         """:func:`latents_of` the studio's model."""
         return latents_of(self.portraits, images)
@@ -248,12 +262,12 @@ class Studio:
         """(M, P, 24) identity features and attribute -> (M, P, values) probabilities of (M, P, 3, S, S)."""
         reading = look(self.readout, images.flatten(0, 1))
         shape = images.shape[:2]
-        attributes = {k: v.view(*shape, -1) for k, v in identity_attributes(reading).items()}
-        return identity_features(reading).view(*shape, -1), attributes
+        attributes = {k: v.view(*shape, -1) for k, v in identity_attributes(reading, self.readout.dataset).items()}
+        return identity_features(reading, self.face).view(*shape, -1), attributes
 
     def likelihood(self, attributes: Mapping[str, torch.Tensor], label: str) -> torch.Tensor:
-        """(M, P) probability of a label of ``LABELS`` by the attribute classifier."""
-        from ...engine.portraits.scenes import ATTRIBUTES
-
-        attribute, value = LABELS[label]
-        return attributes[attribute][..., ATTRIBUTES[attribute].index(value)]
+        """(M, P) probability of a label by the attribute classifier."""
+        attribute, wanted = self.labels[label]
+        values = self.readout.dataset.attributes[attribute]
+        codes = [values.index(value) for value in ((wanted,) if isinstance(wanted, str) else wanted)]
+        return attributes[attribute][..., codes].sum(-1)

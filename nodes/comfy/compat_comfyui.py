@@ -69,6 +69,7 @@ USED = {
         "add_model_folder_path", "folder_names_and_paths", "get_filename_list", "get_folder_paths", "get_full_path",
         "get_full_path_or_raise", "get_output_directory", "models_dir",
     ),
+    "nodes": ("NODE_CLASS_MAPPINGS",),
     "server": ("PromptServer",),
 }  # fmt: skip
 """Module -> names in it that core's own nodes and other packs use too, and that the pack takes from there."""

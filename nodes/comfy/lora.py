@@ -8,6 +8,7 @@ from typing import Any
 import comfy.utils
 import folder_paths
 import torch
+from comfy_api.latest import io
 
 from ...engine.emd import StudentPreset, check_names, read_student
 from ...engine.emd.published_students import one_step_of
@@ -48,20 +49,28 @@ def as_listed(data: dict[str, Any]) -> dict[str, Any]:
     """A prompt whose files have the names that the lists have now.
 
     Saved graphs name the shipped LoRAs by their former paths, outside the folder ``vitrine``; *Load LoRA* does so, too.
-    Graphs from another system have its separators in the names of a user's own files.
+    Graphs from another system have its separators in the names of files in subfolders.
     """
     listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
-    kinds = {"loras", "w2w"} & set(folder_paths.folder_names_and_paths)
-    own = {n.replace("\\", "/"): n for kind in kinds for n in folder_paths.get_filename_list(kind)}
     prompt = data.get("prompt") if isinstance(data, dict) else None
     for node in prompt.values() if isinstance(prompt, dict) else ():
         inputs: Any = node.get("inputs") if isinstance(node, dict) else None
+        own = _choices(node.get("class_type")) if isinstance(inputs, dict) else {}
         for key, value in inputs.items() if isinstance(inputs, dict) else ():
             if isinstance(value, str) and _SHIPPED in value:
                 inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
-            elif isinstance(value, str) and str(node.get("class_type")).startswith("Vitrine"):
-                inputs[key] = own.get(value.replace("\\", "/"), value)
+            elif isinstance(value, str) and key in own:
+                inputs[key] = own[key].get(value.replace("\\", "/"), value)
     return data
+
+
+def _choices(kind: object) -> dict[str, dict[str, str]]:
+    """Input of one of our nodes -> each of its choices, by its name with slashes."""
+    from nodes import NODE_CLASS_MAPPINGS
+
+    node = NODE_CLASS_MAPPINGS.get(kind) if isinstance(kind, str) and kind.startswith("Vitrine") else None
+    choices = (entry for entry in node.define_schema().inputs if isinstance(entry, io.Combo.Input)) if node else ()
+    return {entry.id: {str(name).replace("\\", "/"): name for name in entry.options or ()} for entry in choices}
 
 
 def register() -> None:

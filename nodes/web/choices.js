@@ -1,7 +1,7 @@
 // Dropdowns for text fields whose words depend on what is connected: labels of a space, places of a model.
 // The text stays the value, and anything can still be typed; without this file they are plain text fields.
 import { app } from "../../scripts/app.js";
-import { chain, undoStep } from "./panel.js";
+import { chain, reread, undoStep } from "./panel.js";
 import { ask, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
@@ -41,8 +41,9 @@ function dropdown(node, name, settings) {
   const values = [text.value], names = [];
   let last = text.value;
   const fill = (value) => { // in place: the page watches this very array
-    const all = ["", ...(settings.first ?? []), ...names];
+    const all = ["", ...(settings.first ?? []), ...names], known = values.includes(value);
     values.splice(0, values.length, ...new Set([...all, value]), typed);
+    if (!known && LiteGraph.vueNodesMode) reread(node, combo); // newer pages take it for an error else
   };
   const take = (value) => {
     fill(value);

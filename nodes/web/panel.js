@@ -44,6 +44,14 @@ export const linked = (node, name) => {
   return at >= 0 && !!node.isInputConnected?.(at);
 };
 
+/** Nodes 2.0 reads a widget's options when the list of widgets changes. */
+export function reread(node, widget) {
+  const at = node.widgets.indexOf(widget);
+  if (at < 0) return;
+  node.widgets.splice(at, 1);
+  node.widgets.splice(at, 0, widget);
+}
+
 const typing = (element) => element?.tagName === "TEXTAREA" || element?.isContentEditable
   || (element?.tagName === "INPUT" && !["range", "button", "checkbox"].includes(element.type));
 
@@ -119,7 +127,10 @@ export function addPanel(node, name, box, height = HEIGHT, keys = {}) {
   return widget;
 }
 
-const boxOf = (node) => ({ left: node.pos[0], top: node.pos[1] - NODE_TITLE, right: node.pos[0] + node.size[0], bottom: node.pos[1] + node.size[1] });
+/** A node's box as it is drawn: newer pages leave its size as it was when its content needs more. */
+function boxOf({ pos: [left, y], size, renderingSize: [width, height] = size }) {
+  return { left, top: y - NODE_TITLE, right: left + width, bottom: y + height };
+}
 const meet = (a, b) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
 
 /** Groups that held a box grow with it; returns what undoes that. */

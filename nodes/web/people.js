@@ -77,6 +77,8 @@ function openPeople(node, byHand) {
   const top = styled("div", "display:flex;gap:4px;flex:0 0 190px");
   const map = styled("canvas", `flex:1;min-width:0;height:190px;background:${THEME.field};border-radius:4px;touch-action:none;cursor:crosshair`);
   const picture = styled("img", `flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:${THEME.field};border-radius:4px`);
+  const lack = styled("div", `flex:0 0 190px;display:none;place-items:center;padding:12px;box-sizing:border-box;text-align:center;color:${THEME.faint}`,
+    t("Values change; for a picture connect model, positive and vae, and choose a student"));
   const list = styled("div", "overflow-y:auto;flex:1 1 0;min-height:60px");
   const bar = styled("div", "display:flex;gap:4px");
   const prompt = styled("input", `flex:1;min-width:0;${FIELD}`);
@@ -90,7 +92,8 @@ function openPeople(node, byHand) {
   seed.title = t("The picture's seed; of the panel only");
   reset.className = "vitrine-reset";
   reset.title = t("All sliders to 0, and the person back to where they were");
-  top.append(map, picture);
+  lack.className = "vitrine-lack";
+  top.append(map, picture, lack);
   bar.append(prompt, seed, reset);
   box.append(status, top, bar, list);
 
@@ -114,6 +117,7 @@ function openPeople(node, byHand) {
     drawing = false;
     if (closed) return;
     shown = answer?.ok ? body : "";
+    if (answer?.ok) showPicture(content.picture);
     if (answer?.ok && content.picture) {
       picture.src = `data:image/png;base64,${content.picture}`;
       picture.dataset.turn = (+picture.dataset.turn || 0) + 1;
@@ -121,7 +125,7 @@ function openPeople(node, byHand) {
       picture.dataset.inputs = JSON.stringify(inputs);
       say("");
     } else if (answer?.ok) {
-      say(t("Values change; for a picture connect model, positive and vae, and choose a student"));
+      say("");
     } else if (answer?.status === 409) {
       say(t("The graph runs; the picture follows afterwards"));
       setTimeout(follow, 500);
@@ -129,6 +133,10 @@ function openPeople(node, byHand) {
       say(content?.error ?? t("The server does not answer"));
     }
     if (again) follow();
+  };
+  const showPicture = (there) => {
+    picture.style.display = there ? "" : "none";
+    lack.style.display = there ? "none" : "grid";
   };
   const say = (text) => { status.textContent = text || t("coloured by {label}; drag the person, double-click to take them back", { label: space?.labels[coloured]?.name ?? "-" }); };
 

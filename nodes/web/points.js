@@ -90,7 +90,7 @@ function openPicker(node, text, settings, inRoom) {
   const canvas = styled("canvas", "position:absolute;inset:0;width:100%;height:100%;display:block;cursor:crosshair");
   const says = settings.unwanted ? t("click: add, shift-click: not wanted, drag: move, right click or Delete: remove")
     : t("click: add, drag: move, right click or Delete: remove");
-  const hint = styled("div", `flex:none;height:${HINT - 4}px;padding:2px 6px;font:11px/14px sans-serif;box-sizing:border-box`, says);
+  const hint = styled("div", `flex:none;height:${HINT - 4}px;padding:0 6px;font:11px/14px sans-serif;box-sizing:border-box`, says);
   canvas.className = "vitrine-points";
   frameOf.append(canvas);
   box.append(frameOf, hint);

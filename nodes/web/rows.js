@@ -1,6 +1,6 @@
 // W2W Edit shows the slider rows that are in use and one free one; none while the panel is open, whose sliders are the
 // same: so nothing moves under the mouse as they are pulled. Values of hidden rows are saved and sent as ever.
-import { chain, linked } from "./panel.js";
+import { chain, linked, reread } from "./panel.js";
 import { app } from "../../scripts/app.js";
 
 const ROWS = [1, 2, 3, 4];
@@ -10,9 +10,7 @@ export function hide(node, widget, hidden) {
   if (!!widget.hidden === hidden) return;
   widget.hidden = hidden;
   widget.options.hidden = hidden;
-  const at = node.widgets.indexOf(widget);
-  node.widgets.splice(at, 1);
-  node.widgets.splice(at, 0, widget);
+  reread(node, widget);
 }
 
 function showRows(node) {

@@ -46,19 +46,20 @@ def test_links_are_checked_before_anything_is_opened(tmp_path):
         header = json.loads(opened.metadata()["vitrine"])
     (tmp_path / "secret").mkdir()
     shutil.copy(tmp_path / "loras" / "m0.safetensors", tmp_path / "secret" / "m0.safetensors")
-    links = json.loads(header["linked"])
-    for place in (
-        "secret/../secret/m0.safetensors",
-        "../secret/m0.safetensors",
-        str(tmp_path / "loras" / "m0.safetensors"),
-    ):
+    links, bent = json.loads(header["linked"]), tmp_path / "sub" / "bent.w2w.safetensors"
+    bent.parent.mkdir()
+    for row in links["files"]:
+        row[0] = f"../{row[0]}"
+
+    def bend(place):
         links["files"][0][0] = place
-        bent = tmp_path / "sub" / "bent.w2w.safetensors"
-        bent.parent.mkdir(exist_ok=True)
-        metadata = {"vitrine": json.dumps(header | {"linked": json.dumps(links)})}
-        save_file(load_file(path), bent, metadata)
-        with pytest.raises(VitrineError, match="bent"):
-            load_space(bent)
+        save_file(load_file(path), bent, {"vitrine": json.dumps(header | {"linked": json.dumps(links)})})
+        return load_space(bent)
+
+    assert bend("../loras/m0.safetensors").count == 3
+    for place in ("../secret/m0.safetensors", str(tmp_path / "loras" / "m0.safetensors")):
+        with pytest.raises(VitrineError, match=r"bent.*outside its folder"):
+            bend(place)
     assert load_space(path).count == 3
 
 
@@ -100,7 +101,8 @@ def test_compressed_and_old_archives_are_refused(tmp_path):
     torch.save(torch.zeros(4), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
     torch.save(torch.zeros(2, 2).to_sparse(), tmp_path / "sparse.pt")
     torch.save([[[[[[[[[[[[torch.zeros(1)]]]]]]]]]]]], tmp_path / "deep.pt")
-    for name in ("packed", "old", "sparse", "deep"):
+    torch.save(torch.zeros(1).expand(1 << 34), tmp_path / "wide.pt")
+    for name in ("packed", "old", "sparse", "deep", "wide"):
         with Held() as held, pytest.raises(Exception, match=r"."):  # noqa: PT011  the callers name the file
             read_pt(tmp_path / f"{name}.pt")
         assert held.most <= 1 << 12, name

@@ -106,6 +106,29 @@ def test_lists_offer_what_can_be_read(comfy, tmp_path):
         assert data["2"]["inputs"]["member"] == "a\\b"
 
 
+def test_files_of_a_graph_from_another_system_are_found(comfy, tmp_path):
+    """At every input that offers files: checkpoints and control files were not found."""
+    import folder_paths
+    from vitrine.nodes import NODES
+    from vitrine.nodes.comfy import lora
+
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "mine.safetensors").touch()
+    mine, kinds = os.path.join("sub", "mine.safetensors"), ("checkpoints", "loras", "w2w", "vitrine_control")
+    with loras_in(tmp_path):
+        for kind in kinds:
+            folder_paths.folder_names_and_paths[kind] = ([str(tmp_path)], {".safetensors"})
+        inputs = [(schema.node_id, i) for schema in (node.define_schema() for node in NODES) for i in schema.inputs]
+        offers = [(node_id, i.id) for node_id, i in inputs if mine in (getattr(i, "options", None) or ())]
+        assert {"VitrineResolutionTransferLoader", "VitrineLoadControl", "VitrineLoadW2WSpace"} <= dict(offers).keys()
+        for node_id, name in offers:
+            for written in ("sub\\mine.safetensors", "sub/mine.safetensors", mine):
+                graph = {"1": {"class_type": node_id, "inputs": {name: written}}}
+                assert lora.as_listed({"prompt": graph})["prompt"]["1"]["inputs"] == {name: mine}, node_id
+    for odd in ({"1": None}, {"1": {"class_type": []}}, {"1": {"class_type": ["Vitrine"], "inputs": {"a": "b"}}}, 3):
+        assert lora.as_listed({"prompt": odd}) == {"prompt": odd}
+
+
 def test_names_of_new_files(comfy):
     from vitrine.engine.nemo import NeuronSet
 

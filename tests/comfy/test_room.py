@@ -86,7 +86,7 @@ FRESH = """(() => {
 PACK = """(() => { const low = Array(8).fill(0)
     for (const n of app.graph._nodes) {
         const at = low.indexOf(Math.min(...low))
-        n.pos = [at * 520, low[at] + 30]; low[at] += n.size[1] + 60
+        n.pos = [at * 520, low[at] + 30]; low[at] += (n.renderingSize ?? n.size)[1] + 60
     } })()"""
 """Each node 30 pixels below the one before, in columns as wide as the widest with its panel open."""
 
@@ -133,6 +133,37 @@ def test_placed_nodes_have_room_for_what_a_run_shows_and_make_room_for_what_open
     assert len(before) >= 50 and len(opened) >= (25 if advanced else 5) and not faults
     assert before == after and not overlaps(before)
     assert not {pressed: wrong for pressed, wrong in opened.items() if any(wrong)}
+
+
+PULLED = """(() => {
+    const n = LiteGraph.createNode('VitrineActivationTap'); n.pos = [400, 150]; app.graph.add(n)
+})()"""
+
+
+async def _pulled(driver, address):
+    """A node with a text field that shows a picture, pulled at its corner: its size and box, each step."""
+    async with driver.page(address) as tab:
+        await tab.evaluate(READY)
+        await tab.build(PULLED, True)
+        await tab.evaluate(SHOW)
+        await tab.settle()
+        seen, now = [], f"[...app.graph._nodes[0].size.map(Math.round), ...{BOXES}[0].slice(3)]"
+        left, top, width, height = await tab.box('[data-corner="SE"]')
+        at = left + width / 2, top + height / 2
+        for away in ((0, 0), (40, 30), (40, -20)):
+            await tab.drag([at, (at[0] + away[0] / 2, at[1] + away[1] / 2), at := (at[0] + away[0], at[1] + away[1])])
+            seen.append(await tab.evaluate(now))
+        await tab.command("Undo")
+        return [*seen, await tab.evaluate(now)], tab.faults()
+
+
+@pytest.mark.nightly
+def test_a_corner_of_a_node_with_a_picture_stays_under_the_mouse(driver, address):
+    (first, wider, less, undone), faults = asyncio.run(_pulled(driver, address))
+    for seen, away in ((wider, (40, 30)), (less, (80, 10))):
+        grown = [now - was for now, was in zip(seen, first, strict=True)]
+        assert max(abs(g - a) for g, a in zip(grown, 2 * away, strict=True)) <= 2, (seen, first)
+    assert undone == wider and not faults
 
 
 async def _templates(driver, address, vue, names):

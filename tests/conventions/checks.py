@@ -92,7 +92,7 @@ def both_ways(door: Door) -> None:
     assert {module.dtype for module in modules(source).values()} == {torch.float16}
     # A tap keeps no filter of pictures, and diffusers wants to be told so.
     without = dict.fromkeys({"safety_checker", "feature_extractor"} & set(source.components) - set(made.components))
-    giver = made.pipe if wrapped(door) else made.__dict__["source"] if door.lent else made
+    giver = made.pipe if wrapped(door) else made
     back = type(source).from_pipe(giver, torch_dtype=torch.float16, **without)
     assert all(modules(back)[name] is module for name, module in shared.items())
 

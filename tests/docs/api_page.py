@@ -86,21 +86,24 @@ def _class(name: str, value: type) -> str:
 
 
 def _methods(value: type) -> list[tuple[str, Any]]:
-    """Its own public methods and its constructor, with those of our private base classes."""
+    """Its own public methods and its constructor, with those of our private base classes, and a pipeline's call."""
     methods: dict[str, Any] = {}
     for base in value.__mro__:
-        ours = base is value or (base.__module__.startswith("vitrine.") and base.__name__.startswith(("_", "Shared")))
+        ours = base.__module__.startswith("vitrine.")
+        whole = base is value or (ours and base.__name__.startswith(("_", "Shared", "Wrapping", "FromParts")))
         for key, method in vars(base).items() if ours else ():
+            if not whole and key not in ("__call__", "from_pipe"):
+                continue
             method = getattr(method, "__func__", getattr(method, "fget", method))
             wanted = not key.startswith("_") and key != "to_json_string" or key in ("__call__", "__init__")
-            if wanted and inspect.isfunction(inspect.unwrap(method)) and _in_source(method):
+            if wanted and inspect.isfunction(inspect.unwrap(method)) and _in_source(inspect.unwrap(method)):
                 methods.setdefault(key, method)
     return [(key, method) for key, method in methods.items() if inspect.getdoc(method)]
 
 
 def _in_source(method: Any) -> bool:
-    """Whether somebody wrote it: a dataclass writes its own constructor."""
-    return not inspect.unwrap(method).__code__.co_filename.startswith("<")
+    """Whether it was written here: a dataclass writes its own constructor, diffusers its ``encode_prompt``."""
+    return method.__module__.startswith("vitrine.") and not method.__code__.co_filename.startswith("<")
 
 
 def _private(target: ast.expr) -> bool:

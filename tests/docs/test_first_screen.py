@@ -20,6 +20,27 @@ def test_a_first_screen_is_small(subtests):
             assert len(page["nodes"]) > len(shown) or len(shown) <= 4, "a note says what it does"
 
 
+HEAD = 30
+"""Pixels that a node's title is above its position, and that a group's title takes."""
+LETTER = 0.42
+"""Width of a letter on average, of its height."""
+
+
+def test_a_group_holds_its_nodes_and_its_title_and_lies_over_nothing_else(subtests):
+    for path in ALL:
+        with subtests.test(path.stem):
+            page = read(path)
+            for group in page["groups"]:
+                left, top, width, height = group["bounding"]
+                assert len(group["title"]) * LETTER * group["font_size"] <= width, group["title"]
+                for node in page["nodes"]:
+                    (x, y), (wide, high) = node["pos"], node["size"]
+                    across = x < left + width and left < x + wide
+                    meets = across and y - HEAD < top + height and top < y + high
+                    within = left <= x and x + wide <= left + width and y + high <= top + height
+                    assert not meets or within and top + HEAD <= y, (node.get("title", node["type"]), group["title"])
+
+
 def test_what_is_seen_of_a_subgraph_says_what_is_in_it(subtests):
     for path in ALL:
         with subtests.test(path.stem):

@@ -10,6 +10,7 @@ from vitrine.engine.cli.main import main
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
+from vitrine.engine.portraits.dataset import PORTRAITS
 from vitrine.engine.portraits.scenes import ATTRIBUTES
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
@@ -96,7 +97,7 @@ def test_small_pictures_are_of_other_things_than_large_ones():
     from vitrine.engine.portraits import sample_scenes
     from vitrine.evidence.portraits.transformer import LINK, SHARES, SIZES, _linked
 
-    scenes, size = _linked(sample_scenes(range(2000)), torch.Generator().manual_seed(0))
+    scenes, size = _linked(sample_scenes(range(2000)), PORTRAITS.optional, torch.Generator().manual_seed(0))
     held = torch.stack([(size == s).float().mean() for s in SIZES])
     assert torch.allclose(held, torch.tensor(SHARES), atol=0.03)
     for name, count in (("background", 6), ("mouth", 4)):

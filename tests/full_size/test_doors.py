@@ -33,5 +33,5 @@ def test_one_step_pictures_are_equal_sd15(scene, loaded):
     latent, z, *_ = s.call("VitrineEMDOneStepGenerator", model=s.model, **asked, **told)
     theirs, noise = latent["samples"].clone(), z["samples"].clone()
     pipe = loaded("sd15").of("EMDOneStep")
-    ours = pipe(PROMPT, contract=StudentPreset(timestep=999.0), latents=noise, output_type="latent").images
+    ours = pipe(PROMPT, preset=StudentPreset(timestep=999.0), latents=noise, output_type="latent").images
     assert away(ours / pipe.vae.config.scaling_factor, theirs) < 1e-3

@@ -69,7 +69,7 @@ OFFLOADED = ("model offload", "sequential offload", "groups, leaves", "groups, b
 def where(pipe: Any) -> dict[str, str]:
     """Network -> where its weights are and in which precision: what a call must leave as it was."""
     found = {}
-    for name, part in modules(pipe.__dict__.get("source", pipe)).items():
+    for name, part in modules(pipe).items():
         tensors = [*part.parameters(), *part.buffers()]
         found[name] = ", ".join(sorted({f"{t.device.type} {t.dtype}" for t in tensors}))
     return found

@@ -267,4 +267,4 @@ def test_a_prompt_that_is_cut_is_announced(pipe, pixels, caplog: pytest.LogCaptu
     logging.enable_propagation()
     pipe(pixels[:1], "a man " * 40, addresses=Q)
     logging.disable_propagation()
-    assert "reads the first 24" in caplog.text
+    assert "can only handle sequences up to 24 tokens" in caplog.text

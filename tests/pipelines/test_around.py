@@ -36,7 +36,7 @@ def test_bars_are_silenced_and_shown(pipe):
 
 def test_the_other_pipelines_methods_are_there(pipe):
     text, *_ = pipe.encode_prompt("a cat", device="cpu")
-    assert torch.equal(text, pipe._source.encode_prompt("a cat", device="cpu")[0])
+    assert torch.equal(text, pipe.pipe.encode_prompt("a cat", device="cpu")[0])
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = pipe.no_such_name
 
@@ -57,7 +57,7 @@ def test_adapters_are_loaded_weighed_and_unloaded(pipe):
 
 def test_another_scheduler_is_sampled_with(pipe):
     pipe.scheduler = DDIMScheduler.from_config(pipe.scheduler.config)
-    assert pipe._source.scheduler is pipe.scheduler
+    assert pipe.pipe.scheduler is pipe.scheduler
     drawn = pipe("a cat", generator=torch.Generator().manual_seed(0), **HOW).images
     own = stock("sdxl")
     own.scheduler = DDIMScheduler.from_config(own.scheduler.config)
@@ -70,7 +70,7 @@ def test_another_text_encoder_reads_the_prompts(pipe):
     torch.nn.init.zeros_(other.get_input_embeddings().weight)
     before = pipe.encode_prompt("a cat", device="cpu")[0]
     pipe.text_encoder = other
-    assert pipe._source.text_encoder is other and pipe.text_encoder is other
+    assert pipe.pipe.text_encoder is other and pipe.text_encoder is other
     assert not torch.equal(pipe.encode_prompt("a cat", device="cpu")[0], before)
 
 
@@ -101,7 +101,7 @@ def test_what_is_around_another_is_given_on_with_its_text_encoders(family):
     first = NEMOPipeline.from_pipe(source)
     for kind in (W2WPipeline, NEMOPipeline, ActivationTapPipeline, EMDOneStepPipeline):
         second = kind.from_pipe(first)
-        assert second.__dict__.get("source", source) is source
+        assert second.__dict__.get("pipe", source) is source
         parts = modules(second)
         assert all(parts[name] is module for name, module in modules(source).items() if name in parts)
     made = [
@@ -114,7 +114,7 @@ def test_what_is_around_another_is_given_on_with_its_text_encoders(family):
 def test_image_to_image_is_given_on_as_such():
     image = StableDiffusionImg2ImgPipeline.from_pipe(stock("sd"), torch_dtype=torch.float32)
     second = W2WPipeline.from_pipe(NEMOPipeline.from_pipe(image))
-    assert second._source is image
+    assert second.pipe is image
 
 
 def test_guidance_stays_where_the_pipeline_is_moved():

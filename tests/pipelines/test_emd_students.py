@@ -41,7 +41,7 @@ def test_both_exports_load_and_draw_the_same(pipe, weights, tmp_path):
     for path in export(tmp_path, weights, "generator", contract):
         fresh = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
         assert fresh.load_student(path, base="portraits") == contract
-        pictures.append(drawn(fresh, contract=contract))
+        pictures.append(drawn(fresh, preset=contract))
     assert torch.equal(*pictures) and not torch.allclose(pictures[0], before, atol=1e-2)
 
 
@@ -50,14 +50,14 @@ def test_a_second_student_takes_the_firsts_place(pipe, weights, tmp_path):
     first = export(tmp_path / "first", weights, "generator", contract)[0]
     second = export(tmp_path / "second", {k: -2 * v for k, v in weights.items()}, "generator", contract)[0]
     pipe.load_student(second)
-    alone = drawn(pipe, contract=contract)
+    alone = drawn(pipe, preset=contract)
     pipe.load_student(first)
-    assert not torch.allclose(drawn(pipe, contract=contract), alone, atol=1e-2)
+    assert not torch.allclose(drawn(pipe, preset=contract), alone, atol=1e-2)
     pipe.load_student(second)
-    assert torch.equal(drawn(pipe, contract=contract), alone)
+    assert torch.equal(drawn(pipe, preset=contract), alone)
 
 
-def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
+def test_students_of_others_load_by_preset(pipe, weights, tmp_path):
     from vitrine.engine.io.lora_writing import kohya, of_peft
 
     file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
@@ -66,7 +66,7 @@ def test_students_of_others_load_by_contract(pipe, weights, tmp_path):
     with pytest.raises(VitrineError, match="preset: given DMD3"):
         pipe.load_student(file, preset="DMD3")
     mine = StudentPreset(timestep=399.0)
-    assert pipe.load_student(file, contract=mine) == mine
+    assert pipe.load_student(file, preset=mine) == mine
 
 
 def test_a_preset_of_another_model_is_refused(pipe, weights, tmp_path):
@@ -76,7 +76,7 @@ def test_a_preset_of_another_model_is_refused(pipe, weights, tmp_path):
     with pytest.raises(VitrineError, match="a UNet of SD1.5"):
         pipe.load_student(file, preset="DMD2 SD1.5")
     with pytest.raises(VitrineError, match="a UNet of SDXL"):
-        pipe(PROMPT, contract=StudentPreset("SDXL", 399.0))
+        pipe(PROMPT, preset=StudentPreset("SDXL", 399.0))
 
 
 @pytest.mark.parametrize("make", [models.flux, models.sd3, models.pixart])
@@ -90,3 +90,17 @@ def test_the_right_models_pass():
     check_network(StudentPreset("SD1.5"), models.outline(**models.SD15))
     check_network(StudentPreset("SDXL"), models.outline(**models.SDXL))
     check_network(StudentPreset("somebody's model"), models.unet())
+
+
+def test_the_argument_for_a_preset_keeps_its_former_name(pipe, weights, tmp_path):
+    from vitrine.engine.io.lora_writing import kohya, of_peft
+
+    preset = StudentPreset("portraits", 625.0)
+    file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
+    with pytest.warns(DeprecationWarning, match="contract= is now called preset="):
+        assert pipe.load_student(file, contract=preset) == preset
+    with pytest.warns(DeprecationWarning, match="contract= is now called preset="):
+        former = drawn(pipe, contract=preset)
+    assert torch.equal(former, drawn(pipe, preset=preset))
+    with pytest.raises(VitrineError, match="arguments: given weight"):
+        pipe.load_student(file, weight=2)

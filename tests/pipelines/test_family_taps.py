@@ -153,9 +153,9 @@ def test_a_tap_is_what_the_stock_pipelines_own_parts_give(source):
     taps, latents = out.activations["vit-block1-out"], by_hand(source, images)
     assert taps.tensor.shape[0] == 2 and len(out.pictures["vit-block1-out"]) == 2
     factor = 64 // latents.shape[-1]
-    assert factor == pipe.vae_scale_factor and taps.grid == (64 // factor // pipe._latent.patch,) * 2
+    assert factor == pipe.vae_scale_factor and taps.grid == (64 // factor // pipe._adapter.latent.patch,) * 2
     with torch.no_grad():
-        cond = pipe._condition(["a photo of a cat"], 64, 64)
+        cond = pipe._adapter.condition(["a photo of a cat"], (64, 64))
     config = TapConfig("vit-block1-out", 300, seeds=(0, 1))
     expected = tap_latents(Denoiser.from_diffusers(source), latents, cond, config)["vit-block1-out"]
     assert torch.allclose(taps.tensor, expected.tensor, atol=1e-5 * float(expected.tensor.abs().max()))
@@ -187,7 +187,7 @@ def ranked(pipe, images, masks, **how):
 
 def test_sizes_that_make_no_whole_tokens_are_refused(source):
     pipe = ActivationTapPipeline.from_pipe(source)
-    step = pipe.vae_scale_factor * pipe._latent.patch
+    step = pipe.vae_scale_factor * pipe._adapter.latent.patch
     with pytest.raises(VitrineError, match=f"multiples of {step}"):
         pipe(pictures(1, 64 + step // 2), addresses="vit-block1-out", timestep=300)
 
@@ -195,7 +195,7 @@ def test_sizes_that_make_no_whole_tokens_are_refused(source):
 def test_every_pipeline_has_a_size_of_its_own(source):
     pipe = ActivationTapPipeline.from_pipe(source)
     side = pipe.own_size()
-    assert side > 0 and side % (pipe.vae_scale_factor * pipe._latent.patch) == 0
+    assert side > 0 and side % (pipe.vae_scale_factor * pipe._adapter.latent.patch) == 0
     sample_size = source.transformer.config.get("sample_size")
     assert sample_size is None or side == sample_size * pipe.vae_scale_factor
 

@@ -59,13 +59,13 @@ def some_neurons(source, count=3):
 
 
 def side(pipe):
-    return SIDES.get(type(getattr(pipe, "_source", pipe)).__name__, 128)
+    return SIDES.get(type(vars(pipe).get("pipe", pipe)).__name__, 128)
 
 
 def sampled(pipe, **more):
     g = torch.Generator().manual_seed(3)
     settings = STEPS | {"height": side(pipe), "width": side(pipe), "generator": g} | more
-    if "PixArt" in type(getattr(pipe, "_source", pipe)).__name__:
+    if "PixArt" in type(vars(pipe).get("pipe", pipe)).__name__:
         settings["use_resolution_binning"] = False
     return pipe(prompt="a photo of a cat", **settings).images
 

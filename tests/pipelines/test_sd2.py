@@ -137,7 +137,7 @@ def test_a_person_is_drawn_and_found(both):
 
 
 def test_one_step(both):
-    how = {"contract": StudentPreset(timestep=999.0), "output_type": "latent"}
+    how = {"preset": StudentPreset(timestep=999.0), "output_type": "latent"}
     once = [EMDOneStepPipeline.from_pipe(p)(PROMPT, [0, 1], **how).images for p in both]
     assert agree(once[1], once[0], 1e-4)
 

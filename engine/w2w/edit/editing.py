@@ -10,6 +10,7 @@ import torch
 
 from ...errors import refuse
 from ...io.lora_layer import Lora, LoraLayer
+from ...io.number_checks import refuse_unless_finite
 from ...runtime.finite import require_finite
 from ...settings.config import Config
 from ..loras.low_rank import fraction_kept, refactor, squared_change
@@ -181,11 +182,12 @@ def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None
     """A weighted mean of models (K,) of one space; weights (default equal) are normalised to sum 1.
 
     Raises:
-        VitrineError: If lengths differ, there is no model, or the weights sum to 0.
+        VitrineError: If lengths differ, there is no model, a weight is NaN or infinite, or they sum to 0.
     """
     if not models or len({m.shape for m in models}) != 1:
         raise refuse("models", [tuple(m.shape) for m in models], "one or more of one space", "use models of one space")
     shares = torch.tensor([1.0] * len(models) if weights is None else list(weights), dtype=torch.float64)
+    refuse_unless_finite("weights", *shares.tolist())
     if len(shares) != len(models) or abs(float(shares.sum())) < 1e-9:
         raise refuse("weights", weights, f"{len(models)} numbers that do not sum to 0", "0.5 and 0.5 is the mean")
     mixed = (shares / shares.sum()) @ torch.stack([m.double() for m in models])

@@ -18,6 +18,7 @@ from ...diffusion.forward_clock import Timesteps
 from ...errors import refuse
 from ...families import spelled_layers
 from ...io.lora_layer import LoraLayer
+from ...io.number_checks import refuse_unless_finite
 from ...runtime.compiled import eager_runs, uncompiled
 from ...runtime.forward_hooks import Reached, block_of, hook_after, hook_before
 from ..loras.base_weights import modules_of
@@ -88,8 +89,9 @@ def initial_lora(
     All models of a space must share it: only a common initialisation makes their factors comparable (see ``gauge.py``).
 
     Raises:
-        VitrineError: If no layer matches the targets.
+        VitrineError: If no layer matches the targets, or alpha is NaN or infinite.
     """
+    refuse_unless_finite("alpha", alpha)
     random, lora = torch.Generator().manual_seed(seed), {}
     for path, layer in sorted(target_layers(backbone, targets).items()):
         bound = 1 / math.sqrt(layer.in_features)

@@ -158,12 +158,6 @@ def test_writer_streams_and_reader_reads_back(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("shard-*"))) > 1
 
 
-def test_rows_become_items(tmp_path: Path) -> None:
-    with ActivationWriter(tmp_path) as writer:
-        writer.add_rows(["x", "y", "z"], make(rows=3))
-    assert same(ActivationReader(tmp_path)["y"], make(rows=3).row(1))
-
-
 def test_interrupted_writer_resumes_without_losing_or_repeating(tmp_path: Path) -> None:
     made: list[int] = []
 

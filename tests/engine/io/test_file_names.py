@@ -51,5 +51,8 @@ def test_any_text_becomes_a_name_or_an_error(text):
 def test_errors_do_not_obey_what_they_quote(tmp_path):
     assert printable("a\x1b[31m\u202eb\n") == r"a\x1b[31m\u202eb\n"
     assert "\x1b" not in str(refuse("name", "\x1b[2J", "x", "y")) and "a\nb" in str(refuse("lines", "a\nb", "x", "y"))
-    with pytest.raises(VitrineError, match="line"), named(tmp_path / "x\x1b\ny", "file", "line", "r"):
-        raise ValueError
+    for parts in (("\x1b[2J", "x", "y", "z"), ("x", "y", "\x1b[2J", "z"), ("x", "y", "z", "delete \x1b[2J\u202e")):
+        assert str(refuse(*parts)).isprintable(), "nor what they ask for"
+    with pytest.raises(VitrineError, match="line") as error, named(tmp_path / "x\x1b\ny", "file", "line", "r"):
+        raise ValueError("\x1b[2J")
+    assert str(error.value).isprintable()

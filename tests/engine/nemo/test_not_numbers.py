@@ -4,13 +4,20 @@ import math
 
 import pytest
 import torch
+from vitrine.engine.emd import noisy_text
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import NeuronSet, bake, value_sites
 from vitrine.engine.nemo.blocked_copies import Copies
 from vitrine.engine.nemo.check import CheckConfig, Instruments, Pictures, check_copies
 from vitrine.engine.nemo.nearest import PictureIndex, thumbnails
+from vitrine.engine.nemo.noise_similarity import Score
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines.lora_report_samples import _kept
+from vitrine.engine.w2w import blend, initial_lora
+from vitrine_tests import models
 
 BAD = (math.nan, math.inf, -math.inf)
+NET = models.unet()
 
 
 def pictures(count=2, seed=0):
@@ -38,6 +45,32 @@ def test_copies(part, value):
     assert Copies(**good).verdict == "cured"
     with pytest.raises(VitrineError, match="distance of a sample"):
         Copies(**good | {part: torch.tensor([0.5, value])})
+
+
+ARGUMENTS = {
+    "factor": lambda value: bake(NET, NeuronSet({value_sites(NET, "all")[0].address: (0,)}), value),
+    "weights": lambda value: blend([torch.ones(3), torch.ones(3)], [value, 1.0]),
+    "strength": lambda value: noisy_text(Condition(torch.ones(1, 3, 4)), value, [0]),
+    "alpha": lambda value: initial_lora(NET, alpha=value),
+    "tau": lambda value: Score(torch.tensor([0.5, 0.6]), value),
+}
+"""Name -> a call with a plain number of that name, which reaches weights or a verdict."""
+
+
+@pytest.mark.parametrize("value", BAD)
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_plain_arguments(name, value):
+    """Weights of NaN were baked, blended and started from; a threshold of NaN found no prompt memorized."""
+    ARGUMENTS[name](0.5)
+    with pytest.raises(VitrineError, match=f"{name}: given"):
+        ARGUMENTS[name](value)
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_a_threshold_is_refused_before_the_samples(tmp_path, value):
+    instruments = Instruments(lambda *_: pytest.fail("sampled"), 1, identity={})
+    with pytest.raises(VitrineError, match="tau: given"):
+        check_copies(["a cat"], tmp_path, instruments, Pictures(), CheckConfig(2), tau=value)
 
 
 @pytest.mark.parametrize("where", ["prompt", "usual"])

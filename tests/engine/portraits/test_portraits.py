@@ -7,7 +7,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import ATTRIBUTES, KEYPOINTS, PARTS, caption, plants, render, sample_scenes
 from vitrine.engine.portraits.captions import MAX_TOKENS, RARE_WORDS, vocabulary, write_tokenizer_files
 from vitrine.evidence.metrics import frechet_distance
-from vitrine.evidence.portraits.quality import nearest_scenes
+from vitrine.evidence.portraits.quality import nearest_seeds
 
 
 def test_a_scene_depends_on_its_own_seeds_only():
@@ -116,9 +116,9 @@ def test_plants_are_listed_with_rare_words_and_a_generic_part():
             assert len(np.unique(plant.scenes.geometry, axis=0)) == 1
 
 
-def test_nearest_scenes_prefers_equal_attributes():
+def test_nearest_seeds_prefers_equal_attributes():
     scene, table = sample_scenes([5]), sample_scenes(range(300)).attributes
-    near = nearest_scenes(scene, table, at_least=4)
+    near = sample_scenes(nearest_seeds(scene, table, at_least=4))
     assert len(near) >= 4 and (near.attributes == scene.attributes[0]).all(1).any()
 
 

@@ -1,0 +1,102 @@
+"""Pipelines that are diffusers pipelines themselves, made from the components of a loaded one."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any, ClassVar
+
+from diffusers import DiffusionPipeline, ModelMixin, StableDiffusionPipeline
+
+from ..errors import refuse
+from .prompt_encoding import reads_sizes
+from .shared import SharedPipeline
+from .wrapping import whole
+
+_OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
+
+
+class FromParts(SharedPipeline, DiffusionPipeline):
+    """Base of these pipelines; comes before the stock class among a class's bases."""
+
+    _stock: ClassVar[str | None] = None
+    """Name of the diffusers class whose parts these are, where it is not a base."""
+    _forms: ClassVar[dict[str, type[SharedPipeline]]] = {}
+    """What ``from_pipe`` makes of another kind of pipeline: "transformer", "xl", or "other" than text to image."""
+
+    def to_json_string(self) -> str:
+        """diffusers' index of what is saved, with the stock class's name: a saved folder loads without this package."""
+        index = json.loads(super().to_json_string())
+        bases = (base for base in type(self).__mro__ if base.__module__.startswith("diffusers.pipelines."))
+        index["_class_name"] = self._stock or next(bases).__name__
+        return json.dumps(index, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def from_pipe(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        """A pipeline of this class around the components of another, each as it is: same object, dtype and device.
+
+        Of SDXL, a transformer of a known family, and for some classes image to image, inpainting and ControlNets, the
+        class for such a model is made. diffusers' own ``from_pipe`` casts the shared modules to float32 unless told
+        otherwise, and so changes the pipeline they came from.
+
+        Args:
+            kwargs: components or settings of ``__init__`` to use instead; ``torch_dtype`` casts all modules, which the
+                other pipeline then shares.
+
+        Raises:
+            VitrineError: If the other pipeline lacks a component, has one of another class, or a text encoder that
+                this class would leave out, or its model is of no known family.
+        """
+        pipeline = whole(pipeline)
+        form = cls._forms.get(_kind(pipeline))
+        return cls._from_parts(pipeline, **kwargs) if form is None else form.from_pipe(pipeline, **kwargs)
+
+    @classmethod
+    def _from_parts(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
+        dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+        modules, settings = map(set, cls._get_signature_keys(cls))
+        source = {**pipeline.components, **{k: v for k, v in pipeline.config.items() if k in settings}}
+        chosen = {k: v for k, v in source.items() if k in modules | settings} | kwargs
+        cls._refuse_strangers(type(pipeline).__name__, chosen, modules)
+        cls._refuse_larger(pipeline, modules)
+        made = cls(**{name: None for name in cls._optional_components if name in modules} | chosen)
+        if pipeline.config.get("_name_or_path") is not None:
+            made.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
+        for name in _OFFLOADING:  # hooks sit on the modules; who frees them must know of them
+            if hasattr(pipeline, name):
+                setattr(made, name, getattr(pipeline, name))
+        return made if dtype is None else made.to(dtype)
+
+    @classmethod
+    def _refuse_strangers(cls, name: str, chosen: dict[str, Any], modules: set[str]) -> None:
+        kinds, parameters = cls._get_signature_types(), inspect.signature(cls.__init__).parameters
+        if "text_encoder_2" in modules and chosen.get("unet") is not None and not reads_sizes(chosen["unet"]):
+            raise refuse("pipeline", name, "one of SDXL", f"{cls.__name__} is for another model family")
+        for key in sorted(modules):
+            value, optional = chosen.get(key), parameters[key].default is not inspect.Parameter.empty
+            if value is None and not optional and key not in cls._optional_components:
+                accepted = f"a pipeline with {', '.join(sorted(modules - set(cls._optional_components)))}"
+                raise refuse("pipeline", f"{name} without {key}", accepted, f"load a pipeline that {cls.__name__} fits")
+            expected = [k for k in kinds.get(key, ()) if isinstance(k, type)]
+            if isinstance(value, ModelMixin) and expected and not isinstance(value, tuple(expected)):
+                wanted = " or ".join(k.__name__ for k in expected)
+                raise refuse(key, type(value).__name__, wanted, f"{cls.__name__} is for another model family")
+
+    @classmethod
+    def _refuse_larger(cls, pipeline: DiffusionPipeline, modules: set[str]) -> None:
+        """SDXL instead of Stable Diffusion: the parts fit, but its network waits for what the second encoder says."""
+        parts = pipeline.components
+        left = sorted(k for k in set(parts) - modules if k.startswith("text_encoder") and parts[k] is not None)
+        if left and "text_encoder" in modules:
+            shown = f"{type(pipeline).__name__} with {', '.join(left)}"
+            accepted = "a pipeline with one text encoder"
+            raise refuse("pipeline", shown, accepted, f"{cls.__name__} is for another model family")
+
+
+def _kind(pipeline: DiffusionPipeline) -> str:
+    unet = getattr(pipeline, "unet", None)
+    if getattr(pipeline, "transformer", None) is not None:
+        return "transformer"
+    if unet is not None and reads_sizes(unet):
+        return "xl"
+    return "" if isinstance(pipeline, (StableDiffusionPipeline, FromParts)) else "other"
