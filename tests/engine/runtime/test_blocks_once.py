@@ -39,6 +39,7 @@ NO_CHANGE = {
     "Peak": "a count of bytes, PyTorch's own kind of block",
     "_OpenBlock": "other blocks, within one run",
     "ForwardClock": "a base", "_Added": "a base", "_Hooks": "a base", "OneBlock": "a base",
+    "Undoable": "a base", "Watched": "a base",
 }  # fmt: skip
 
 
