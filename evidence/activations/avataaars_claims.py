@@ -1,4 +1,4 @@
-"""Chosen sites on faces that nobody here drew: ``vitrine reproduce 'gdf.*.avataaars' --avataaars FOLDER``.
+"""Chosen sites on faces from elsewhere: ``vitrine reproduce 'gdf.*.avataaars' --avataaars FOLDER``.
 
 Filter, search and settings are the portraits'. The first identities of each range are in ``world``: sites are chosen on
 ``CHOOSING``, probes fitted on ``LABELLED``, and ``TESTING`` is measured.

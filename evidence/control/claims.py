@@ -111,7 +111,7 @@ def cross_size(model: str | None = None, progress: Progress = silent, quick: boo
 
 
 @claim(
-    "control.cross_size.avataaars", paper=PAPER, figure="control.cross_size on faces of DiceBear's Avataaars",
+    "control.cross_size.avataaars", paper=PAPER, figure="Table 2a on faces of DiceBear's Avataaars",
     target="distance across sizes <= 1/3 of constant weight's in all of three sets, FID not 2 % above in all",
     minutes=3, quick_minutes=0.6,
 )  # fmt: skip
