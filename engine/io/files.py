@@ -148,7 +148,7 @@ def save_safetensors(
 ) -> Path:
     """Writes a safetensors file atomically. Tensors may be views, share memory, and be on any device.
 
-    Temporary files of the same target that a killed process left are deleted.
+    Equal contents are equal bytes. Temporary files of the same target that a killed process left are deleted.
     """
     from safetensors.torch import save_file
 
@@ -162,7 +162,24 @@ def save_safetensors(
         # copied only where the library requires it: a copy of a large tensor doubles the memory
         plain[name] = own if storage.nbytes() == own.nbytes and storage.data_ptr() not in seen else own.clone()
         seen.add(storage.data_ptr())
-    return write_whole(path, lambda scratch: save_file(plain, scratch, {"format": "pt", **(metadata or {})}))
+
+    def write(scratch: str) -> None:
+        save_file(plain, scratch, {"format": "pt", **(metadata or {})})
+        _sort_metadata(scratch)
+
+    return write_whole(path, write)
+
+
+def _sort_metadata(path: str) -> None:
+    """Rewrites a header in place: the library writes metadata in the random order of a hash table."""
+    with open(path, "r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            file.seek(8)
+            file.write(text.ljust(size))
 
 
 def save_artefact(

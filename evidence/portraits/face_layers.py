@@ -57,7 +57,7 @@ class FaceLayers:
         tensors, header = read_artefact(path, KIND, VERSION)
         table, pixels = header["layers"], tensors["layers"]
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 4 or len(pixels) != len(table):
-            raise refuse("layers", tuple(pixels.shape), f"({len(table)}, S, S, 4) of uint8", "make the file again: node draw_layers.mjs")
+            raise refuse("layers", tuple(pixels.shape), f"({len(table)}, S, S, 4) of uint8", "make the file again")
         numbers: dict[str, dict[Choice, int]] = {part: {} for part in header["order"]}
         for i, layer in enumerate(table):
             numbers[layer["part"]][layer["value"], tuple(sorted(layer["colours"].items()))] = i

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.io.files import save_safetensors, write_folder, write_text
+from vitrine.engine.io.files import read_safetensors, save_safetensors, write_folder, write_text
 from vitrine.engine.settings.setting_checks import refuse_unwritable
 from vitrine_tests.hangs import HANGS
 
@@ -114,3 +114,14 @@ def test_outputs_that_cannot_be_written_are_refused(tmp_path):
     for kind, path in (("file", tmp_path / "new" / "a.txt"), ("file", tmp_path / "file"), ("folder", tmp_path)):
         refuse_unwritable(path, kind, "out")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_equal_contents_are_equal_bytes(tmp_path):
+    """A resumed training wrote its LoRA again, and the next part refused it as another one."""
+    about = {"a": "ü \u2028 \x7f", "b": '{"x": "y\\n\t\x01"}', "kind": "space", "name": "", "version": "1"}
+    files = [tmp_path / f"{i}.safetensors" for i in range(9)]
+    for file in files:
+        save_safetensors(file, {"x": torch.arange(6.0), "y": torch.zeros(2, dtype=torch.half)}, about)
+    assert len({file.read_bytes() for file in files}) == 1
+    tensors, metadata = read_safetensors(files[0])
+    assert metadata == about | {"format": "pt"} and tensors["x"].tolist() == [0, 1, 2, 3, 4, 5]
