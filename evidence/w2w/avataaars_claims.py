@@ -29,7 +29,7 @@ from .graded import HEAD, Graded, Sitting
 from .spaces import measure_sampling
 from .world import PAPER, Studio, subspace
 
-PEOPLE, IN_SPACE, TUNING, COMPONENTS = 200, 160, 24, 300
+PEOPLE, IN_SPACE, TUNING = 200, 160, 24
 RANDOM = "random direction of the same length"
 HEADWEAR = ("hat", "hijab", "turban", "winterHat1", "winterHat02", "winterHat03", "winterHat04")
 LABELS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -77,7 +77,7 @@ def open_studio(folder: str) -> Studio:
     model = open_model(folder)
     for module in (model.backbone, model.text_encoder, model.vae):
         module.requires_grad_(False)
-    space = build_space(loras, BuildConfig("factors", COMPONENTS)).space
+    space = build_space(loras, BuildConfig("factors")).space
     assert isinstance(space, WeightSpace)
     return Studio(model, _directed(space, model.dataset), readout_of(model), labels=labels_of(model.dataset), face=face)
 
