@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -38,7 +39,7 @@ async def _shown(driver, address, vue):
         return before, [await tab.evaluate(s) for s in shown], tab.faults()
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("Nodes 2.0")
 def test_a_report_is_on_its_node(driver, address, vue):
     before, after, faults = asyncio.run(_shown(driver, address, vue))
     assert not any("520 models" in text or "earest" in text for text in before)

@@ -161,18 +161,19 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
     _check_twin(workflow, api)
 
 
-LONG = {
-    "Change a person halfway through (demo)", "Check a model for copies (demo)", "Make a slider from pictures (demo)",
-    "Make your own slider, threshold and space (demo)", "Reuse saved neurons, people and layers (demo)",
-    "Sample at twice the size, transformer (demo)",
+DAILY = {
+    "Find the same part (demo)", "Guide without a negative prompt (demo)", "Pull sliders on a person (demo)",
+    "Pull sliders, four nodes (demo)", "Sample at twice the size (demo)", "Sample in one step (demo)",
+    "See what the model sees (demo)", "Stop the model copying a picture (demo)",
+    "Turn a folder of LoRAs into sliders (demo)",
 }  # fmt: skip
-"""Templates that run for longer than lane B has."""
+"""Templates that run with every change, a method each; the others at night."""
 
 
 def _cases():
     """Each template in the classic page, and in Nodes 2.0 at night."""
     for path in SHIPPED:
-        yield pytest.param(path, False, id=path.stem, marks=[pytest.mark.nightly] if path.stem in LONG else [])
+        yield pytest.param(path, False, id=path.stem, marks=[] if path.stem in DAILY else [pytest.mark.nightly])
         yield pytest.param(path, True, id=f"{path.stem}, Nodes 2.0", marks=[pytest.mark.nightly])
 
 
