@@ -47,7 +47,7 @@ class PCABasis:
             raise refuse("PCA maps", shapes, "maps of one channel count", "fit one layer at a time")
         total = sum(len(f) for f in flat)
         stride = max(1, -(-total // max_samples))
-        samples = torch.cat([f[::stride] for f in flat]).double().cpu()
+        samples = torch.cat([f[::stride] for f in flat]).cpu().double()
         mean = samples.mean(0)
         components = _principal(samples - mean)
         scores = (samples - mean) @ components.T
@@ -62,7 +62,7 @@ class PCABasis:
         tensor = _as_maps(maps)
         if tensor.shape[1] != len(self.mean):
             raise refuse("PCA channels", tensor.shape[1], len(self.mean), "use the basis of the same layer")
-        scores = (_positions(tensor).double().cpu() - self.mean) @ self.components.T
+        scores = (_positions(tensor).cpu().double() - self.mean) @ self.components.T
         return scores.reshape(tensor.shape[0], *tensor.shape[2:], 3).permute(0, 3, 1, 2)
 
     def rgb(self, maps: Maps) -> torch.Tensor:

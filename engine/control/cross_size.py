@@ -80,7 +80,7 @@ def cross_size_consistency(
     distances = torch.zeros(len(sizes), len(sizes), counts[0], dtype=torch.float64)
     for i in range(len(sizes)):
         for j in range(i):
-            distances[i, j] = distances[j, i] = distance(pictures[i], pictures[j]).double().cpu()
+            distances[i, j] = distances[j, i] = distance(pictures[i], pictures[j]).cpu().double()
     return CrossSizeResult(tuple(sizes), distances)
 
 

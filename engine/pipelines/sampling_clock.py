@@ -43,7 +43,7 @@ def share_of(pipe: DiffusionPipeline, net: ModelMixin) -> Callable[[tuple, dict[
         t, source = clock(args, kwargs), pipe.scheduler.timesteps
         first = source is not known[0]
         if first:
-            known[:] = source, source.detach().double().cpu()
+            known[:] = source, source.detach().cpu().double()
         times = known[1]
         step = int((times - t).abs().argmin())
         begin = step if first else begin

@@ -194,9 +194,13 @@ class Applied(Undoable):
     def _at_its_size(self, backbone: nn.Module, facts: ModelFacts) -> None:
         """Refuses latents of another size than the plan's, where levels, positions and convolutions are wrong."""
         (width, height), step = self.plan.config.target_size, facts.factor * facts.patch
+        known: list[Any] = [None, ()]  # positions that were read, which all steps of a run share, and their size
 
         def check(net: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-            size = _size_of(args, kwargs, facts)
+            positions = kwargs.get("img_ids")
+            if positions is None or positions is not known[0]:
+                known[:] = positions, _size_of(args, kwargs, facts)
+            size = known[1]
             if size not in ((width, height), (width * height // step**2,)):
                 shown = f"{size[0]} x {size[1]}" if len(size) == 2 else f"{size[0]} tokens"
                 remedy = "sample other sizes with the pipeline as it was loaded"

@@ -126,7 +126,7 @@ def _sample_tcd(
 
 def _timesteps(schedule: NoiseSchedule, sigmas: torch.Tensor) -> list[float]:
     """Timesteps of levels; those of a float32 table are whole numbers again."""
-    exact = schedule.timestep(sigmas.double().cpu().clamp(min=1e-9)).tolist()
+    exact = schedule.timestep(sigmas.cpu().double().clamp(min=1e-9)).tolist()
     return [float(round(t)) if abs(t - round(t)) < 0.02 else t for t in exact]
 
 

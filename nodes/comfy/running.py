@@ -122,7 +122,7 @@ class Running:
         """The sampler is about to run; ``guider.conds`` are final."""
         clones = options.get("multigpu_clones", {}).values()
         self.models = [guider.inner_model, *(clone.model for clone in clones)]
-        self.sigmas = sigmas.detach().double().cpu().tolist()
+        self.sigmas = sigmas.detach().cpu().double().tolist()
         self._churns = bool(getattr(sampler, "extra_options", {}).get("s_churn"))
         self._steps_done = 0
         self.name(guider.conds)

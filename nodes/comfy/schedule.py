@@ -38,7 +38,7 @@ def schedule_of(model: Any) -> NoiseSchedule:
 
 
 def _from_table(sampling: Any) -> NoiseSchedule:
-    table = sampling.log_sigmas.double().cpu()
+    table = sampling.log_sigmas.cpu().double()
     # ModelSamplingDiscreteDistilled (LCM) keeps every skip_steps-th level; the network's time still runs to 999.
     return NoiseSchedule("vp", table, len(table) * getattr(sampling, "skip_steps", 1))
 
@@ -50,9 +50,9 @@ def clock_of(sampling: Any) -> Callable[[torch.Tensor], torch.Tensor]:
         VitrineError: The network takes its noise level in another way, as EDM models and Stable Cascade are.
     """
     if isinstance(sampling, comfy.model_sampling.CONST):
-        return lambda sigma: sigma.double().cpu() * 1000
+        return lambda sigma: sigma.cpu().double() * 1000
     if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete) and not isinstance(sampling, _WITHOUT_STEPS):
-        return lambda sigma: sampling.timestep(sigma).double().cpu()
+        return lambda sigma: sampling.timestep(sigma).cpu().double()
     shown, remedy = [c.__name__ for c in type(sampling).__mro__[:2]], "EDM models have none; remove the sampling patch"
     raise refuse("model sampling", shown, "one with timesteps of 1000, or a flow", remedy)
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,3 +75,9 @@ def test_importing_the_pack_is_cheap():
         code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
         out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
         assert out == (f"['{allowed}']" if allowed else "[]"), module
+
+
+def test_tensors_come_to_the_cpu_before_they_are_float64():
+    """Some accelerators have no float64."""
+    wrong = re.compile(r"\.(double\(\)|to\(torch\.float64\))\.cpu\(\)")
+    assert not [str(path) for path, text in SOURCE.items() if wrong.search(text)]
