@@ -162,11 +162,9 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
 
 
 DAILY = {
-    "Find the same part (demo)",
     "Guide without a negative prompt (demo)",
     "Pull sliders, four nodes (demo)",
     "Sample at twice the size (demo)",
-    "Sample in one step (demo)",
     "See what the model sees (demo)",
 }
 """Templates that run with every change; the others at night, since they take longer."""
