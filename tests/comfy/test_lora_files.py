@@ -140,7 +140,7 @@ def test_names_of_new_files(comfy):
 
 
 def test_layers_of_every_format_that_core_reads_are_found_in_a_file(comfy):
-    """Core's own adapters say which names they look for: the node asks core about no fewer layers than it would find."""
+    """Core's own adapters say which names they look for; no layer that core would find is left out."""
     import torch
     from vitrine.nodes.comfy.lora import _named_in
 
