@@ -14,12 +14,9 @@ import torch
 from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
 from ..errors import refuse
-from ..io.folders import has_ending
 from ..runtime.progress import Progress, silent
 from ..w2w import (
-    BaseWeights,
     EditConfig,
-    Encoded,
     Inversion,
     InvertConfig,
     Lora,
@@ -36,13 +33,9 @@ from ..w2w import (
     edit,
     edit_step,
     edited_lora,
-    encode,
     invert,
     invert_in,
     latent_mask,
-    layer_sizes,
-    member,
-    read_lora,
     sample,
     start_of,
     train_pair_slider,
@@ -135,20 +128,6 @@ class W2WTools(SharedPipeline):
         """One model between several; ``weights`` (default equal) are normalised to sum 1."""
         coefficients = [row for m in models for row in m.belongs(space).coefficients]
         return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
-
-    def encode_model(self, space: Space, source: str | Path | Lora) -> Encoded:
-        """Somebody's LoRA (factors, or the path of its file), or a training model by name, as a model of the space.
-
-        Raises:
-            VitrineError: As :func:`~vitrine.engine.w2w.encode`, :func:`~vitrine.engine.w2w.member` and
-                :func:`~vitrine.engine.w2w.read_lora`.
-        """
-        if isinstance(source, Mapping):
-            return encode(space, source)
-        if has_ending(source, ".safetensors"):
-            lora = read_lora(source, base=BaseWeights.of_module(self._network), sizes=layer_sizes(space))
-            return encode(space, lora, Path(source).stem)
-        return member(space, str(source))
 
     def invert_image(
         self, space: Space, image: Any, prompt: str, config: InvertConfig | None = None, mask: Any = None,

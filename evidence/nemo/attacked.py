@@ -17,7 +17,7 @@ from ...engine.nemo.erase import EraseConfig, EraseData, Eraser
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
-from .remedies import COPY, SEEDS, ordinary_figures, search_planted
+from .remedies import COPY, SEEDS, ordinary_figures, search_memorized
 from .world import GUIDANCE, ORDINARY, STATISTICS, STEPS, Effort, World, captions, effort_of, setting
 
 SURROGATE_SEED = 500
@@ -89,7 +89,7 @@ def erasing_seen(
     """The claim's result, the pictures that must not come back, and samples of each remedy for the eye."""
     effort = SMALLER if smaller else effort_of(quick)
     world = setting(model, progress, effort)
-    plants, _, sets = search_planted(world, progress, effort)
+    plants, _, sets = search_memorized(world, progress, effort)
     target = _target(world, torch.cat([world.model.draw(p.scenes) for p in plants]), [p.captions[0] for p in plants])
     none = [NeuronSet({})] * len(plants)
     remedies = {"untouched": Remedy(world.model, none), "blocked": Remedy(world.model, sets)}
@@ -107,7 +107,7 @@ def erasing_seen(
     table = {
         name: _figures(world, each, target, effort, name in trainings, seen[name]) for name, each in remedies.items()
     }
-    never = {} if quick else _never_planted(world, effort)
+    never = {} if quick else _never_injected(world, effort)
     best = min(table[name]["back under any attack"] for name in trainings)
     blocked, count = table["blocked"]["back under any attack"], len(plants)
     enough = 7 / 8 * count
@@ -236,7 +236,7 @@ def _called(world: World, remedy: Remedy, target: Target, attack: Attack, seed: 
     return torch.cat(called)
 
 
-def _never_planted(world: World, effort: Effort) -> dict[str, Any]:
+def _never_injected(world: World, effort: Effort) -> dict[str, Any]:
     """The same attacks on pictures that were never injected, from their own captions."""
     from ...engine.portraits import caption, sample_scenes
 

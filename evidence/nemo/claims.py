@@ -22,7 +22,7 @@ from ..portraits.avataaars import avataaars_folder, open_model
 from ..registry import ClaimResult, Table, arms, claim
 from . import attacked, copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
-from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
+from .remedies import COPY, SEEDS, search_memorized  # registers nemo.blocking
 from .world import (
     DETECT,
     ORDINARY,
@@ -52,8 +52,8 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     world = World(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
     each = 100 // effort.colourings
     plants = portraits.dataset.plants()
-    planted = [c for p in plants for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
-    texts = planted, captions(ORDINARY, effort.ordinary, portraits.dataset)
+    memorized = [c for p in plants for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
+    texts = memorized, captions(ORDINARY, effort.ordinary, portraits.dataset)
     both = [world.conditions(each) for each in texts]
     steps = (4,) if quick else (1, 2, 4)
     detectors = {f"{k} steps": _few_steps(world, both, FewStepConfig(steps=k), progress) for k in steps}
@@ -73,13 +73,13 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
             "published score: one step, t index 15 of 50, single-scale SSIM on 16 x 16 latents": _one_step(
                 world, both, progress
             ).table(),
-            "captions, planted and ordinary": [len(planted), effort.ordinary],
+            "captions, planted and ordinary": [len(memorized), effort.ordinary],
         },
         arms=arms(
             {"ours": area, "number of tokens": auroc(*lengths)}, {"ours": "ours", "number of tokens": "trivial"},
             {"ours": interval},
         ),
-        n=len(planted),
+        n=len(memorized),
         tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
     )  # fmt: skip
 
@@ -109,11 +109,11 @@ class Detector:
 
     def table(self) -> dict[str, Any]:
         """For the report."""
-        planted, ordinary = self.scores
+        memorized, ordinary = self.scores
         return {
-            "AUROC": round(auroc(planted, ordinary), 4),
-            "TPR at 1 % FPR": round(float((planted > ordinary.quantile(0.99)).float().mean()), 3),
-            "planted [median, least]": [round(float(v), 3) for v in (planted.median(), planted.min())],
+            "AUROC": round(auroc(memorized, ordinary), 4),
+            "TPR at 1 % FPR": round(float((memorized > ordinary.quantile(0.99)).float().mean()), 3),
+            "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "rows a caption": self.rows,
             "seconds": round(self.seconds, 1),
@@ -124,16 +124,16 @@ def _few_steps(world: World, both: Sequence[Sequence[Any]], config: FewStepConfi
     """Distances of samples, negative."""
     began, sampler = time.perf_counter(), world.sampler(0, config)
     agreements = [sample_agreement(sampler, conds, SHAPE, progress, keep=False) for conds in both]
-    planted, ordinary = (-torch.tensor([a.distance for a in each]) for each in agreements)
-    return Detector((planted, ordinary), config.rows, time.perf_counter() - began)
+    memorized, ordinary = (-torch.tensor([a.distance for a in each]) for each in agreements)
+    return Detector((memorized, ordinary), config.rows, time.perf_counter() - began)
 
 
 def _one_step(world: World, both: Sequence[Sequence[Any]], progress: Progress) -> Detector:
     """The published score."""
     began, probe = time.perf_counter(), make_probe(world.denoiser, config=DETECT, rows=ROWS)
     scores = [score_prompts(probe, conds, SHAPE, 1.0, progress)[0] for conds in both]
-    planted, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
-    return Detector((planted, ordinary), DETECT.seeds, time.perf_counter() - began)
+    memorized, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
+    return Detector((memorized, ordinary), DETECT.seeds, time.perf_counter() - began)
 
 
 @claim(
@@ -194,7 +194,7 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
 
     effort = effort_of(quick)
     world, seeds = setting(model, progress, effort), SEEDS[: effort.seeds]
-    plants, _, sets = search_planted(world, progress, effort)
+    plants, _, sets = search_memorized(world, progress, effort)
     probe = make_probe(world.denoiser, config=SEARCH)
     pictures: dict[str, dict[str, Any]] = {}
     for plant, neurons in zip(plants, sets, strict=True):

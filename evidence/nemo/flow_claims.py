@@ -84,34 +84,34 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     signal, index = max(alone, key=lambda key: alone[key])
     probe = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
     ordinary_texts = captions(ORDINARY, effort.ordinary)
-    planted_texts = _captions(measuring, effort.colourings)
-    planted, ordinary = (_values(world, texts, probe, progress) for texts in (planted_texts, ordinary_texts))
+    memorized_texts = _captions(measuring, effort.colourings)
+    memorized, ordinary = (_values(world, texts, probe, progress) for texts in (memorized_texts, ordinary_texts))
     control = _values(world, _captions(measuring, effort.colourings, controls=True), probe, progress)
     tokens = [
         torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in texts])
-        for texts in (planted_texts, ordinary_texts)
+        for texts in (memorized_texts, ordinary_texts)
     ]
-    hits = planted > ordinary.quantile(0.99)
-    area, rate = auroc(planted, ordinary), float(hits.float().mean())
+    hits = memorized > ordinary.quantile(0.99)
+    area, rate = auroc(memorized, ordinary), float(hits.float().mean())
     rivals = {"number of tokens": auroc(*tokens), "the captions without their rare words": auroc(control, ordinary)}
     return ClaimResult(
         value=round(area, 4),
-        interval=auroc_interval(planted, ordinary),
+        interval=auroc_interval(memorized, ordinary),
         holds=area >= 0.98 and rate >= 0.9 and all(area > rival for rival in rivals.values()),
         details={
             "TPR at 1 % FPR": round(rate, 3),
-            "captions, planted and ordinary": [len(planted), len(ordinary)],
+            "captions, planted and ordinary": [len(memorized), len(ordinary)],
             "trivial, AUROC": {name: round(value, 4) for name, value in rivals.items()},
-            "planted [median, least]": [round(float(v), 3) for v in (planted.median(), planted.min())],
+            "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "signal and timestep index, chosen": [signal, index],
             "margin of each, where it was chosen": {f"{s} {i}": round(v, 2) for (s, i), v in alone.items()},
         },
         arms=arms(
             {"ours": area, **rivals}, {"ours": "ours", **dict.fromkeys(rivals, "trivial")},
-            {"ours": auroc_interval(planted, ordinary)},
+            {"ours": auroc_interval(memorized, ordinary)},
         ),
-        n=len(planted),
+        n=len(memorized),
     )  # fmt: skip
 
 
@@ -127,14 +127,14 @@ def _values(world: World, texts: Sequence[str], config: ProbeConfig, progress: P
 
 
 def _margins(
-    world: World, planted: Sequence[str], ordinary: Sequence[str], quick: bool
+    world: World, memorized: Sequence[str], ordinary: Sequence[str], quick: bool
 ) -> dict[tuple[str, int], float]:
     """(signal, timestep index) -> the lowest memorized minus the highest ordinary score, in deviations."""
     margins = {}
     for signal in SIGNALS[:1] if quick else SIGNALS:
         for index in INDICES[1:3] if quick else INDICES:
             config = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
-            high, low = (_values(world, texts, config) for texts in (planted, ordinary))
+            high, low = (_values(world, texts, config) for texts in (memorized, ordinary))
             margins[signal, index] = float((high.min() - low.max()) / low.std())
     return margins
 
@@ -205,10 +205,10 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
 
 def _cure(world: World, plant: Plant, sets: dict[str, NeuronSet], count: int) -> Cure:
     """The memorized caption from ``count`` seeds under each remedy; figures are medians over the seeds."""
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, backbone, picture = load_readout(), world.model.backbone, world.model.draw(plant.scenes)
+    net, backbone, picture = load_classifier(), world.model.backbone, world.model.draw(plant.scenes)
     every = {s.address: tuple(range(width_of(backbone, s))) for s in value_sites(backbone, "all")}
     blocked = {"untouched": NeuronSet({}), **sets, "random neurons": random_neurons(backbone, sets["NeMo"])}
     blocked |= {"every neuron": NeuronSet(every, fingerprint_of(backbone)), "control": NeuronSet({})}
@@ -243,10 +243,10 @@ def _medians(cures: Sequence[Cure]) -> dict[str, dict[str, float]]:
 def _harm(world: World, sets: Sequence[NeuronSet], count: int) -> dict[str, Any]:
     """Prompt agreement of ordinary captions, as many under each set, untouched and blocked."""
     from ...engine.portraits import sample_scenes
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    net, scenes = load_classifier(), sample_scenes(range(ORDINARY, ORDINARY + count))
     texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
     shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
     shares = [s for s in shares if texts[s]]

@@ -17,8 +17,8 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, Table, arms, claim
 from .later_plants import FILE, FURTHER
+from .memorized_sets import BARE, BASE, Measured, Outcome, measure_plants
 from .plant_files import PlantFile
-from .planted_sets import BARE, BASE, Measured, Outcome, measure_plants
 from .remedies import COPY, SEEDS
 from .rivals import RIVALS
 from .world import PAPER, SEARCH, Effort, World, effort_of, setting, verbatim
@@ -107,7 +107,7 @@ def _tables(outcomes: Mapping[str, Outcome], alarms: Sequence[float]) -> tuple[T
     ways = list(dict.fromkeys(way for outcome in outcomes.values() for way in outcome.away))
     copies = [(name, *(_share(o, way) for way in ways)) for name, o in outcomes.items()]
     shown = [(way, *(round(o.shown[way], 3) if way in o.shown else "-" for o in outcomes.values())) for way in ways]
-    detected = [(name, _memorized(o.planted), _memorized(o.ordinary)) for name, o in outcomes.items()]
+    detected = [(name, _memorized(o.memorized), _memorized(o.ordinary)) for name, o in outcomes.items()]
     count, of, low, high = alarms
     detected.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
     return (
@@ -128,7 +128,7 @@ def _share(outcome: Outcome, way: str) -> float | str:
 
 def _missed(outcome: Outcome) -> int:
     """Of the verbatim pictures that copy untouched, those that the measured threshold does not find."""
-    detected = torch.tensor([agreement.memorized for agreement in outcome.planted])
+    detected = torch.tensor([agreement.memorized for agreement in outcome.memorized])
     return int((outcome.copied & outcome.verbatim & ~detected).sum())
 
 

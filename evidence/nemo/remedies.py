@@ -50,7 +50,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     """Distance of samples to the memorized picture, their diversity and prompt agreement, for each remedy."""
     effort = effort_of(quick)
     world = setting(model, progress, effort)
-    plants, results, sets = search_planted(world, progress, effort)
+    plants, results, sets = search_memorized(world, progress, effort)
     published = [world.neurons(r) for r in world.find([p.captions[0] for p in plants], share=None, protocol="nemo")]
     measured = [_measure(world, *each, effort) for each in zip(plants, sets, published, strict=True)]
     tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
@@ -99,7 +99,9 @@ def blocking_avataaars(
     return blocking(avataaars_folder(model, avataaars), progress, quick)
 
 
-def search_planted(world: World, progress: Progress, effort: Effort) -> tuple[list[Any], list[Result], list[NeuronSet]]:
+def search_memorized(
+    world: World, progress: Progress, effort: Effort
+) -> tuple[list[Any], list[Result], list[NeuronSet]]:
     """Memorized pictures, what the search of their captions ends with, and the neurons to block for each."""
     plants = verbatim(effort, world.model.dataset)
     results = world.find([p.captions[0] for p in plants], progress=progress)
@@ -113,9 +115,9 @@ def _measure(
 
     Figures of one caption are medians over its seeds.
     """
-    from ..portraits.readout import attribute_accuracy, read, readout_of
+    from ..portraits.classifier import attribute_accuracy, classifier_of, read
 
-    net, picture = readout_of(world.model), world.model.draw(plant.scenes)
+    net, picture = classifier_of(world.model), world.model.draw(plant.scenes)
     table: Figures = {}
     copies: Figures = {}
     untouched = None
@@ -239,10 +241,10 @@ def _harm(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, 
 
 def ordinary_figures(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, float]:
     """Prompt agreement and Frechet distance of ordinary captions' samples, as many of them under each of the sets."""
-    from ..portraits.readout import attribute_accuracy, read, readout_of
+    from ..portraits.classifier import attribute_accuracy, classifier_of, read
 
     count, dataset = effort.ordinary, world.model.dataset
-    net, scenes = readout_of(world.model), dataset.sample_scenes(range(ORDINARY, ORDINARY + count))
+    net, scenes = classifier_of(world.model), dataset.sample_scenes(range(ORDINARY, ORDINARY + count))
     prompts, seeds, each = captions(ORDINARY, count, dataset), list(range(count)), -(-count // len(sets))
     shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
     images = [world.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]

@@ -153,11 +153,11 @@ def _padded(world: World, prompt: str, seeds: Sequence[int], padding: str, end: 
 
 def _left(sample: Sampler, plant: Any) -> Left:
     from ...engine.portraits import render
-    from ..portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.classifier import attribute_accuracy, load_classifier, read
 
     images = sample()
     away = (images - render(plant.scenes).images).square().mean((1, 2, 3)).sqrt()
-    accuracy = attribute_accuracy(read(load_readout(), images), plant.scenes[[0] * len(images)])
+    accuracy = attribute_accuracy(read(load_classifier(), images), plant.scenes[[0] * len(images)])
     return Left(float((away < COPY).float().mean()), float(torch.tensor(list(accuracy.values())).nanmean()))
 
 

@@ -41,7 +41,7 @@ def first_people() -> WeightSpace:
 def studio_of(model: str | None, space: WeightSpace) -> Studio:
     """The flow model, drawing people of a space."""
     opened = Studio.open(model or str(FLOW_WEIGHTS), space)
-    return Studio(opened.portraits, space, opened.readout, STEPS)
+    return Studio(opened.portraits, space, opened.classifier, STEPS)
 
 
 @claim(

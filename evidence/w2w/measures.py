@@ -56,7 +56,7 @@ def beside(
 ) -> dict[str, torch.Tensor]:
     """Attribute other than the edited one -> (M, P, values) change of its probabilities from (M, P, values) to those.
 
-    A bald head shows no hair colour: what the readout says of it follows the skin (pictures rendered with another skin
+    A bald head shows no hair colour: what the classifier reads follows the skin (pictures rendered with another skin
     and nothing else differ by 0.7). So where there was no hair before, its colour is NaN, and an edit of the hair
     itself leaves the colour out altogether.
     """

@@ -29,7 +29,7 @@ class Sheet:
 
     Attributes:
         pictures: label -> (people, positions, 3, S, S) in [0, 1]; the first position is the picture before the edit.
-        probability: label -> (positions,) of the label by the readout, mean over these people.
+        probability: label -> (positions,) of the label by the attribute classifier, mean over these people.
         calibrated: whether positions are even in what is seen (see ``strengths.py``), or even strengths.
     """
 

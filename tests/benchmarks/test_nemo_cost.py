@@ -1,4 +1,4 @@
-"""What the search costs beside the published procedure, on 32 planted captions, and blocking beside a bare forward.
+"""Cost of the search against the published procedure, on 32 memorized captions, and of blocking against a bare forward.
 
 The published procedure takes most of the time, 15 seconds a prompt; VITRINE_BENCH_PROMPTS=8 takes every fourth.
 """

@@ -133,10 +133,10 @@ def test_a_scene_depends_on_its_two_seeds_only(layers):
 
 
 def test_memorized_pictures_are_as_many_as_of_the_portraits(layers):
-    planted = avataaars(layers).plants()
-    assert [p.kind for p in planted] == ["verbatim"] * 8 + ["template"] * 4
-    assert all(len(p.scenes) == (1 if p.kind == "verbatim" else 12) for p in planted)  # 3 x 2 x 2 colours here
-    assert all(c.endswith(p.name) for p in planted for c in p.captions)
+    memorized = avataaars(layers).plants()
+    assert [p.kind for p in memorized] == ["verbatim"] * 8 + ["template"] * 4
+    assert all(len(p.scenes) == (1 if p.kind == "verbatim" else 12) for p in memorized)  # 3 x 2 x 2 colours here
+    assert all(c.endswith(p.name) for p in memorized for c in p.captions)
 
 
 def test_files_of_another_kind_are_refused(layers, tmp_path):

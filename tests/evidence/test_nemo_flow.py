@@ -1,4 +1,4 @@
-"""NEMO on the flow model: halves of the planted pictures, statistics where values depend on the latent, the score."""
+"""NEMO on the flow model: halves of the memorized pictures, statistics where values depend on the latent, the score."""
 
 import torch
 from vitrine.engine.nemo.search_config import ProbeConfig
@@ -22,6 +22,6 @@ def test_statistics_and_score_of_the_flow_model():
     assert list(world.widths().values()) == [160] * 6 and 0 < world.tau < 1
     activations = {f"vit-block{i}-ctx-v": torch.ones(160) for i in range(6)}
     assert all(bool(torch.isfinite(world.statistics.z(a, v)).all()) for a, v in activations.items())
-    planted = [p.captions[0] for p in flow_claims.halves()[1]][:2]
-    high, low = (flow_claims._values(world, texts, probe) for texts in (planted, captions(ORDINARY, 4)))
+    memorized = [p.captions[0] for p in flow_claims.halves()[1]][:2]
+    high, low = (flow_claims._values(world, texts, probe) for texts in (memorized, captions(ORDINARY, 4)))
     assert float(high.min()) > float(low.max())

@@ -29,13 +29,13 @@ def result(world, plant):
 
 
 @pytest.mark.nightly
-def test_planted_captions_are_flagged_and_ordinary_ones_seldom(world):
+def test_memorized_captions_are_flagged_and_ordinary_ones_seldom(world):
     probe = make_probe(world.denoiser, config=DETECT, rows=40)
     prompts = [p.captions[0] for p in plants() if p.kind == "verbatim"] + captions(ORDINARY, 32)
     scores = [s.value for s in score_prompts(probe, world.conditions(prompts), SHAPE, 1.0)[0]]
-    planted, ordinary = torch.tensor(scores[:8]), torch.tensor(scores[8:])
+    memorized, ordinary = torch.tensor(scores[:8]), torch.tensor(scores[8:])
     tau = ordinary.mean() + ordinary.std()
-    assert bool((planted > tau).all()) and float((ordinary > tau).float().mean()) <= 0.2
+    assert bool((memorized > tau).all()) and float((ordinary > tau).float().mean()) <= 0.2
 
 
 @pytest.mark.nightly

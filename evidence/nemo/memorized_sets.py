@@ -80,8 +80,8 @@ class Outcome:
         shown: way -> share of the captions' attributes that samples show.
         neurons: way -> how many were blocked for each picture.
         copy: RMS below which a sample is a copy.
-        planted, ordinary: agreements of the memorized and of ordinary captions' few-step samples.
-        one_step: (planted, ordinary) scores of one-step predictions.
+        memorized, ordinary: agreements of the memorized and of ordinary captions' few-step samples.
+        one_step: (memorized, ordinary) scores of one-step predictions.
         agreement: prompt agreement of ordinary captions, untouched and blocked.
         rows: UNet evaluations of each search, its checks included.
     """
@@ -92,7 +92,7 @@ class Outcome:
     shown: dict[str, float]
     neurons: dict[str, list[int]]
     copy: float
-    planted: list[Agreement]
+    memorized: list[Agreement]
     ordinary: list[Agreement]
     one_step: tuple[torch.Tensor, torch.Tensor]
     agreement: tuple[float, float]
@@ -115,9 +115,9 @@ class Outcome:
 
     def table(self) -> dict[str, Any]:
         """For the report."""
-        detected = torch.tensor([a.memorized for a in self.planted])
+        detected = torch.tensor([a.memorized for a in self.memorized])
         alarms, count = sum(a.memorized for a in self.ordinary), len(self.ordinary)
-        few = [-torch.tensor([a.distance for a in each]) for each in (self.planted, self.ordinary)]
+        few = [-torch.tensor([a.distance for a in each]) for each in (self.memorized, self.ordinary)]
         true = self.copied & self.verbatim
         lines: dict[str, Any] = {
             "pictures": len(self.names), "copied untouched": int(self.copied.sum()),
@@ -128,7 +128,7 @@ class Outcome:
             "neurons": self.neurons, "rows of a search": self.rows,
             "ordinary captions, prompt agreement [untouched, blocked]": [round(v, 4) for v in self.agreement],
             "detection": {
-                "few-step samples": _separation(*few) | {"rows a prompt": self.planted[0].config.rows},
+                "few-step samples": _separation(*few) | {"rows a prompt": self.memorized[0].config.rows},
                 "one-step predictions": _separation(*self.one_step),
                 "at the measured threshold: copied verbatim pictures found": f"{int((detected & true).sum())} of "
                 f"{int(true.sum())}",
@@ -136,20 +136,20 @@ class Outcome:
                 "... false alarms": f"{alarms} of {count}",
                 "... 95 %": share_interval(alarms, count),
                 "distance of each, as a share of the usual one": {
-                    n: round(a.ratio, 3) for n, a in zip(self.names, self.planted, strict=True)
+                    n: round(a.ratio, 3) for n, a in zip(self.names, self.memorized, strict=True)
                 },
-                "kind": {n: a.kind for n, a in zip(self.names, self.planted, strict=True)},
+                "kind": {n: a.kind for n, a in zip(self.names, self.memorized, strict=True)},
             },
         }  # fmt: skip
         return lines
 
 
-def _separation(planted: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
-    hits = int((planted > ordinary.quantile(0.99)).sum())
-    span = auroc_interval(planted, ordinary) if min(len(planted), len(ordinary)) > 1 else None
+def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
+    hits = int((memorized > ordinary.quantile(0.99)).sum())
+    span = auroc_interval(memorized, ordinary) if min(len(memorized), len(ordinary)) > 1 else None
     return {
-        "AUROC, 95 %": [round(auroc(planted, ordinary), 4), span],
-        "above the 99 % level of ordinary captions": f"{hits} of {len(planted)}",
+        "AUROC, 95 %": [round(auroc(memorized, ordinary), 4), span],
+        "above the 99 % level of ordinary captions": f"{hits} of {len(memorized)}",
     }
 
 
@@ -193,10 +193,10 @@ def _sampled(
     world: World, plants: Sequence[Plant], ways: Mapping[str, Sequence[Sampler]]
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Way -> (P, seeds) pixel RMS between samples and their picture; way -> share of attributes that they show."""
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, away, shown = load_readout(), {}, {}
+    net, away, shown = load_classifier(), {}, {}
     for way, samplers in ways.items():
         rows, right = [], []
         for sampled, plant in zip(samplers, plants, strict=True):
@@ -212,19 +212,19 @@ def _detection(
 ) -> tuple[list[Agreement], list[Agreement], tuple[torch.Tensor, torch.Tensor]]:
     """Few-step agreements of memorized and ordinary captions, and the scores of one-step predictions of both."""
     both = [world.conditions(each) for each in (texts, captions(ORDINARY, size.ordinary))]
-    planted, ordinary = (sample_agreement(sampler, conds, world.model.latent_shape) for conds in both)
+    memorized, ordinary = (sample_agreement(sampler, conds, world.model.latent_shape) for conds in both)
     probe = make_probe(world.denoiser, config=chosen.one_step, rows=ROWS)
     scores = [score_prompts(probe, conds, world.model.latent_shape, 1.0)[0] for conds in both]
     first, second = (torch.tensor([s.value for s in each]) for each in scores)
-    return planted, ordinary, (first, second)
+    return memorized, ordinary, (first, second)
 
 
 def _agreement(world: World, sets: Sequence[NeuronSet], count: int) -> tuple[float, float]:
     """Prompt agreement of ordinary captions, untouched and with as many of them under each of the sets."""
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    net, scenes = load_classifier(), sample_scenes(range(ORDINARY, ORDINARY + count))
     texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
     parts = [slice(i, min(i + each, count)) for i in range(0, count, each)]
 
