@@ -15,11 +15,11 @@ from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, arms, claim
 from .massive_channel import with_massive_channel
 from .measures import by_pair, correspondence_score
-from .world import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
+from .tapped_pictures import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
 
 TIMESTEP, SEEDS = 260.0, 2
 """DiTF's timestep on Flux, and two noise seeds."""
-PLACES = tuple(f"vit-block{i}-in" for i in range(6))
+SITES = tuple(f"vit-block{i}-in" for i in range(6))
 CHANNELS, FACTOR = (17, 80, 143), 1000.0
 """Injected one at a time; fixed before any measurement."""
 HELD_OUT, TEST = 120, 200
@@ -103,9 +103,9 @@ def _arms(injected: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...
 
 def _choose(scene: Scene, progress: Progress) -> tuple[str, dict[str, list[float]]]:
     """(the block input whose modulated features match best, all scores)."""
-    raw, modulated = (_tap(scene, PLACES, progress, modulate=on) for on in (False, True))
-    alone = {a: [round(correspondence_score(p, p.features((a,)))[0], 3) for p in (raw, modulated)] for a in PLACES}
-    return max(PLACES, key=lambda a: alone[a][1]), alone
+    raw, modulated = (_tap(scene, SITES, progress, modulate=on) for on in (False, True))
+    alone = {a: [round(correspondence_score(p, p.features((a,)))[0], 3) for p in (raw, modulated)] for a in SITES}
+    return max(SITES, key=lambda a: alone[a][1]), alone
 
 
 def _ways(choosing: Scene, testing: Scene, place: str) -> tuple[Table, tuple[int, ...]]:
@@ -123,8 +123,8 @@ def _ways(choosing: Scene, testing: Scene, place: str) -> tuple[Table, tuple[int
     return table | ({} if discard else {DITF: table[MODULATED]}), discard
 
 
-def _tap(scene: Scene, places: tuple[str, ...], progress: Progress = silent, **settings: Any) -> Pictures:
-    return tap_scene(scene, places, progress, SEEDS, timestep=TIMESTEP, **settings)
+def _tap(scene: Scene, sites: tuple[str, ...], progress: Progress = silent, **settings: Any) -> Pictures:
+    return tap_scene(scene, sites, progress, SEEDS, timestep=TIMESTEP, **settings)
 
 
 def _through(scene: Scene, model: Any) -> Scene:
@@ -138,7 +138,7 @@ def _scores(pictures: Pictures, features: torch.Tensor | None) -> torch.Tensor:
 
 def _trivial(scene: Scene) -> dict[str, Table]:
     """Trivial baselines."""
-    pictures = _tap(scene, PLACES[:1])
+    pictures = _tap(scene, SITES[:1])
     return {
         "no network": {
             "copied coordinates": _scores(pictures, None),

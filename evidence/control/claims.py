@@ -23,7 +23,7 @@ from .controlled_transformer import GUIDANCE, ControlledTransformer
 from .fid_sets import by_set, mean_arms
 from .guided import draw_guided
 from .prompts import FIRST, Reader, prompts_of, reader, renders
-from .world import PAPER
+from .sized_training import PAPER
 
 SIZES = (16, 32, 64, 128, 256)
 RARE_SIZES = (192, 256, 384, 512)

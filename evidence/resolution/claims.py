@@ -20,7 +20,7 @@ from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach
 from .heads import head_counter, validation
 from .looks import line
-from .world import PAPER, TARGET, Judge, TransferConfig
+from .transfer_training import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
 """Measurements of ``vitrine resolution transfer`` on the shipped models."""

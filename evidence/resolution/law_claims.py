@@ -24,7 +24,7 @@ from ..metrics import frechet_distance
 from ..portraits.classifier import Reading, load_classifier, read
 from ..registry import ClaimResult, Curves, claim
 from .positions import shown_share
-from .world import PAPER, TARGET, TRAINED
+from .transfer_training import PAPER, TARGET, TRAINED
 
 FIRST = 9_000_000
 """First scene of the prompts; sets and sizes have different ones."""

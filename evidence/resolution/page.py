@@ -14,7 +14,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from .claims import CURVES, SHIPPED
 from .curves import mean_curve, read_curves
-from .world import FIRST, TARGET, TRAINED
+from .transfer_training import FIRST, TARGET, TRAINED
 
 SHOWN = 4
 SCHEDULES = {"none": "schedule as it was", "resample": "resampled"}

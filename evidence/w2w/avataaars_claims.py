@@ -26,8 +26,8 @@ from ..portraits.identities import FIRST_IDENTITY
 from ..registry import ClaimResult, Table, arms, claim
 from .drawing import EDIT_STEPS
 from .graded import HEAD, Graded, Sitting
+from .people import PAPER, Studio, subspace
 from .spaces import measure_sampling
-from .world import PAPER, Studio, subspace
 
 PEOPLE, IN_SPACE, TUNING = 200, 160, 24
 RANDOM = "random direction of the same length"

@@ -12,7 +12,7 @@ from ...engine.w2w.space.space import WeightSpace
 from ..portraits.classifier import load_classifier
 from .graded import TUNED_ON, Sitting, smaller_space
 from .pair_sliders import name_of, shipped_change, train_from_pairs
-from .world import LABELS, Studio, frozen, retired
+from .people import LABELS, Studio, frozen, retired
 
 TUNING_PEOPLE = 24
 """Number of the tuning people who see each slider."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ...engine.w2w.edit.coefficient_sampling import SampleConfig
-from .world import LABELS, Studio
+from .people import LABELS, Studio
 
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5, inherit=0.4)
 """How people are sampled for measurements: all components, the attributes of one training model, a little exaggerated.

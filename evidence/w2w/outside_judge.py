@@ -14,7 +14,7 @@ from ..metrics.face_embedding import describe, read_weights
 from ..portraits.identities import portraits_of
 from ..registry import ClaimResult, Table, arms, claim
 from .likeness import BARE, Sitters
-from .world import Studio
+from .people import Studio
 
 FIRST, PICTURES, CONTEXT = 30_000_000, 4, 7000
 """First identity of people that no model was trained on, pictures of each, first context of their pictures."""

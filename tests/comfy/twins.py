@@ -57,7 +57,7 @@ from vitrine.engine.w2w import (
     with_pair_slider,
 )
 from vitrine.engine.w2w.space.labels import parse_labels
-from vitrine.evidence.w2w.world import people_space
+from vitrine.evidence.w2w.people import people_space
 from vitrine_tests.comfy.twin_tools import (
     colours,
     enlarged,

@@ -95,7 +95,7 @@ HOMES = {
     "LoraTrainConfig": "engine.w2w", "GuidanceConfig": "engine.control", "AugmentConfig": "engine.control",
     "GammaConfig": "engine.control", "PaddingConfig": "engine.control", "ControlTrainConfig": "engine.control",
     "EStepConfig": "engine.emd", "CorrectConfig": "engine.emd", "EMDTrainConfig": "engine.emd.train_config",
-    "TransferConfig": "evidence.resolution.world", "ResolutionTransferConfig": "engine.resolution",
+    "TransferConfig": "evidence.resolution.transfer_training", "ResolutionTransferConfig": "engine.resolution",
 }  # fmt: skip
 
 

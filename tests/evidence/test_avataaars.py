@@ -10,7 +10,7 @@ from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.evidence.control.claims import _Counts
-from vitrine.evidence.nemo.world import Effort
+from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
 from vitrine.evidence.registry import all_claims
 
@@ -202,7 +202,7 @@ QUICK_ONE = "portraits.quality.avataaars"
 @pytest.fixture
 def tiny(monkeypatch):
     """Fewer pictures yet than quick ones: an untrained model has nothing to measure."""
-    monkeypatch.setattr("vitrine.evidence.nemo.world.QUICK", Effort(8, 6, 1, 2, 6, 8, 2))
+    monkeypatch.setattr("vitrine.evidence.nemo.probed_model.QUICK", SampleBudget(8, 6, 1, 2, 6, 8, 2))
     monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_HELD_OUT", 24)
     monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_TEST", 6)
     monkeypatch.setattr("vitrine.evidence.control.claims.QUICK", _Counts(2, 12, 4))

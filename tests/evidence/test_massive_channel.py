@@ -6,7 +6,7 @@ import torch
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine.evidence.activations.massive_channel import with_massive_channel
 from vitrine.evidence.activations.massive_claims import DITF, RAW, TIMESTEP, _through, _ways
-from vitrine.evidence.activations.world import TESTING, all_places, draw_scene, inter_module_places, untrained
+from vitrine.evidence.activations.tapped_pictures import TESTING, all_sites, draw_scene, inter_module_sites, untrained
 
 CHANNEL, PLACE = 80, "vit-block3-in"
 
@@ -28,8 +28,8 @@ def test_the_function_is_unchanged_and_the_channel_seen_and_mended():
 
 def test_places_of_the_flow_model():
     model = load_flow_portraits()
-    places, blocks = all_places(model), inter_module_places(model)
-    assert set(blocks) < set(places) and len(blocks) == 12 and "vit-block3-q" in places
+    sites, blocks = all_sites(model), inter_module_sites(model)
+    assert set(blocks) < set(sites) and len(blocks) == 12 and "vit-block3-q" in sites
     fresh = untrained(model)
     assert fresh.vae is model.vae and type(fresh.transformer) is type(model.transformer)
     x = fresh.transformer.x_embedder.weight

@@ -17,7 +17,7 @@ from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import load_transformer
 from vitrine.engine.tracing.addresses import resolve, sites_of
 from vitrine.engine.tracing.hooks import capture
-from vitrine.evidence.activations.world import draw_scene
+from vitrine.evidence.activations.tapped_pictures import draw_scene
 from vitrine_tests import models
 from vitrine_tests.engine.massive_channel import with_massive_channel
 from vitrine_tests.families import twin
