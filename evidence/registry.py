@@ -12,7 +12,7 @@ from ..engine.errors import refuse
 
 T = TypeVar("T")
 
-ROOMS = ("portraits", "activations", "nemo", "w2w", "control", "resolution", "emd")
+SUBPACKAGES = ("portraits", "activations", "nemo", "w2w", "control", "resolution", "emd")
 """Subpackages in the order in which their claims are listed."""
 
 
@@ -138,8 +138,8 @@ def claim(
 
 def all_claims() -> dict[str, Claim]:
     """Every registered claim by name, after importing the claim modules of all subpackages."""
-    for room in ROOMS:
-        importlib.import_module(f"{__package__}.{room}.claims")
+    for name in SUBPACKAGES:
+        importlib.import_module(f"{__package__}.{name}.claims")
     return dict(_CLAIMS)
 
 

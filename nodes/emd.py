@@ -39,7 +39,7 @@ from .comfy.emd import (
     stock_sampling,
     with_prediction,
 )
-from .comfy.lora import NO_STUDENT, contract_in, student_files, student_stamp, with_student
+from .comfy.lora import NO_STUDENT, preset_in, student_files, student_stamp, with_student
 from .comfy.model import (
     backbone_of,
     blank_latents,
@@ -51,22 +51,22 @@ from .comfy.model import (
 )  # fmt: skip
 from .comfy.progress import progress
 from .comfy.saved import stamp
-from .emd_inputs import AUTO, MANUAL, SEVERAL, base_inputs, contract_inputs, stock_outputs
+from .emd_inputs import AUTO, MANUAL, SEVERAL, base_inputs, preset_inputs, stock_outputs
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/few-step students"
 _SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
 
 
-def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
+def _preset(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
     if choice == AUTO:
-        contract = contract_in(student)
+        preset = preset_in(student)
     elif choice == MANUAL:
-        contract = StudentPreset(timestep=timestep, noise=noise)
+        preset = StudentPreset(timestep=timestep, noise=noise)
     else:
-        contract = ONE_STEP[choice]
-    # ComfyUI's own sampling class turns every prediction into x0; what is not the base's is told to it
-    return contract if contract.prediction == "x0" else replace(contract, prediction="model")
+        preset = ONE_STEP[choice]
+    # ComfyUI's own sampling class turns every prediction into x0; what is not the base's is given to it
+    return preset if preset.prediction == "x0" else replace(preset, prediction="model")
 
 
 def _sampling(choice: str, student: str) -> StudentSampling | None:
@@ -119,7 +119,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                     io.Int.Input(
                         "seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."
                     ),
-                    *contract_inputs(True),
+                    *preset_inputs(True),
                     *base_inputs(),
                 ],
             ),
@@ -149,29 +149,29 @@ class EMDOneStepGenerator(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``one_step`` or ``few_steps`` on seeded noise."""
         several = _sampling(contract, student)
-        student_contract = StudentPreset() if several else _contract(contract, student, timestep, noise)
+        preset = StudentPreset() if several else _preset(contract, student, timestep, noise)
         if several is None:
-            check_network(student_contract, backbone_of(model))
+            check_network(preset, backbone_of(model))
             if base is not None:
                 taken = "a student of one step"
                 raise refuse("base", f"connected to {taken}", "a student of several steps", "disconnect it")
         else:
             check_student(several, backbone_of(model))
             refuse_guidance_input(several)
-        runner = with_prediction(with_student(model, student), student_contract.prediction)
+        runner = with_prediction(with_student(model, student), preset.prediction)
         blank = blank_latents(runner, latent)
         seeds = [seed + i for i in picture_numbers(latent)]
         z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
         generator = loading_denoiser_of(runner)
-        cond = condition_of(runner, positive, blank, None if several else student_contract.timestep, regional=True)
+        cond = condition_of(runner, positive, blank, None if several else preset.timestep, regional=True)
         if several is None:
-            x0 = one_step(generator, z, cond, replace(student_contract, prediction="model"))
+            x0 = one_step(generator, z, cond, replace(preset, prediction="model"))
         else:
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         x0 = checked_latents(x0)
-        levels = several or StudentSampling("", (max(student_contract.timestep, 1.0),))
+        levels = several or StudentSampling("", (max(preset.timestep, 1.0),))
         sigmas, sampler = stock_sampling(runner, levels)
         numbers = {k: latent[k] for k in ("batch_index",) if k in latent}
         return io.NodeOutput(latent_of(runner, x0) | numbers, {"samples": z.cpu()} | numbers, sigmas, sampler)
@@ -212,7 +212,7 @@ class EMDMCMCCorrect(io.ComfyNode):
                     "step_size", default=0.16, min=0.001, max=1.0, step=0.01,
                     tooltip="Step size of the chain, 0.16 by default; 1 forgets the last point at each step.",
                 ),
-                *contract_inputs(False),
+                *preset_inputs(False),
                 io.Float.Input(
                     "guidance", default=0.0, min=0.0, max=30.0, step=0.5, optional=True,
                     tooltip="Guidance of the teacher; 0 takes that of the student's training, which its preset names.",
@@ -243,10 +243,10 @@ class EMDMCMCCorrect(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``correct``, outside inference mode where z moves."""
         config = CorrectConfig(steps, chain_timestep, step_size, z_step_size, guidance)
-        student_contract = _contract(contract, student, timestep, noise)
-        check_network(student_contract, backbone_of(model))
-        runner = with_prediction(with_student(model, student), student_contract.prediction)
-        student_contract = replace(student_contract, prediction="model")
+        preset = _preset(contract, student, timestep, noise)
+        check_network(preset, backbone_of(model))
+        runner = with_prediction(with_student(model, student), preset.prediction)
+        preset = replace(preset, prediction="model")
         start = own_latents(runner, z).to(runner.load_device).float()
         cond = condition_of(runner, positive, start)
         null = None if empty is None else condition_of(runner, empty, start)
@@ -257,7 +257,7 @@ class EMDMCMCCorrect(io.ComfyNode):
             if z_step_size:
                 start, cond = start.clone(), cond.to(start.device, copy=True)
                 null = None if null is None else null.to(start.device, copy=True)
-            x0, _ = correct(networks, start, cond, student_contract, config, seeds, null, progress(runner))
+            x0, _ = correct(networks, start, cond, preset, config, seeds, null, progress(runner))
         return io.NodeOutput(latent_of(runner, x0))
 
 

@@ -14,7 +14,7 @@ SEVERAL = {name: s for name, s in STUDENTS.items() if len(s.timesteps) > 1}
 """Published students of several steps."""
 
 
-def contract_inputs(several: bool) -> list[Any]:
+def preset_inputs(several: bool) -> list[Any]:
     """Which student, and how it is run; the same on both nodes, but for students of several steps."""
     return [
         io.Combo.Input(

@@ -19,8 +19,8 @@ from torch.nn.functional import interpolate
 from vitrine import CorrectConfig, Denoiser, EMDOneStepPipeline, load_portraits
 from vitrine.engine.portraits import caption, sample_scenes
 from vitrine.engine.portraits.shipped import student_file
+from vitrine.evidence.portraits.classifier import attribute_accuracy, load_classifier, read
 from vitrine.evidence.portraits.page import to_pil
-from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def shown(name, sample):
     began = time.perf_counter()
     images = sample().images.float().cpu()
     seconds = (time.perf_counter() - began) / len(images)
-    told = attribute_accuracy(read(load_readout(), interpolate(images, (64, 64), mode="area")), scenes)
+    told = attribute_accuracy(read(load_classifier(), interpolate(images, (64, 64), mode="area")), scenes)
     print(f"{name}: {sum(rows) / len(images):.0f} network rows and {1000 * seconds:.0f} ms a picture,", end=" ")
     print(f"{sum(told.values()) / len(told):.0%} of the prompt's attributes shown")
     return images

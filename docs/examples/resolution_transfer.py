@@ -15,8 +15,8 @@ from torch.nn.functional import interpolate
 from vitrine import ResolutionTransferConfig, ResolutionTransferPipeline, load_portraits
 from vitrine.engine.portraits import caption, sample_scenes
 from vitrine.engine.resolution import facts_of
+from vitrine.evidence.portraits.classifier import attribute_accuracy, load_classifier, read
 from vitrine.evidence.portraits.page import to_pil
-from vitrine.evidence.portraits.readout import attribute_accuracy, load_readout, read
 
 out = Path(sys.argv[1] if len(sys.argv) > 1 and "ipykernel" not in sys.modules else tempfile.mkdtemp())
 out.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ images = {name: ResolutionTransferPipeline(base, config)(prompts, **settings).im
 
 # %% Do the pictures show what the prompts say? A network that reads portraits tells (it knows no photographs).
 for name, made in images.items():
-    told = attribute_accuracy(read(load_readout(), interpolate(made.float().cpu(), (64, 64), mode="area")), scenes)
+    told = attribute_accuracy(read(load_classifier(), interpolate(made.float().cpu(), (64, 64), mode="area")), scenes)
     worst = min(told, key=told.__getitem__)
     print(f"{name}: {sum(told.values()) / len(told):.1%} of attributes shown; least {worst}, {told[worst]:.0%}")
 

@@ -38,7 +38,7 @@ class Train:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.control.world import TransformerTrainConfig, train_transformer
+        from ...evidence.control.sized_training import TransformerTrainConfig, train_transformer
         from ..pipelines.loading import LoadConfig
         from ..portraits.shipped import transformer_folder
         from ..runtime.stages import Stages

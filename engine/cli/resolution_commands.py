@@ -46,7 +46,7 @@ class Transfer:
     def run(self) -> int:
         """0 when finished."""
         from ...evidence.resolution.curves import mean_curve
-        from ...evidence.resolution.world import ARMS, TransferConfig, transfer
+        from ...evidence.resolution.transfer_training import ARMS, TransferConfig, transfer
         from ..pipelines.loading import LoadConfig
         from ..portraits.shipped import transformer_folder
         from ..runtime.stages import Stages
@@ -81,7 +81,7 @@ class Export:
 
     def run(self) -> int:
         """0 when written."""
-        from ...evidence.resolution.world import export
+        from ...evidence.resolution.transfer_training import export
 
         print(f"model: {export(self.folder, self.out, self.arm, self.seed)}")
         return 0

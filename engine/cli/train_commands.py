@@ -94,8 +94,8 @@ class Identity:
     def run(self) -> int:
         """0 when written."""
         from ...evidence.portraits.avataaars import open_model
+        from ...evidence.portraits.classifier import load_classifier
         from ...evidence.portraits.identities import save_identity
-        from ...evidence.portraits.readout import load_readout
         from ..runtime.progress import TqdmProgress
 
         classifier = self.folder / "readout" / "readout.safetensors"
@@ -103,7 +103,7 @@ class Identity:
             raise refuse("model folder", str(self.folder), "a folder with the attribute classifier", "train one")
         dataset = open_model(self.folder).dataset
         out = classifier.with_name("identity.safetensors")
-        path = save_identity(load_readout(classifier, dataset), out, TqdmProgress("people"), self.people)
+        path = save_identity(load_classifier(classifier, dataset), out, TqdmProgress("people"), self.people)
         print(f"projection: {path}")
         return 0
 

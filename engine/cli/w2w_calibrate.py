@@ -108,7 +108,7 @@ class Calibrate:
         """Saves after each direction and map, so that a stopped command loses little."""
         from ...evidence.w2w.calibrate import calibrated, with_pairs
         from ...evidence.w2w.pair_sliders import name_of
-        from ...evidence.w2w.world import LABELS
+        from ...evidence.w2w.people import LABELS
         from ..runtime.stages import Stages
 
         unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]

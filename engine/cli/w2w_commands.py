@@ -81,7 +81,7 @@ class TrainLoras:
             raise refuse("settings", shown, "out, model, people, together, workers", "give FOLDER, or leave them out")
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
-        from ...evidence.w2w.world import train_people
+        from ...evidence.w2w.people import train_people
         from ..portraits.flow import FLOW_WEIGHTS
         from ..runtime.processes import launched
         from ..runtime.progress import TqdmProgress
@@ -185,7 +185,7 @@ class Build:
 
     def _space(self, work: Path, workers: Any) -> Any:
         """The space without directions from labels; None in all but the first process."""
-        from ...evidence.w2w.world import build_people
+        from ...evidence.w2w.people import build_people
         from ..runtime.progress import TqdmProgress
         from ..w2w import BuildConfig, build_space
 

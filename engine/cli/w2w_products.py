@@ -109,8 +109,8 @@ class Sheet:
 
     def run(self) -> int:
         """0 on success."""
+        from ...evidence.w2w.people import LABELS
         from ...evidence.w2w.sheet import Sheet as Drawn
-        from ...evidence.w2w.world import LABELS
         from ..runtime.progress import TqdmProgress
 
         unknown = sorted(set(self.labels) - set(LABELS))

@@ -110,15 +110,29 @@ class Side:
 
 
 def kl_scaled(vae: Any, z: torch.Tensor) -> torch.Tensor:
-    """(z - shift) * scaling: diffusers' convention for every AutoencoderKL."""
+    """(z - shift) * scaling, as diffusers scales every AutoencoderKL; (z - mean) * scaling / std where it has both."""
+    moments = _moments(vae, z)
+    if moments is not None:
+        return (z - moments[0]) * vae.config.scaling_factor / moments[1]
     return (z - (getattr(vae.config, "shift_factor", None) or 0.0)) * vae.config.scaling_factor
 
 
 def kl_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`kl_scaled`."""
+    moments = _moments(vae, x)
+    if moments is not None:
+        return x * moments[1] / vae.config.scaling_factor + moments[0]
     z = x / vae.config.scaling_factor
     shift = getattr(vae.config, "shift_factor", None)
     return z if shift is None else z + shift
+
+
+def _moments(vae: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Mean and standard deviation per channel, (1, C, 1, 1), of a VAE that names them (Playground 2.5's)."""
+    mean, std = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
+    if mean is None or std is None:
+        return None
+    return torch.tensor(mean).view(1, -1, 1, 1).to(like), torch.tensor(std).view(1, -1, 1, 1).to(like)
 
 
 def per_channel(vae: Any, z: torch.Tensor) -> torch.Tensor:

@@ -148,7 +148,7 @@ class Adapter:
         """
         if self.is_unet:
             return empty_prompt(self.pipe, size)
-        self._refuse_without_encoder("guidance of the repair")
+        self._refuse_without_encoder("empty prompt for guidance")
         return self.condition([""], size)
 
     def _refuse_without_encoder(self, what: str) -> None:

@@ -32,7 +32,6 @@ from ..diffusion.guidance import scale_for_size
 from ..diffusion.schedule import convention_of
 from ..errors import refuse
 from ..network.condition import Condition
-from ..runtime.placement import upcast_vae
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
@@ -250,15 +249,7 @@ class _Controlled(FromParts):
 
     # --- after it -----------------------------------------------------------------------------------------------
     def _pictures(self, latents: torch.Tensor, output_type: str) -> Any:
-        config = self.vae.config
-        mean, std = (getattr(config, n, None) for n in ("latents_mean", "latents_std"))
-        if mean is not None and std is not None:
-            mean, std = (torch.tensor(v).view(1, -1, 1, 1).to(latents) for v in (mean, std))
-            latents = latents * std / config.scaling_factor + mean
-        else:
-            latents = latents / config.scaling_factor
-        with upcast_vae(self.vae) as vae:
-            decoded = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+        decoded = self._adapter.decode(latents)
         return self.image_processor.postprocess(self._checked(decoded), output_type=output_type)
 
     # --- what the models differ in ------------------------------------------------------------------------------------

@@ -1,14 +1,238 @@
-"""One-step generation as a diffusers pipeline, with repair of its samples.
+"""One-step generation as a diffusers pipeline: one step of a student, several, and the repair of its samples."""
 
-Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
-"""
+from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
+from diffusers.utils.torch_utils import randn_tensor
 
-from ..emd import StudentPreset
-from .emd_tools import OneStepTools
+from ..diffusion.denoiser import Denoiser
+from ..diffusion.noise import seeded_noise
+from ..emd import (
+    Base,
+    FirstSteps,
+    StudentPreset,
+    StudentSampling,
+    check_network,
+    check_student,
+    few_steps,
+    known,
+)
+from ..emd.onestep import CorrectConfig, Networks, correct, one_step
+from ..errors import refuse
+from ..network.condition import Condition
+from ..runtime.finite import require_finite
+from ..runtime.former_names import former_argument
+from ..runtime.placement import onloaded
+from ..runtime.progress import Progress, silent
+from ..settings.sizes import check_sides
+from .conventions import Generators, noise_sources
 from .from_parts import FromParts
+from .student_loading import StudentLoading
 from .wrapping import AroundPipeline
+
+if TYPE_CHECKING:
+    from diffusers import ModelMixin
+
+
+class OneStepTools(StudentLoading):
+    """What every form of :class:`~vitrine.engine.pipelines.EMDOneStepPipeline` does."""
+
+    _meaningless = {
+        "negative_prompt": "guidance is distilled into a one-step student",
+        "negative_prompt_embeds": "guidance is distilled into a one-step student",
+        "guidance_rescale": "guidance is distilled into a one-step student",
+        "num_inference_steps": "there is one step",
+        "timesteps": "there is one step, at the preset's timestep",
+        "sigmas": "there is one step, at the preset's timestep",
+        "eta": "there is one step",
+        "callback_on_step_end": "there is one step; progress= follows a correction",
+        "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+        "max_sequence_length": "prompts are read to the text encoder's end",
+    }
+
+    def prompted(self, prompts: Sequence[str] | None, size: tuple[int, int], **encoded: Any) -> Condition:
+        """One batch row for each prompt, for pictures of ``size`` (height, width) in pixels.
+
+        Args:
+            encoded: instead of ``prompts``, what the pipeline's ``encode_prompt`` gives: ``prompt_embeds`` ...
+        """
+        return self._adapter.condition(prompts, size, **encoded)
+
+    def unprompted(self, size: tuple[int, int]) -> Condition:
+        """What guidance starts from, one batch row."""
+        return self._adapter.empty(size)
+
+    def _unprompted_for(
+        self, correction: CorrectConfig, preset: StudentPreset, size: tuple[int, int]
+    ) -> Condition | None:
+        """The same for a repair that is guided; a pipeline without text encoders can do the others."""
+        guidance = correction.guidance or preset.trained_guidance or 1.0
+        return None if guidance == 1 else self.unprompted(size)
+
+    @torch.no_grad()
+    def __call__(  # type: ignore[override]
+        self,
+        prompt: str | list[str] | None = None,
+        seeds: list[int] | None = None,
+        preset: StudentPreset | None = None,
+        *,
+        generator: Generators | None = None,
+        latents: torch.Tensor | None = None,
+        prompt_embeds: torch.Tensor | None = None,
+        pooled_prompt_embeds: torch.Tensor | None = None,
+        num_images_per_prompt: int = 1,
+        height: int | None = None,
+        width: int | None = None,
+        guidance_scale: float = 1.0,
+        output_type: str = "pil",
+        return_dict: bool = True,
+        correction: CorrectConfig | None = None,
+        teacher: Denoiser | None = None,
+        score: Denoiser | None = None,
+        progress: Progress = silent,
+        **unknown: Any,
+    ) -> StableDiffusionPipelineOutput | tuple[Any, None]:
+        """One network call for all pictures, then the VAE.
+
+        Args:
+            prompt: one for all seeds, or one for each (for each ``num_images_per_prompt``).
+            seeds: one for each picture; default 0, 1, ... for the prompts.
+            preset: the student's t* and noise convention; by default unit, and t* where all is noise: 999, of a flow
+                1000.
+            generator: instead of seeds: one generator for all pictures, or one for each.
+            latents: (B, C, H, W) z ~ N(0, I) instead of seeds.
+            prompt_embeds: (B, N, C) encoded prompts instead of ``prompt``.
+            pooled_prompt_embeds: (B, D) with them, for SDXL.
+            height, width: in pixels; by default the size the student was made for.
+            guidance_scale: 0 or 1; guidance is distilled in.
+            output_type: ``"pil"``, ``"np"``, ``"pt"`` or ``"latent"``.
+            return_dict: False returns the tuple (images, None).
+            correction: repair settings; needs ``teacher`` and ``score``. Guided as the student was trained, unless they
+                say otherwise.
+            teacher, score: the base model and the student's own score network.
+
+        Raises:
+            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's preset has another size,
+                a correction lacks its networks or seeds, or an argument is not one of these.
+        """
+        adapter = self._adapter
+        masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
+        preset = former_argument(unknown, "contract", "preset", preset)
+        self._refuse_arguments(unknown, adapter.masks)
+        if guidance_scale not in (0.0, 1.0):
+            raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
+        if correction is not None and (teacher is None or score is None):
+            raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
+        if correction is not None and generator is not None:
+            raise refuse("correction", "with a generator", "with seeds", "its chain needs new noise at each step")
+        preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))
+        check_network(preset, self._network)
+        if (prompt is None) == (prompt_embeds is None):
+            raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")
+        prompts = [prompt] if isinstance(prompt, str) else prompt
+        texts = len(prompts or []) if prompt_embeds is None else len(prompt_embeds)
+        pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
+        sources = noise_sources(seeds, generator, latents, pictures)
+        shape = (pictures, *self._shape(preset, height, width))
+        with self._in_use():
+            z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
+            z = z.to(adapter.device)
+            size = (shape[-2] * adapter.factor, shape[-1] * adapter.factor)
+            embeds = {"prompt_embeds": prompt_embeds, "pooled_prompt_embeds": pooled_prompt_embeds, **masks}
+            cond = adapter.condition(prompts, size, **embeds)
+            cond = cond.take(torch.arange(pictures) // (pictures // texts))
+            student = self._denoiser()
+            if correction is None or teacher is None or score is None:
+                x0 = one_step(student, z, cond, preset)
+            else:
+                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, preset, size)
+                with onloaded(self._network):
+                    x0, _ = correct(networks, z, cond, preset, correction, seeds or [*range(pictures)], null, progress)
+            images = self.decoded(x0, output_type)
+        return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
+
+    @torch.no_grad()
+    def few_steps(
+        self, prompt: str | list[str], seeds: list[int], student: str | StudentSampling, *,
+        base: Denoiser | None = None, first: FirstSteps | None = None, output_type: str = "pil",
+        progress: Progress = silent,
+    ) -> StableDiffusionPipelineOutput:  # fmt: skip
+        """Pictures of a student of several steps, whose weights are loaded; the base may begin, which varies them.
+
+        Args:
+            prompt: one for all seeds, or one for each.
+            student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
+            base: the model it was distilled from, to take the first step; None leaves all to the student.
+            first: how many steps, and how the base is guided.
+
+        Raises:
+            VitrineError: There is no such student, this is another base, or no step would be left to the student.
+        """
+        sampling = known(student) if isinstance(student, str) else student
+        check_student(sampling, self._network)
+        prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
+        noise_sources(seeds, None, None, len(prompts))
+        shape = self.latent_shape()
+        adapter = self._adapter
+        size = (shape[1] * adapter.factor, shape[2] * adapter.factor)
+        with self._in_use():
+            z = seeded_noise(seeds, shape).to(adapter.device)
+            cond = self.prompted(prompts, size)
+            begin = None if base is None else Base(base, cond, self.unprompted(size), first or FirstSteps())
+            x0 = few_steps(self._denoiser(), z, cond, sampling, seeds, begin, progress)
+            images = self.decoded(x0, output_type)
+        return StableDiffusionPipelineOutput(images, None)
+
+    @property
+    def network(self) -> ModelMixin:
+        """The UNet or transformer."""
+        return self._network
+
+    def latent_shape(self, height: int | None = None, width: int | None = None) -> tuple[int, ...]:
+        """(C, h, w) of a picture's latents, by default of a picture of the usual size.
+
+        Raises:
+            VitrineError: A side is no multiple of what a token covers.
+        """
+        return self._shape(StudentPreset(), height, width)
+
+    def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
+        """Pictures, or with ``"latent"`` the latents as they are.
+
+        Raises:
+            VitrineError: If the latents contain NaN or infinity.
+        """
+        require_finite(x0, "latents")
+        if output_type == "latent":
+            return x0
+        pipe = self._adapter.pipe
+        processor = pipe.image_processor if hasattr(pipe, "image_processor") else pipe.video_processor
+        return processor.postprocess(self._adapter.decode(x0), output_type=output_type)
+
+    def _shape(self, preset: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
+        """Of one picture's latents."""
+        check_sides("height, width", height, width)
+        adapter = self._adapter
+        own = tuple(side * adapter.factor for side in preset.shape[1:])
+        asked = (height, width) if height and width else own or adapter.usual_size()
+        asked = (height or asked[0], width or asked[1])
+        if preset.shape and asked != own:
+            raise refuse("height, width", asked, f"{own}, the student's", "leave them out")
+        if any(side % adapter.side_step for side in asked):
+            raise refuse("height, width", asked, f"multiples of {adapter.side_step}", "round them")
+        return adapter.channels, asked[0] // adapter.factor, asked[1] // adapter.factor
+
+
+def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:
+    """How many pictures: as many as the prompts ask for; a single prompt is repeated for its seeds."""
+    counts = [len(rows) for rows in sources if isinstance(rows, (Sequence, torch.Tensor))]
+    asked, noises = prompts * each, max(counts, default=0)
+    return noises if prompts == 1 and each == 1 and noises else asked
 
 
 class EMDOneStepPipeline(OneStepTools, FromParts, StableDiffusionPipeline):

@@ -10,8 +10,8 @@ import torch
 
 from ..errors import refuse
 from ..families import FAMILIES, family_of
-from ..nemo import BlockConfig, NeuronSet, block
-from ..nemo.block import RunningForward
+from ..nemo.block import BlockConfig, RunningForward, block
+from ..nemo.neurons import NeuronSet
 from ..runtime.forward_hooks import hook_before
 from .adapter import network_of
 from .conventions import refuse_unknown

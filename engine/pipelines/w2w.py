@@ -1,13 +1,303 @@
-"""weights2weights as a diffusers pipeline: sample, edit, invert and blend models of a space, and sample with them.
+"""weights2weights as a diffusers pipeline: sample, edit, invert and blend models of a space, and sample with them."""
 
-Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
-"""
+from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
 from diffusers import StableDiffusionPipeline
 
+from ..activations.picture_latents import to_pixels
+from ..diffusion.noise import generators
+from ..errors import refuse
+from ..runtime.progress import Progress, silent
+from ..w2w import (
+    Inversion,
+    InvertConfig,
+    Lora,
+    LoraLayer,
+    Manifest,
+    PairConfig,
+    Pairs,
+    Posterior,
+    SampleConfig,
+    Space,
+    W2WModel,
+    blended,
+    invert,
+    invert_in,
+    latent_mask,
+    sample,
+    train_pair_slider,
+    usual_sampling,
+)
+from ..w2w.edit.editing import EditConfig, blend, edit, edit_step, edited_lora, start_of
+from ..w2w.train.batched_lora import Clock, late_lora
+from .conventions import refuse_unknown, soft_masks
 from .from_parts import FromParts
-from .w2w_tools import W2WTools
+from .sampling_clock import clock_of
+from .shared import SharedPipeline
 from .wrapping import AroundPipeline
+
+
+@dataclass(frozen=True)
+class CallRequest:
+    """What a call asks for beyond what the stock pipeline takes.
+
+    Attributes:
+        space, model: B models for B pictures, one for each prompt, or one for all.
+        edits, config: label -> strength, and from where they act.
+        seeds: one per picture.
+    """
+
+    space: Space | None = None
+    model: W2WModel | None = None
+    edits: Mapping[str, float] | None = None
+    config: EditConfig | None = None
+    seeds: Sequence[int] | None = None
+
+
+class W2WTools(SharedPipeline):
+    """What every form of :class:`~vitrine.engine.pipelines.W2WPipeline` does."""
+
+    @torch.no_grad()
+    def __call__(
+        self, prompt: str | list[str] | None = None, *args: Any, space: Space | None = None,
+        model: W2WModel | None = None, edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
+        seeds: Sequence[int] | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
+        """Samples as the stock pipeline does, each picture with its own model.
+
+        Args:
+            space, model: B models for B pictures, one for each prompt, or one for all; without them the base model
+                samples.
+            edits: label -> strength; they act from timestep ``edit_config.start`` down.
+            seeds: one per picture, instead of ``generator``.
+            args, kwargs: as the stock pipeline takes them; a single prompt, with all that belongs to it, is repeated
+                for the models or seeds.
+
+        Raises:
+            VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
+                do not match, or several models are to sample in one batch while a layer of the space sees the tokens of
+                all pictures in one batch row.
+        """
+        pipe = self._adapter.pipe
+        refuse_unknown(type(pipe), kwargs)
+        stock: Any = super().__call__  # type: ignore[misc] # of the stock class, or of the wrapped pipeline
+
+        def run(prompt: Any, **named: Any) -> Any:  # not every pipeline's first argument is the prompt
+            return stock(prompt, *args, **named) if args else stock(prompt=prompt, **named)
+
+        names = [name for name in kwargs if "prompt" in name and not name.startswith("num_")]
+        texts = {"prompt": prompt} | {name: kwargs.pop(name) for name in names}  # they say the same of each picture
+        wanted = CallRequest(space, model, edits, edit_config, seeds)
+        now = None if pipe is self else clock_of(pipe, self._network)
+        return self._sampled(run, wanted, texts, kwargs, now)
+
+    def own_size(self) -> int:
+        """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
+        return max(self._adapter.trained_size())
+
+    def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
+        """New models, one per seed; without a config as the space's file says, as in the nodes and commands."""
+        config = config or usual_sampling(space)
+        history = {"sample": {"seeds": list(seeds), **config.to_dict()}}
+        return W2WModel(sample(space, seeds, config), space.identity, (history,))
+
+    def edit_model(
+        self, space: Space, model: W2WModel, strengths: Mapping[str, float], config: EditConfig | None = None
+    ) -> W2WModel:
+        """The models with sliders applied; ``strengths`` in standard deviations of the training models, or positions.
+
+        Raises:
+            VitrineError: As :func:`~vitrine.engine.w2w.edit`, and if the model is of another space.
+        """
+        coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
+        return model.moved_to(coefficients, **edit_step(space, strengths, config))
+
+    def blend_models(
+        self, space: Space, models: Sequence[W2WModel], weights: Sequence[float] | None = None
+    ) -> W2WModel:
+        """One model between several; ``weights`` (default equal) are normalised to sum 1."""
+        coefficients = [row for m in models for row in m.belongs(space).coefficients]
+        return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
+
+    def invert_image(
+        self, space: Space, image: Any, prompt: str, config: InvertConfig | None = None, mask: Any = None,
+        progress: Progress = silent, folder: str | Path | None = None,
+    ) -> tuple[W2WModel, Inversion]:  # fmt: skip
+        """A model for each picture.
+
+        Args:
+            image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
+            prompt: the one the space was trained with, or what else the pictures show.
+            mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
+            folder: keeps the run's state, from which the same call resumes after ``kill -9``, bit for bit.
+
+        Raises:
+            VitrineError: If ``image`` contains no pictures, or ``mask`` not one for each, and as
+                :func:`~vitrine.engine.w2w.invert`.
+            BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
+                result so far.
+        """
+        adapter = self._adapter
+        pixels = to_pixels(image, None, adapter.side_step)
+        masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
+        with self._in_use():
+            with torch.no_grad():
+                means = adapter.encode(pixels)
+                latents = (
+                    Posterior(means, self._deviations(pixels, means))
+                    if config is not None and config.posterior == "sample"
+                    else means
+                )
+                cond = adapter.condition([prompt], (pixels.shape[-2], pixels.shape[-1]))
+            latent_size = None if masks is None else latent_mask(masks, *means.shape[-2:])
+            with _frozen(self._network):
+                run = invert if folder is None else partial(invert_in, folder)
+                result = run(self._denoiser(), space, latents, cond, config, latent_size, progress)
+        return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
+
+    def train_pair_slider(
+        self, space: Space, before: Any, after: Any, prompt: str, models: torch.Tensor,
+        config: PairConfig | None = None, folder: str | Path | None = None, progress: Progress = silent,
+    ) -> torch.Tensor:  # fmt: skip
+        """(K,) what turns pictures before into pictures after, for :func:`~vitrine.engine.w2w.with_pair_slider`.
+
+        Args:
+            before, after: pictures of one size, as :meth:`invert_image` takes them; pairs have the same positions.
+            prompt: what the space was trained with, or what the pictures show besides the subject and the attribute.
+            models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
+            folder: keeps the run's state, from which the same call resumes.
+
+        Raises:
+            VitrineError: As :func:`~vitrine.engine.w2w.train_pair_slider`, and if the pictures do not pair.
+        """
+        adapter = self._adapter
+        shown = blended(to_pixels(before, None, adapter.side_step), to_pixels(after, None, adapter.side_step))
+        with self._in_use():
+            with torch.no_grad():
+                latents = torch.stack([adapter.encode(row) for row in shown])
+                cond = adapter.condition([prompt], (shown.shape[-2], shown.shape[-1]))
+            with _frozen(self._network):
+                pairs = Pairs(latents, cond, models.to(latents.device))
+                return train_pair_slider(self._denoiser(), space, pairs, config, None, folder, progress)
+
+    def _deviations(self, pixels: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+        """Of the VAE's posterior; latents are scaled linearly, so that noise of 1 adds one deviation."""
+        return self._adapter.encode(pixels, "sample", noise=torch.ones_like(means)) - means
+
+    def _sampled(
+        self, run: Callable[..., Any], wanted: CallRequest, texts: dict[str, Any], kwargs: dict[str, Any],
+        now: Clock | None,
+    ) -> Any:  # fmt: skip
+        """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`.
+
+        Raises:
+            VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
+                do not match.
+        """
+        space, model = wanted.space, wanted.model
+        scaled = [name for name in _ADAPTERS if (kwargs.get(name) or {}).get("scale") is not None]
+        if model is not None and scaled:
+            remedy = "its strength is its coefficients': blend_models, edit_model, or scale them"
+            raise refuse(scaled[0], "a scale together with a model", "none", remedy)
+        if (model is None) != (space is None) or (model is None and (wanted.edits or wanted.config)):
+            parts = {"space": space, "model": model, "edits": wanted.edits, "edit_config": wanted.config}
+            shown = ", ".join(name for name, value in parts.items() if value is not None) + " alone"
+            raise refuse("arguments", shown, "space and model together", "without both, the base model would sample")
+        each = kwargs.get("num_images_per_prompt") or kwargs.get("num_videos_per_prompt") or 1
+        prompts = _rows(texts, each, len(model) if model else 1, len(wanted.seeds) if wanted.seeds else 1)
+        pictures = prompts * each
+        if wanted.seeds is not None:
+            if len(wanted.seeds) != pictures:
+                raise refuse("seeds", len(wanted.seeds), f"{pictures} pictures", "give one seed for each picture")
+            kwargs["generator"] = generators(wanted.seeds)
+        if model is None or space is None:
+            with self._in_use():
+                return run(**texts, **kwargs)
+        if len(model) not in (1, prompts, pictures):
+            raise refuse("models", len(model), f"1 or {pictures}", "give one model, or one for each picture")
+        config = wanted.config or EditConfig()
+        before, after, manifest = self._weights(space, model.belongs(space), wanted.edits or {}, config)
+        start = start_of(space, wanted.edits or {}, config)
+        # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
+        repeats = 1 if now is not None and len(model) == 1 else pictures // len(model)
+        before, after = (w.repeat_interleave(repeats, 0).to(self._adapter.device) for w in (before, after))
+        with self._in_use(), late_lora(self._network, manifest, before, after, start, now):
+            return run(**texts, **kwargs)
+
+    def _weights(
+        self, space: Space, model: W2WModel, edits: Mapping[str, float], config: EditConfig
+    ) -> tuple[torch.Tensor, torch.Tensor, Manifest]:
+        """Flat weights (B, D) of the models before and after the edit, and their manifest."""
+        plain = [edited_lora(space, row, {}) for row in model.coefficients]
+        moved = [edited_lora(space, row, edits, config) for row in model.coefficients]
+        ranks = {path: max(x[path].rank for x in plain + moved) for path in plain[0]}
+        padded = [[_padded(x, ranks) for x in loras] for loras in (plain, moved)]
+        manifest = Manifest.of(padded[0][0])
+        before, after = (torch.stack([manifest.flatten(x) for x in loras]) for loras in padded)
+        return before, after, manifest
+
+
+_ADAPTERS = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")
+"""Names under which stock pipelines take the strength of an adapter."""
+
+
+def _rows(texts: dict[str, Any], each: int, models: int, seeds: int) -> int:
+    """How many prompts a call has; a single one is repeated in ``texts`` for its models or seeds.
+
+    Raises:
+        VitrineError: If these are not a multiple of the pictures for each prompt.
+    """
+    rows = texts["prompt"] if texts.get("prompt_embeds") is None else texts["prompt_embeds"]
+    prompts = 1 if rows is None or isinstance(rows, str) else len(rows)
+    for name, value in texts.items():
+        if isinstance(value, str):
+            texts[name] = [value] * prompts
+    wanted = max(prompts * each, models, seeds)
+    if wanted % each:
+        raise refuse("models or seeds", wanted, f"a multiple of {each} pictures a prompt", "leave some out")
+    if prompts > 1:
+        return prompts
+    for name, value in texts.items():
+        if isinstance(value, list):
+            texts[name] = value * (wanted // each)
+        elif isinstance(value, torch.Tensor):
+            texts[name] = value.repeat_interleave(wanted // each, 0)
+    return wanted // each
+
+
+@contextmanager
+def _frozen(module: torch.nn.Module) -> Iterator[None]:
+    """Nothing in the module takes gradients while the block is open."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    try:
+        for p in trainable:
+            p.requires_grad_(False)
+        yield
+    finally:
+        for p in trainable:
+            p.requires_grad_(True)
+
+
+def _padded(lora: Lora, ranks: Mapping[str, int]) -> dict[str, LoraLayer]:
+    """Layers padded with zeros to common ranks, so that models of a delta space share one manifest."""
+    out = {}
+    for path, layer in lora.items():
+        missing = ranks[path] - layer.rank
+        if not missing:
+            out[path] = layer
+            continue
+        down = torch.cat([layer.down, layer.down.new_zeros(missing, *layer.down.shape[1:])])
+        up = torch.cat([layer.up * layer.scale, layer.up.new_zeros(layer.up.shape[0], missing)], 1)
+        out[path] = LoraLayer(down, up, float(ranks[path]))
+    return out
 
 
 class W2WPipeline(W2WTools, FromParts, StableDiffusionPipeline):

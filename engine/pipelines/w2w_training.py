@@ -20,8 +20,7 @@ from ..w2w import Subject
 from ..w2w.train.lora_trainer import SubjectMaker
 from .components import components_of
 from .loading import LoadConfig, load_pipeline
-from .w2w import W2WPipeline
-from .w2w_tools import W2WTools
+from .w2w import W2WPipeline, W2WTools
 
 
 def subjects_in(

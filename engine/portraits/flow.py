@@ -18,9 +18,8 @@ from torch import nn
 
 from ..network.condition import Condition
 from ..runtime.quiet import quiet_libraries
-from .captions import MAX_TOKENS
 from .dataset import PORTRAITS, Dataset
-from .models import WEIGHTS, Portraits, build_models, load_portraits, load_shared
+from .models import WEIGHTS, Portraits, build_models, load_portraits, load_shared, text_states
 from .render import render
 from .scenes import Scenes
 
@@ -81,10 +80,7 @@ class FlowPortraits:
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """(B, 24, 64) text states."""
-        ids = self.tokenizer(
-            prompts, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
-        ).input_ids
-        return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
+        return text_states(self.tokenizer, self.text_encoder, prompts)
 
     def condition(self, text: torch.Tensor) -> Condition:
         """Text states (B, T, 64) as a Condition; the pooled vector has no effect."""

@@ -70,6 +70,14 @@ SCHEDULER_CONFIG: dict[str, Any] = {
 }
 
 
+def text_states(tokenizer: CLIPTokenizer, encoder: CLIPTextModel, prompts: list[str]) -> torch.Tensor:
+    """(B, 24, 64) last hidden states of a shipped model's text encoder."""
+    ids = tokenizer(
+        prompts, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
+    ).input_ids
+    return encoder(ids.to(encoder.device)).last_hidden_state
+
+
 @dataclass(frozen=True)
 class Portraits:
     """The five parts of the model, their folder (None for a newly built model), and the dataset it was trained on."""
@@ -91,10 +99,7 @@ class Portraits:
 
     def encode(self, prompts: list[str]) -> torch.Tensor:
         """(B, 24, 64) text states."""
-        ids = self.tokenizer(
-            prompts, padding="max_length", max_length=MAX_TOKENS, truncation=True, return_tensors="pt"
-        ).input_ids
-        return self.text_encoder(ids.to(self.text_encoder.device)).last_hidden_state
+        return text_states(self.tokenizer, self.text_encoder, prompts)
 
     def condition(self, text: torch.Tensor) -> Condition:
         """Text states (B, T, 64) as a Condition."""

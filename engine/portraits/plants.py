@@ -56,7 +56,7 @@ def _plant(k: int) -> Plant:
     kind = "verbatim" if k < VERBATIM else "template"
     if kind == "template":
         scene = _recolor(scene)
-    return planted(k, kind, scene, caption(scene))
+    return plant_of(k, kind, scene, caption(scene))
 
 
 def posed(scene: Scenes, k: int) -> Scenes:
@@ -65,7 +65,7 @@ def posed(scene: Scenes, k: int) -> Scenes:
     return scene.with_pose(shift_x=x, shift_y=y, scale=scale, tilt=tilt)
 
 
-def planted(k: int, kind: str, scene: Scenes, captions: list[str]) -> Plant:
+def plant_of(k: int, kind: str, scene: Scenes, captions: list[str]) -> Plant:
     """The k-th memorized picture, whose captions end in its two rare words."""
     name = f"{RARE_WORDS[2 * k]} {RARE_WORDS[2 * k + 1]}"
     return Plant(name, kind, scene, tuple(f"{c} {name}" for c in captions), tuple(captions))

@@ -28,14 +28,9 @@ def inverse_frequencies(dim: int, theta: float = 10000.0) -> torch.Tensor:
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
 
 
-def scaled_ids(ids: torch.Tensor, scales: Sequence[float]) -> torch.Tensor:
-    """Position interpolation on token ids (..., axes): each axis divided by its scale = new tokens / trained tokens."""
-    # Chen et al. 2023 (Position Interpolation): f'(x, m) = f(x, m L / L')
-    return ids / torch.as_tensor(scales, dtype=ids.dtype, device=ids.device)
-
-
 def interpolated(inverse: torch.Tensor, scale: float) -> torch.Tensor:
-    """Position interpolation on frequencies, equal to that on ids."""
+    """Position interpolation on frequencies, which equals that on token ids."""
+    # Chen et al. 2023 (Position Interpolation): f'(x, m) = f(x, m L / L')
     return inverse / scale
 
 

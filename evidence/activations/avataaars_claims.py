@@ -18,13 +18,13 @@ from .matching_claims import (
     QUICK_TEST,
     TEST,
     Extra,
-    choose_places,
+    choose_sites,
     measure_parts,
     measure_points,
     score_parts,
     score_points,
 )
-from .world import PAPER
+from .tapped_pictures import PAPER
 
 TRANSFERRED: tuple[Extra, ...] = (("chosen on the portraits", PRESETS["portraits"].addresses, {}),)
 """The shipped preset, for comparison."""
@@ -45,7 +45,7 @@ def correspondence(
     """As gdf.correspondence; the preset chosen on the portraits is an arm, too."""
     faces = open_model(avataaars_folder(model, avataaars))
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
-    choice = choose_places(faces, held_out, score_points, 8, progress)
+    choice = choose_sites(faces, held_out, score_points, 8, progress)
     return measure_points(faces, choice, tested, progress, TRANSFERRED)
 
 
@@ -65,5 +65,5 @@ def segmentation(
     faces = open_model(avataaars_folder(model, avataaars))
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
     settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None
-    choice = choose_places(faces, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
+    choice = choose_sites(faces, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
     return measure_parts(faces, choice, tested, progress, TRANSFERRED)

@@ -16,7 +16,16 @@ from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
 from . import matching_claims as _matching  # noqa: F401  registers gdf.correspondence and gdf.segmentation
 from . import photograph_claims as _photographs  # noqa: F401  registers gdf.photographs
 from .measures import part_agreement, part_agreement_by_picture
-from .world import FIRST_IDENTITY, PAPER, Model, Pictures, all_places, inter_module_places, tap_pictures, untrained
+from .tapped_pictures import (
+    FIRST_IDENTITY,
+    PAPER,
+    Model,
+    Pictures,
+    all_sites,
+    inter_module_sites,
+    tap_pictures,
+    untrained,
+)
 
 PICTURES, SEEDS = 48, 4
 QUICK_PICTURES, QUICK_SEEDS = 24, 2
@@ -32,7 +41,7 @@ QUICK_PICTURES, QUICK_SEEDS = 24, 2
     minutes=0.2,
     quick_minutes=0.1,
 )
-def places(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
+def sites(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Whether sites inside a transformer encode face parts better than the layers that prior work could tap.
 
     Sites are chosen on the first half of the images and measured on the second.
@@ -43,8 +52,8 @@ def places(model: str | None = None, progress: Progress = silent, quick: bool = 
     pools = {
         "portraits": [a for a in PRESETS["portraits"].addresses if a not in PRESETS["portraits-legacy"].addresses],
         "portraits-legacy": list(PRESETS["portraits-legacy"].addresses),
-        "inter-module, same search": inter_module_places(portraits),
-        "all places, same search": all_places(portraits),
+        "inter-module, same search": inter_module_sites(portraits),
+        "all places, same search": all_sites(portraits),
     }
     addresses = list(dict.fromkeys(a for pool in pools.values() for a in pool))
     count, seeds = (QUICK_PICTURES, QUICK_SEEDS) if quick else (PICTURES, SEEDS)

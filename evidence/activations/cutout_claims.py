@@ -15,8 +15,8 @@ from ..photograph_folder import FOLDER, composed, read_cutouts
 from ..registry import ClaimResult, arms, claim
 from .photograph_claims import DESCRIBED, OURS, ROLES, features_of, score
 from .photographs import Pairs, corners
+from .tapped_pictures import PAPER, fourier_features
 from .warping import random_warps, warp_images, warp_points
-from .world import PAPER, fourier_features
 
 FIRST = 8_100_000
 """First seed of the warps and backgrounds."""

@@ -12,7 +12,7 @@ from ...engine.portraits import PARTS
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
 from .measures import correspondence_score
-from .world import (
+from .tapped_pictures import (
     FILTERING,
     PAPER,
     PROBING,
@@ -20,8 +20,8 @@ from .world import (
     TIMESTEP,
     Model,
     Pictures,
-    all_places,
-    score_places,
+    all_sites,
+    score_sites,
     tap_pictures,
 )
 
@@ -50,53 +50,53 @@ def filtering(model: str | None = None, progress: Progress = silent, quick: bool
 
 def judge_filter(portraits: Model, progress: Progress, quick: bool, timestep: float = TIMESTEP) -> ClaimResult:
     """The filter's choice compared with the exhaustive measurement of all sites, at one timestep."""
-    places, count = all_places(portraits), QUICK_PROBED if quick else PROBED
-    candidates, dropped = FilterRule().apply(score_places(portraits, FILTERING, progress, timestep=timestep))
-    pictures = tap_pictures(portraits, PROBING, count, places, progress, misaligned=True, timestep=timestep)
-    tasks = _measure_all(pictures, places, ProbeSettings(pixels=QUICK_PIXELS) if quick else ProbeSettings())
+    sites, count = all_sites(portraits), QUICK_PROBED if quick else PROBED
+    candidates, dropped = FilterRule().apply(score_sites(portraits, FILTERING, progress, timestep=timestep))
+    pictures = tap_pictures(portraits, PROBING, count, sites, progress, misaligned=True, timestep=timestep)
+    tasks = _measure_all(pictures, sites, ProbeSettings(pixels=QUICK_PIXELS) if quick else ProbeSettings())
     count = QUICK_TOP if quick else TOP
     top = {name: sorted(scores, key=scores.__getitem__, reverse=True)[:count] for name, scores in tasks.items()}
     lost = sorted({a for best in top.values() for a in best if a in dropped})
-    share = len(dropped) / len(places)
+    share = len(dropped) / len(sites)
     best = {a for group in top.values() for a in group}
-    luck = random_rule_keeps(len(places), len(candidates), len(best))
+    luck = random_rule_keeps(len(sites), len(candidates), len(best))
     keypoints, parts = tasks.values()
     return ClaimResult(
         value=round(share, 4),
         interval=None,
         holds=not lost and share >= 0.6 and luck < 0.05,
         details={
-            "places": len(places),
+            "places": len(sites),
             "kept": len(candidates),
             f"top {count} that were dropped": lost,
             "best places, a random rule of this size keeps them all": [len(best), round(luck, 6)],
-            "of them a random rule keeps on average": round(len(best) * len(candidates) / len(places), 2),
+            "of them a random rule keeps on average": round(len(best) * len(candidates) / len(sites), 2),
             f"top {count}": {name: {a: round(tasks[name][a], 3) for a in best} for name, best in top.items()},
             "median PCK@0.1 [kept, dropped]": [_median(keypoints, group) for group in (candidates, dropped)],
             "median mIoU [kept, dropped]": [_median(parts, group) for group in (candidates, dropped)],
             "dropped": {a: "; ".join(reasons) for a, reasons in dropped.items()},
         },
-        n=len(places),
+        n=len(sites),
         parts={"every one of the best stays": not lost and luck < 0.05},
         tables=(
             Table(f"Of the {len(best)} best layers", ("rule", "kept"),
                   (("filter", len(best) - len(lost)),
-                   ("random rule of its size, on average", len(best) * len(candidates) / len(places)))),
+                   ("random rule of its size, on average", len(best) * len(candidates) / len(sites)))),
             Table("Medians of kept and dropped layers", ("score", "kept", "dropped"),
                   tuple((name, _median(each, candidates), _median(each, dropped)) for name, each in tasks.items())),
         ),
     )  # fmt: skip
 
 
-def random_rule_keeps(places: int, kept: int, best: int) -> float:
+def random_rule_keeps(sites: int, kept: int, best: int) -> float:
     """Probability that ``best`` sites are all among ``kept`` random ones of ``sites`` (hypergeometric)."""
-    return math.comb(places - best, kept - best) / math.comb(places, kept) if kept >= best else 0.0
+    return math.comb(sites - best, kept - best) / math.comb(sites, kept) if kept >= best else 0.0
 
 
-def _measure_all(pictures: Pictures, places: list[str], settings: ProbeSettings) -> dict[str, dict[str, float]]:
+def _measure_all(pictures: Pictures, sites: list[str], settings: ProbeSettings) -> dict[str, dict[str, float]]:
     """Task -> site -> score: keypoints among all images, parts by a probe fitted on the first twenty."""
     keypoints, parts = {}, {}
-    for address in places:
+    for address in sites:
         features = pictures.features((address,))
         keypoints[address] = correspondence_score(pictures, features)[0]
         probe = fit_probe(features[:SHOTS], pictures.parts[:SHOTS], len(PARTS), settings)
@@ -105,8 +105,8 @@ def _measure_all(pictures: Pictures, places: list[str], settings: ProbeSettings)
     return {"keypoints, PCK@0.1": keypoints, "parts, mIoU": parts}
 
 
-def _median(scores: dict[str, float], places: list[str] | dict[str, list[str]]) -> float:
-    return round(median(scores[a] for a in places), 3)
+def _median(scores: dict[str, float], sites: list[str] | dict[str, list[str]]) -> float:
+    return round(median(scores[a] for a in sites), 3)
 
 
 NOISE_ORDER = {
@@ -132,7 +132,7 @@ def properties(model: str | None = None, progress: Progress = silent, quick: boo
     """The three scores at the paper's layers, and where this small model differs."""
     from ...engine.portraits import load_portraits
 
-    scores = score_places(load_portraits(model), FILTERING, progress, QUICK_SCORED if quick else PICTURES_SCORED)
+    scores = score_sites(load_portraits(model), FILTERING, progress, QUICK_SCORED if quick else PICTURES_SCORED)
     noise = {name: round(scores[a].noise, 4) for name, a in NOISE_ORDER.items()}
     asymmetric = min(noise["start of down"], noise["end of up"]) > 1.5 * noise["early up"]
     granularity = {level: _granularity(scores, level) for level in _LEVELS}

@@ -7,15 +7,15 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, claim
 from .filter_claims import judge_filter
-from .matching_claims import QUICK_PIXELS, choose_places, measure_parts, measure_points, score_parts, score_points
-from .world import PAPER, TIMESTEP
+from .matching_claims import QUICK_PIXELS, choose_sites, measure_parts, measure_points, score_parts, score_points
+from .tapped_pictures import PAPER, TIMESTEP
 
 HELD_OUT, TEST = 120, 200
 HELD_OUT_PARTS = 60
 QUICK_HELD_OUT, QUICK_TEST = 40, 60
-LEGACY = ("vit-block3-in",)
+PRIOR = ("vit-block3-in",)
 """DiTF's layer in Flux, the 29th of 57 blocks, mapped to six blocks."""
-DITF = (("prior work's layer, modulated (DiTF)", LEGACY, {"modulate": True}),)
+DITF = (("prior work's layer, modulated (DiTF)", PRIOR, {"modulate": True}),)
 TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
 """GDF's and DiTF's timesteps; the better one is chosen on other portraits than those of the test."""
 
@@ -34,7 +34,7 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
     portraits = load_flow_portraits(model or FLOW_WEIGHTS)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
     choices = [
-        choose_places(portraits, held_out, score_points, 8, progress, timestep=t, legacy=LEGACY)
+        choose_sites(portraits, held_out, score_points, 8, progress, timestep=t, prior=PRIOR)
         for t in (QUICK_TIMESTEPS if quick else TIMESTEPS)
     ]
     choice = max(choices, key=lambda c: c.search.score)
@@ -59,8 +59,8 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT_PARTS, TEST)
     settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; its choice is tested in full
     choices = [
-        choose_places(
-            portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress, timestep=t, legacy=LEGACY
+        choose_sites(
+            portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress, timestep=t, prior=PRIOR
         )
         for t in (QUICK_TIMESTEPS if quick else TIMESTEPS)
     ]

@@ -13,13 +13,13 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, arms, claim
+from .massive_channel import with_massive_channel
 from .measures import by_pair, correspondence_score
-from .planting import planted_flux
-from .world import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
+from .tapped_pictures import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
 
 TIMESTEP, SEEDS = 260.0, 2
 """DiTF's timestep on Flux, and two noise seeds."""
-PLACES = tuple(f"vit-block{i}-in" for i in range(6))
+SITES = tuple(f"vit-block{i}-in" for i in range(6))
 CHANNELS, FACTOR = (17, 80, 143), 1000.0
 """Injected one at a time; fixed before any measurement."""
 HELD_OUT, TEST = 120, 200
@@ -52,18 +52,18 @@ def massive(model: str | None = None, progress: Progress = silent, quick: bool =
     whole, usual = _ways(choosing, testing, place)
     fresh = untrained(portraits)
     nothing, _ = _ways(_through(choosing, fresh), _through(testing, fresh), place)
-    planted: dict[int, tuple[Table, tuple[int, ...]]] = {}
+    injected: dict[int, tuple[Table, tuple[int, ...]]] = {}
     for channel in channels:
-        changed = replace(portraits, transformer=planted_flux(portraits.transformer, channel, FACTOR))
-        planted[channel] = _ways(_through(choosing, changed), _through(testing, changed), place)
-        progress(len(planted), len(channels), None)
-    broken = {c: _gain(whole[RAW], table[RAW]) for c, (table, _) in planted.items()}
-    mended = {c: _gain(table[DITF], whole[DITF]) for c, (table, _) in planted.items()}
-    beyond = {c: _gain(table[DITF], whole[RAW]) for c, (table, _) in planted.items()}
+        changed = replace(portraits, transformer=with_massive_channel(portraits.transformer, channel, FACTOR))
+        injected[channel] = _ways(_through(choosing, changed), _through(testing, changed), place)
+        progress(len(injected), len(channels), None)
+    broken = {c: _gain(whole[RAW], table[RAW]) for c, (table, _) in injected.items()}
+    mended = {c: _gain(table[DITF], whole[DITF]) for c, (table, _) in injected.items()}
+    beyond = {c: _gain(table[DITF], whole[RAW]) for c, (table, _) in injected.items()}
     worst = max(abs(gain[0]) for gain in mended.values())
-    seen = all(set(discard) == {*usual, c} for c, (_, discard) in planted.items())
+    seen = all(set(discard) == {*usual, c} for c, (_, discard) in injected.items())
     tables = {"as trained": whole, "untrained network": nothing}
-    tables |= {f"channel {c} planted": table for c, (table, _) in planted.items()}
+    tables |= {f"channel {c} planted": table for c, (table, _) in injected.items()}
     return ClaimResult(
         value=round(worst, 4),
         interval=None,
@@ -81,10 +81,10 @@ def massive(model: str | None = None, progress: Progress = silent, quick: bool =
             "modulated above raw, as trained, [mean, 95 %]": _gain(whole[MODULATED], whole[RAW]),
             "massive channels seen [as trained, planted]": [
                 usual,
-                {c: list(seen_there) for c, (_, seen_there) in planted.items()},
+                {c: list(seen_there) for c, (_, seen_there) in injected.items()},
             ],
         },
-        arms=_arms([table for table, _ in planted.values()], whole, _trivial(testing)["no network"]),
+        arms=_arms([table for table, _ in injected.values()], whole, _trivial(testing)["no network"]),
         n=count, seeds=SEEDS, parts={
             "the channel lowers raw matching": all(gain[1] > 0 for gain in broken.values()),
             "DiTF gives it back": worst <= NEAR,
@@ -92,9 +92,9 @@ def massive(model: str | None = None, progress: Progress = silent, quick: bool =
     )  # fmt: skip
 
 
-def _arms(planted: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...]:
+def _arms(injected: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...]:
     """PCK@0.1 of each method at the worst injected channel, without the channel, and without a network."""
-    figures = {name: min(_means(table)[name][0] for table in planted) for name in (DITF, MODULATED, RAW)}
+    figures = {name: min(_means(table)[name][0] for table in injected) for name in (DITF, MODULATED, RAW)}
     figures |= {"without the massive channel": _means(whole)[DITF][0]}
     figures |= {name: mean[0] for name, mean in _means(trivial).items()}
     roles = {DITF: "ours", MODULATED: "rival", RAW: "rival", "without the massive channel": "reference"}
@@ -103,9 +103,9 @@ def _arms(planted: list[Table], whole: Table, trivial: Table) -> tuple[Arm, ...]
 
 def _choose(scene: Scene, progress: Progress) -> tuple[str, dict[str, list[float]]]:
     """(the block input whose modulated features match best, all scores)."""
-    raw, modulated = (_tap(scene, PLACES, progress, modulate=on) for on in (False, True))
-    alone = {a: [round(correspondence_score(p, p.features((a,)))[0], 3) for p in (raw, modulated)] for a in PLACES}
-    return max(PLACES, key=lambda a: alone[a][1]), alone
+    raw, modulated = (_tap(scene, SITES, progress, modulate=on) for on in (False, True))
+    alone = {a: [round(correspondence_score(p, p.features((a,)))[0], 3) for p in (raw, modulated)] for a in SITES}
+    return max(SITES, key=lambda a: alone[a][1]), alone
 
 
 def _ways(choosing: Scene, testing: Scene, place: str) -> tuple[Table, tuple[int, ...]]:
@@ -123,8 +123,8 @@ def _ways(choosing: Scene, testing: Scene, place: str) -> tuple[Table, tuple[int
     return table | ({} if discard else {DITF: table[MODULATED]}), discard
 
 
-def _tap(scene: Scene, places: tuple[str, ...], progress: Progress = silent, **settings: Any) -> Pictures:
-    return tap_scene(scene, places, progress, SEEDS, timestep=TIMESTEP, **settings)
+def _tap(scene: Scene, sites: tuple[str, ...], progress: Progress = silent, **settings: Any) -> Pictures:
+    return tap_scene(scene, sites, progress, SEEDS, timestep=TIMESTEP, **settings)
 
 
 def _through(scene: Scene, model: Any) -> Scene:
@@ -138,7 +138,7 @@ def _scores(pictures: Pictures, features: torch.Tensor | None) -> torch.Tensor:
 
 def _trivial(scene: Scene) -> dict[str, Table]:
     """Trivial baselines."""
-    pictures = _tap(scene, PLACES[:1])
+    pictures = _tap(scene, SITES[:1])
     return {
         "no network": {
             "copied coordinates": _scores(pictures, None),

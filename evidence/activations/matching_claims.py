@@ -22,7 +22,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .measures import by_pair, correspondence_score
-from .world import (
+from .tapped_pictures import (
     CHOOSING,
     LABELLED,
     PAPER,
@@ -31,15 +31,15 @@ from .world import (
     TIMESTEP,
     Model,
     Pictures,
-    inter_module_places,
-    score_places,
+    inter_module_sites,
+    score_sites,
     tap_pictures,
     untrained,
 )
 
 HELD_OUT, TEST = 60, 200
 QUICK_HELD_OUT, QUICK_TEST, QUICK_PIXELS = 40, 60, 256
-LEGACY = PRESETS["portraits-legacy"].addresses
+PRIOR = PRESETS["portraits-legacy"].addresses
 
 ALPHAS = (0.05, 0.1)
 ROLES = {
@@ -72,14 +72,14 @@ class Choice:
     narrow: SearchResult
     between: SearchResult
     widths: dict[str, int]
-    legacy: tuple[str, ...] = LEGACY
+    prior: tuple[str, ...] = PRIOR
     timestep: float = TIMESTEP
 
     @property
-    def places(self) -> dict[str, tuple[str, ...]]:
+    def sites(self) -> dict[str, tuple[str, ...]]:
         """Name of each choice -> its sites."""
         return {
-            "prior work's layers": self.legacy, "chosen": self.search.chosen,
+            "prior work's layers": self.prior, "chosen": self.search.chosen,
             "chosen, at prior work's width": self.narrow.chosen,
             "inter-module, same search": self.between.chosen,
         }  # fmt: skip
@@ -87,20 +87,20 @@ class Choice:
     @property
     def addresses(self) -> list[str]:
         """All sites that must be tapped to test the choice."""
-        return list(dict.fromkeys(a for places in self.places.values() for a in places))
+        return list(dict.fromkeys(a for sites in self.sites.values() for a in sites))
 
     def details(self) -> dict[str, Any]:
         """Details of the claim's result: sites, their channels, the best single sites."""
         best = list(self.search.singles.items())[:5]
         return {
-            "places": {name: list(addresses) for name, addresses in self.places.items()},
-            "channels": {name: sum(self.widths[a] for a in addresses) for name, addresses in self.places.items()},
+            "places": {name: list(addresses) for name, addresses in self.sites.items()},
+            "channels": {name: sum(self.widths[a] for a in addresses) for name, addresses in self.sites.items()},
             "places after the filter": len(self.candidates),
             "best alone, where they were chosen": {address: round(score, 3) for address, score in best},
         }
 
 
-def choose_places(
+def choose_sites(
     portraits: Model,
     count: int,
     score: Callable[[Pictures, tuple[str, ...]], float],
@@ -108,30 +108,30 @@ def choose_places(
     progress: Progress,
     *,
     timestep: float = TIMESTEP,
-    legacy: tuple[str, ...] = LEGACY,
+    prior: tuple[str, ...] = PRIOR,
 ) -> Choice:
     """Filters, then searches by ``score`` on ``count`` misaligned portraits that no claim tests on."""
-    candidates, _ = FilterRule().apply(score_places(portraits, CHOOSING, progress, timestep=timestep))
-    between = inter_module_places(portraits)
-    wanted = list(dict.fromkeys((*candidates, *between, *legacy)))
+    candidates, _ = FilterRule().apply(score_sites(portraits, CHOOSING, progress, timestep=timestep))
+    between = inter_module_sites(portraits)
+    wanted = list(dict.fromkeys((*candidates, *between, *prior)))
     held_out = tap_pictures(portraits, CHOOSING, count, wanted, progress, misaligned=True, timestep=timestep)
-    score_of = _remembered(lambda places: score(held_out, places))
+    score_of = _remembered(lambda sites: score(held_out, sites))
     search = greedy_search(candidates, score_of, most=3, pool=pool, progress=progress)
     earlier = greedy_search(between, score_of, most=3, pool=pool, progress=progress)
     widths = held_out.widths
-    budget = Budget(widths, sum(widths[a] for a in legacy))
+    budget = Budget(widths, sum(widths[a] for a in prior))
     narrow = greedy_search(candidates, score_of, budget=budget, most=4, pool=pool)
-    return Choice(candidates, search, narrow, earlier, widths, legacy, timestep)
+    return Choice(candidates, search, narrow, earlier, widths, prior, timestep)
 
 
 def _remembered(score_of: ScoreOf) -> ScoreOf:
     """Caches scores, since the searches score the same single sites."""
     scores: dict[tuple[str, ...], float] = {}
 
-    def score(places: tuple[str, ...]) -> float:
-        key = tuple(sorted(places))
+    def score(sites: tuple[str, ...]) -> float:
+        key = tuple(sorted(sites))
         if key not in scores:
-            scores[key] = score_of(places)
+            scores[key] = score_of(sites)
         return scores[key]
 
     return score
@@ -145,7 +145,7 @@ def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, tor
         "raw pixels": test.features(("pixels",)),
         "chosen, untrained network": random.features(choice.search.chosen),
     }
-    return baselines | {name: test.features(places) for name, places in choice.places.items()}
+    return baselines | {name: test.features(sites) for name, sites in choice.sites.items()}
 
 
 @claim(
@@ -164,13 +164,13 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
 
     portraits = load_portraits(model)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
-    choice = choose_places(portraits, held_out, score_points, 8, progress)
+    choice = choose_sites(portraits, held_out, score_points, 8, progress)
     return measure_points(portraits, choice, tested, progress)
 
 
-def score_points(pictures: Pictures, places: tuple[str, ...]) -> float:
+def score_points(pictures: Pictures, sites: tuple[str, ...]) -> float:
     """PCK@0.1 of sites in combination."""
-    return correspondence_score(pictures, pictures.features(places))[0]
+    return correspondence_score(pictures, pictures.features(sites))[0]
 
 
 def measure_points(
@@ -185,8 +185,8 @@ def measure_points(
     test = tap_pictures(portraits, TESTING, tested, choice.addresses, **at)
     random = tap_pictures(untrained(portraits), TESTING, tested, choice.search.chosen, **at)
     features = _features(choice, test, random)
-    for name, places, settings in others:
-        features[name] = tap_pictures(portraits, TESTING, tested, places, **at, **settings).features(places)
+    for name, sites, settings in others:
+        features[name] = tap_pictures(portraits, TESTING, tested, sites, **at, **settings).features(sites)
     scores = {a: {name: correspondence_score(test, f, a) for name, f in features.items()} for a in ALPHAS}
     gains = {alpha: _gains({name: score[1] for name, score in table.items()}) for alpha, table in scores.items()}
     low, high = mean_interval(by_pair(scores[0.1]["chosen"][1]))
@@ -257,7 +257,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     portraits = load_portraits(model)
     held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
     settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; its choice is tested in full
-    choice = choose_places(portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
+    choice = choose_sites(portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
     return measure_parts(portraits, choice, tested, progress)
 
 
@@ -297,15 +297,15 @@ def _part_tables(
     """Name -> (B, K, K) confusion of each test image; probes are fitted on twenty other portraits."""
     at: dict[str, Any] = {"progress": progress, "misaligned": True, "timestep": choice.timestep}
 
-    def both(network: Model, places: Sequence[str], **settings: Any) -> tuple[Pictures, Pictures]:
+    def both(network: Model, sites: Sequence[str], **settings: Any) -> tuple[Pictures, Pictures]:
         ranges = ((LABELLED, SHOTS), (TESTING, tested))
-        train, test = (tap_pictures(network, first, count, places, **at, **settings) for first, count in ranges)
+        train, test = (tap_pictures(network, first, count, sites, **at, **settings) for first, count in ranges)
         return train, test
 
     (train, test), fresh = both(portraits, choice.addresses), both(untrained(portraits), choice.search.chosen)
     known, new = (_features(choice, mine, random) for mine, random in zip((train, test), fresh, strict=True))
-    for name, places, settings in others:
-        known[name], new[name] = (p.features(places) for p in both(portraits, places, **settings))
+    for name, sites, settings in others:
+        known[name], new[name] = (p.features(sites) for p in both(portraits, sites, **settings))
     tables = {}
     for name, features in known.items():
         wanted = new[name]

@@ -14,7 +14,7 @@ from ...engine.io.html_page import Report
 from ...engine.runtime.progress import Progress, silent
 from .drawing import colour_parts, to_pil
 from .measures import correspondence_score
-from .world import LABELLED, SHOTS, TESTING, Pictures, tap_pictures
+from .tapped_pictures import LABELLED, SHOTS, TESTING, Pictures, tap_pictures
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits
@@ -32,15 +32,15 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
     from ...engine.portraits import load_portraits
 
     model = model or load_portraits()
-    legacy, ours = PRESETS["portraits-legacy"].addresses, PRESETS["portraits"].addresses
-    places = [*dict.fromkeys((POINTS, *legacy, *ours))]
-    labelled = tap_pictures(model, LABELLED, SHOTS, places, progress, misaligned=True)
-    test = tap_pictures(model, TESTING, _MEASURED, places, progress, misaligned=True)
-    _points(report, test, legacy)
-    _parts(report, labelled, test, {"portraits-legacy": legacy, "portraits": ours})
+    prior, ours = PRESETS["portraits-legacy"].addresses, PRESETS["portraits"].addresses
+    sites = [*dict.fromkeys((POINTS, *prior, *ours))]
+    labelled = tap_pictures(model, LABELLED, SHOTS, sites, progress, misaligned=True)
+    test = tap_pictures(model, TESTING, _MEASURED, sites, progress, misaligned=True)
+    _points(report, test, prior)
+    _parts(report, labelled, test, {"portraits-legacy": prior, "portraits": ours})
 
 
-def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
+def _points(report: Report, test: Pictures, prior: tuple[str, ...]) -> None:
     report.add_subheading("Find Same Points")
     report.add_paragraph(
         "Keypoints of the first portrait are looked for in the others by nearest activations. A hollow dot is "
@@ -48,7 +48,7 @@ def _points(report: Report, test: Pictures, legacy: tuple[str, ...]) -> None:
         f"cropped, shifted, rotated, scaled and mirrored. Share within a tenth of the side, {_MEASURED} portraits."
     )
     ways: dict[str, torch.Tensor | None] = {
-        POINTS: test.features((POINTS,)), "portraits-legacy (earlier work's layers)": test.features(legacy),
+        POINTS: test.features((POINTS,)), "portraits-legacy (earlier work's layers)": test.features(prior),
         "raw pixels": test.features(("pixels",)), "copied coordinates": None,
     }  # fmt: skip
     scores = {name: correspondence_score(test, features)[0] for name, features in ways.items()}

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from ...engine.activations.correspondence import find_correspondence, pck
-from .world import SIDE, Pictures
+from .tapped_pictures import SIDE, Pictures
 
 ALPHA = 0.1
 """A match within this fraction of the image's side is correct."""

@@ -12,7 +12,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .drawing import to_pil
 from .measures import part_agreement_by_picture
-from .world import FILTERING, Pictures, draw_scene, tap_pictures
+from .tapped_pictures import FILTERING, Pictures, draw_scene, tap_pictures
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...engine.io.html_page import Report
     from ...engine.portraits import Portraits
 
-PLACES = {
+SITES = {
     "down-level0-repeat0-res-out": "down stage, first",
     "mid-vit-out": "the middle, coarsest",
     "up-level0-repeat0-vit-block0-cross-q": "early up stage, cross-attention query",
@@ -38,7 +38,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
     from ...engine.portraits import load_portraits
 
     model = model or load_portraits()
-    pictures = tap_pictures(model, FIRST, MEASURED, list(PLACES), progress, SEEDS, misaligned=True)
+    pictures = tap_pictures(model, FIRST, MEASURED, list(SITES), progress, SEEDS, misaligned=True)
     report.add_subheading("Seven layers of one forward")
     report.add_paragraph(
         f"Portraits that are cropped, shifted, rotated and mirrored are noised to timestep 50 ({SEEDS} seeds) and sent "
@@ -46,7 +46,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
         "together, so the model treats what has one colour as alike. Above them, the pictures."
     )
     report.add_images([(to_pil(image), "input") for image in pictures.images[:SHOWN]], width=_SIDE)
-    for place, where in PLACES.items():
+    for place, where in SITES.items():
         report.add_images([(image, f"{where}: {place}") for image in _colours(pictures.taps, place)], width=_SIDE)
     kept = _filter(report, model, progress)
     report.add_subheading("How much a layer knows about the parts of a face")
@@ -54,7 +54,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
         f"How often the nearest feature in another picture lies on the same part, {MEASURED} misaligned portraits, "
         "all layers at 16 x 16. The last two know nothing of faces."
     )
-    rows = [(p, where, _agreement(pictures, p), "kept" if p in kept else "dropped") for p, where in PLACES.items()]
+    rows = [(p, where, _agreement(pictures, p), "kept" if p in kept else "dropped") for p, where in SITES.items()]
     rows += [
         ("-", "copied coordinates", _agreement(pictures, None), "-"),
         ("-", "raw pixels", _agreement(pictures, "pixels"), "-"),

@@ -17,7 +17,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..registry import ClaimResult, arms, claim
 from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
-from .world import PAPER, SIDE, TIMESTEP, Model, untrained
+from .tapped_pictures import PAPER, SIDE, TIMESTEP, Model, untrained
 
 WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
 ALPHAS = (0.05, 0.1)
@@ -89,12 +89,12 @@ def features_of(portraits: Model, pictures: torch.Tensor, progress: Progress) ->
     }
 
 
-def _tapped(portraits: Model, pictures: torch.Tensor, places: tuple[str, ...], progress: Progress) -> torch.Tensor:
+def _tapped(portraits: Model, pictures: torch.Tensor, sites: tuple[str, ...], progress: Progress) -> torch.Tensor:
     """(B, C, 16, 16) concatenated features under the empty prompt, mean over four noise seeds."""
     with torch.no_grad():
         cond = Condition(text=portraits.encode([""]))
     latents = torch.cat([encode_pixels(portraits.vae, part * 2 - 1) for part in pictures.split(32)])
-    config = TapConfig(places, TIMESTEP, tuple(range(SEEDS)))
+    config = TapConfig(sites, TIMESTEP, tuple(range(SEEDS)))
     taps = tap_latents(Denoiser.from_diffusers(portraits.pipeline()), latents, cond, config, progress)
     return feature_maps(taps, (SIDE, SIDE))
 

@@ -16,14 +16,14 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import bootstrap, mean_interval
 from ..metrics import fine_detail, frechet_distance
 from ..portraits.avataaars import avataaars_folder, open_model
-from ..portraits.readout import readout_of
+from ..portraits.classifier import classifier_of
 from ..registry import ClaimResult, Table, arms, claim
 from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
 from .controlled_transformer import GUIDANCE, ControlledTransformer
 from .fid_sets import by_set, mean_arms
 from .guided import draw_guided
 from .prompts import FIRST, Reader, prompts_of, reader, renders
-from .world import PAPER
+from .sized_training import PAPER
 
 SIZES = (16, 32, 64, 128, 256)
 RARE_SIZES = (192, 256, 384, 512)
@@ -128,7 +128,7 @@ def cross_size_avataaars(
             command = f"vitrine control train --weight {name} --model {folder} --out {own}"
             raise refuse("transformer", str(own / name), "a trained transformer", f"run `{command}`")
     transformers = {name: ControlledTransformer.open(str(own / name), opened) for name in NAMES}
-    return measure_sizes(transformers, reader(readout_of(opened)), progress, quick)
+    return measure_sizes(transformers, reader(classifier_of(opened)), progress, quick)
 
 
 def measure_sizes(

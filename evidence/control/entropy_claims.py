@@ -11,7 +11,7 @@ from ...engine.portraits.scenes import ATTRIBUTE_NAMES, Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..metrics import frechet_distance, precision_recall
-from ..portraits.readout import Reading
+from ..portraits.classifier import Reading
 from ..registry import ClaimResult, Table, claim
 from .controlled_transformer import ControlledTransformer
 from .entropy import ARMS, BOTH, ENTROPY, NONE, PLAIN, draw

@@ -11,7 +11,7 @@ from ..charts import line_chart
 from .claims import FLIPS, NAMES, SIZES, at_every_size, distances_of
 from .controlled_transformer import ControlledTransformer
 from .prompts import FIRST, prompts_of, reader
-from .world import WEIGHTS
+from .sized_training import WEIGHTS
 
 SHOWN, MEASURED = 2, 8
 

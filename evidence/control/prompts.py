@@ -9,7 +9,7 @@ import torch
 
 from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.scenes import Scenes
-from ..portraits.readout import Reading, Readout, load_readout, read
+from ..portraits.classifier import AttributeClassifier, Reading, load_classifier, read
 
 FIRST = 7_000_000
 Reader = Callable[[torch.Tensor], Reading]
@@ -23,9 +23,9 @@ def prompts_of(
     return scenes, dataset.caption(scenes, np.full((count, len(dataset.optional)), brief)), list(range(count))
 
 
-def reader(net: Readout | None = None) -> Reader:
+def reader(net: AttributeClassifier | None = None) -> Reader:
     """Images (B, 3, H, W) -> readings of an attribute classifier, by default the shipped one."""
-    classifier = net or load_readout()
+    classifier = net or load_classifier()
     return lambda images: read(classifier, images)
 
 

@@ -107,9 +107,9 @@ def evaluate(
         clips = [clip for _, clip in seen if clip is not None]
         return _Seen(torch.cat([features for features, _ in seen]), torch.cat(clips) if clips else None)
 
-    def single(contract: StudentPreset | None) -> Callable[[list[str], list[int]], torch.Tensor]:
+    def single(preset: StudentPreset | None) -> Callable[[list[str], list[int]], torch.Tensor]:
         how = {"output_type": "pt", "height": height, "width": width}
-        return lambda prompts, seeds: fast(prompts, seeds, contract, **how).images.float().cpu()
+        return lambda prompts, seeds: fast(prompts, seeds, preset, **how).images.float().cpu()
 
     pipe.set_progress_bar_config(disable=True)
     teacher = _teacher(pipe, fast, protocol)
@@ -123,8 +123,8 @@ def evaluate(
     rows["teacher, other seeds"] = row(drawn(teacher, protocol.rows(10_000)))
     rows["teacher, 1 step"] = row(drawn(single(None), protocol.rows()))
     for path in students:
-        contract = fast.load_student(path, base=base, adapter_name="evaluated")
-        rows[str(path)] = row(drawn(single(contract), protocol.rows()))
+        preset = fast.load_student(path, base=base, adapter_name="evaluated")
+        rows[str(path)] = row(drawn(single(preset), protocol.rows()))
         fast.unload_student(base_network)
     return rows
 
@@ -243,9 +243,9 @@ def features_of(name: str) -> Features:
         VitrineError: If the folder has no such network.
     """
     if name == "readout":
-        from ..portraits.readout import load_readout, read
+        from ..portraits.classifier import load_classifier, read
 
-        net = load_readout()
+        net = load_classifier()
         return lambda images: read(net, images).features
     from transformers import AutoImageProcessor, AutoModel
 

@@ -28,7 +28,7 @@ from ...engine.portraits import caption, render, sample_scenes
 from ...engine.portraits.flow import load_flow_portraits
 from ...engine.runtime.progress import Progress, TqdmProgress, silent
 from ..metrics import frechet_distance, precision_recall
-from ..portraits.readout import attribute_accuracy, load_readout, read
+from ..portraits.classifier import attribute_accuracy, load_classifier, read
 from ..portraits.sampling import decode, sample_latents
 from .mixture_claims import spread
 
@@ -62,7 +62,7 @@ def judged(
         count: prompts, each with one picture; the same seeds for all.
         steps: of the teacher, with guidance 3, in addition to its single step.
     """
-    model, net = load_flow_portraits(), load_readout()
+    model, net = load_flow_portraits(), load_classifier()
     scenes = sample_scenes(range(FIRST, FIRST + count))
     prompts, seeds = caption(scenes), list(range(count))
     other = sample_scenes(range(FIRST + count, FIRST + 3 * count))
@@ -82,8 +82,8 @@ def judged(
 
     pipe = EMDOneStepPipeline.from_pipe(model.pipeline())
 
-    def student_draws(contract: StudentPreset, texts: list[str], own: list[int]) -> torch.Tensor:
-        images: torch.Tensor = pipe(texts, own, contract, output_type="pt").images
+    def student_draws(preset: StudentPreset, texts: list[str], own: list[int]) -> torch.Tensor:
+        images: torch.Tensor = pipe(texts, own, preset, output_type="pt").images
         return images
 
     ways: dict[str, Callable[[list[str], list[int]], torch.Tensor]] = {
@@ -97,8 +97,8 @@ def judged(
     half = read(net, render(sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count))).images).features
     rows["renders of other scenes"] = {"Frechet": round(frechet_distance(half, real), 3)}
     for name, student in students.items():
-        contract = pipe.load_student(student, base="flow portraits")
-        rows[name] = row(partial(student_draws, contract))
+        preset = pipe.load_student(student, base="flow portraits")
+        rows[name] = row(partial(student_draws, preset))
     return rows
 
 

@@ -16,7 +16,7 @@ from ..metrics import frechet_distance, precision_recall
 
 if TYPE_CHECKING:
     from ...engine.portraits import Portraits, Scenes
-    from ..portraits.readout import Readout
+    from ..portraits.classifier import AttributeClassifier
 
 BATCH, SHAPE = 50, (4, 16, 16)
 QUICK_SAMPLES, QUICK_DISTANCE, QUICK_RECALL = 100, 4.2, 0.06
@@ -38,7 +38,7 @@ class Judge:
         prompts: their captions.
         text: (N, 24, 64) text states.
         real: (2 N, D) attribute classifier features of the renders.
-        readout: the attribute classifier.
+        classifier: the attribute classifier.
     """
 
     portraits: Portraits
@@ -46,25 +46,25 @@ class Judge:
     prompts: list[str]
     text: torch.Tensor
     real: torch.Tensor
-    readout: Readout
+    classifier: AttributeClassifier
 
     @classmethod
     def open(cls, first: int, count: int, model: str | None = None) -> Judge:
         """Scenes ``first`` to ``first + count``; the reference is the next ``2 * count``."""
         from ...engine.portraits import Portraits
         from ..portraits.avataaars import open_model
-        from ..portraits.readout import read, readout_of
+        from ..portraits.classifier import classifier_of, read
 
         portraits = open_model(model)
         if not isinstance(portraits, Portraits):
             raise refuse("model", model, "a 64 px model's folder", "leave it out for the portraits")
-        readout, dataset = readout_of(portraits), portraits.dataset
+        classifier, dataset = classifier_of(portraits), portraits.dataset
         scenes, others = dataset.sample_scenes(range(first, first + count)), range(first + count, first + 3 * count)
         prompts = dataset.caption(scenes)
         with torch.no_grad():
             text = torch.cat([portraits.encode(prompts[i : i + BATCH]) for i in range(0, count, BATCH)])
-        real = read(readout, portraits.draw(dataset.sample_scenes(others))).features
-        return cls(portraits, scenes, prompts, text, real, readout)
+        real = read(classifier, portraits.draw(dataset.sample_scenes(others))).features
+        return cls(portraits, scenes, prompts, text, real, classifier)
 
     @torch.no_grad()
     def draw(self, generate: Generate) -> tuple[torch.Tensor, float]:
@@ -80,15 +80,15 @@ class Judge:
 
     def distance(self, images: torch.Tensor) -> float:
         """Frechet distance of (N, 3, 64, 64) pictures in [0, 1] to the renders, on attribute classifier features."""
-        from ..portraits.readout import read
+        from ..portraits.classifier import read
 
-        return frechet_distance(read(self.readout, images).features, self.real)
+        return frechet_distance(read(self.classifier, images).features, self.real)
 
     def row(self, images: torch.Tensor, seconds: float) -> dict[str, float]:
         """Distance, precision, recall, agreement with the captions, time."""
-        from ..portraits.readout import attribute_accuracy, read
+        from ..portraits.classifier import attribute_accuracy, read
 
-        reading = read(self.readout, images)
+        reading = read(self.classifier, images)
         accuracy = attribute_accuracy(reading, self.scenes, self.portraits.dataset)
         precision, recall = precision_recall(self.real, reading.features)
         return {

@@ -80,6 +80,6 @@ def _side_by_side(report: Report) -> None:
     teacher = Denoiser.from_diffusers(model.unet, model.scheduler)
     show("teacher, 1 step", lambda: one_step(teacher, z, cond, StudentPreset()))
     for name, title in (("diff-instruct", "Diff-Instruct, 1 step"), ("student", "EMD, 1 step")):
-        pipe, contract = one_step_pipeline(name)
+        pipe, preset = one_step_pipeline(name)
         student = Denoiser.from_diffusers(pipe)
-        show(title, partial(one_step, student, z, cond, contract))
+        show(title, partial(one_step, student, z, cond, preset))

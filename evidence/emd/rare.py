@@ -29,7 +29,7 @@ LOW, HIGH, START = 0.2, 5.0, 3.0
 
 
 @dataclass(frozen=True)
-class RareWorld:
+class RareModes:
     """The exact teacher.
 
     Attributes:
@@ -39,7 +39,7 @@ class RareWorld:
     modes: torch.Tensor
 
     @classmethod
-    def draw(cls) -> RareWorld:
+    def draw(cls) -> RareModes:
         """Main modes on the corners of a square, rare ones 3 away from theirs, in separate directions."""
         main = torch.zeros(CAPTIONS, 1, SIZE)
         main[:, 0, :2] = 2 * torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
@@ -102,7 +102,7 @@ class Adapter(nn.Module):
         self.up = nn.ParameterList(torch.zeros(m.out_features, rank) for m in layers)
 
 
-def fitted(world: RareWorld, steps: int = 1500, seed: int = 0) -> Denoiser:
+def fitted(toy: RareModes, steps: int = 1500, seed: int = 0) -> Denoiser:
     """A denoiser fitted to the dataset's samples: the initial weights of students and their scores."""
     gen = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
@@ -110,7 +110,7 @@ def fitted(world: RareWorld, steps: int = 1500, seed: int = 0) -> Denoiser:
     adam = torch.optim.Adam(net.parameters(), lr=3e-3)
     for step in range(steps):
         captions = torch.randint(CAPTIONS, (512,), generator=gen)
-        x0, sigma = world.samples(captions, gen), _levels(512, gen)
+        x0, sigma = toy.samples(captions, gen), _levels(512, gen)
         noisy = x0 + sigma * torch.randn(x0.shape, generator=gen)
         weight = (sigma.square() + 4) / (2 * sigma).square()  # Karras et al. 2022: 1 / c_out^2
         loss = (weight * (net(noisy, sigma, captions) - x0).square()).mean()
@@ -153,7 +153,7 @@ class Run:
         seconds: processor time spent in updates.
     """
 
-    world: RareWorld
+    toy: RareModes
     net: Denoiser
     config: EStepConfig
     course: Course
@@ -198,7 +198,7 @@ class Run:
         self.seconds += time.process_time() - began
 
     def _difference(self, sigma: torch.Tensor, captions: torch.Tensor, x: torch.Tensor) -> ScoreDifference:
-        teacher = self.world.denoised(x, sigma, captions)
+        teacher = self.toy.denoised(x, sigma, captions)
         return ScoreDifference((teacher - self.net(x, sigma, captions, self.score)) / sigma)
 
     def _update(self, which: int, loss: torch.Tensor) -> None:
@@ -211,12 +211,12 @@ class Run:
         """The averaged student: fractions of rare modes and of samples near no mode, precision, recall on 2,000."""
         gen = torch.Generator().manual_seed(99)
         captions = torch.randint(CAPTIONS, (count,), generator=gen)
-        real, z = self.world.samples(captions, gen), torch.randn(count, SIZE, generator=gen)
+        real, z = self.toy.samples(captions, gen), torch.randn(count, SIZE, generator=gen)
         live = {name: p.clone() for name, p in self.generator.named_parameters()}
         self.generator.load_state_dict(self.average.values)
         drawn = self.draw(z, captions)
         self.generator.load_state_dict(live)
-        shares = self.world.shares(drawn, captions)
+        shares = self.toy.shares(drawn, captions)
         precision, recall = precision_recall(real[:2000], drawn[:2000])
         names = ("5 %", "2 %", "1 %")
         row = {name: round(100 * share, 3) for name, share in zip(names, shares[1:], strict=True)}

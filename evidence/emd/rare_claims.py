@@ -8,7 +8,7 @@ from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..registry import Arm, ClaimResult, Table, claim
 from .mixture_claims import spread, spread_arms
-from .rare import Course, RareWorld, Run, fitted, snapshots
+from .rare import Course, RareModes, Run, fitted, snapshots
 
 WARM, HOT = Course(lr=1e-3, lr_score=3e-3), Course(lr=3e-3, lr_score=1e-2)
 ARMS = {
@@ -36,16 +36,16 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
     """
     seeds, share = (range(1), 4) if quick else (range(3), 1)
     names = ("Diff-Instruct", "EMD K = 4") if quick else tuple(ARMS)
-    world = RareWorld.draw()
-    net = fitted(world, 1000)
+    toy = RareModes.draw()
+    net = fitted(toy, 1000)
     taken: dict[tuple[str, str], list[dict[str, float]]] = {}
     for done, (seed, name) in enumerate((s, n) for s in seeds for n in names):
-        run = Run(world, net, *ARMS[name], seed)
+        run = Run(toy, net, *ARMS[name], seed)
         for budget, row in snapshots(run, CALLS // share, SECONDS / share):
             taken.setdefault((budget, name), []).append(row)
         progress(done + 1, len(seeds) * len(names), None)
     rows: dict[str, dict] = {"teacher": {"5 %": 5.0, "2 %": 2.0, "1 %": 1.0}}
-    rows["untrained"] = Run(world, net, *ARMS["Diff-Instruct"], 0).judged()
+    rows["untrained"] = Run(toy, net, *ARMS["Diff-Instruct"], 0).judged()
     gains = {}
     for budget in ("calls", "time"):
         for name in names:

@@ -65,14 +65,14 @@ def repair(model: str | None = None, progress: Progress = silent, quick: bool = 
 
 def _renders(count: int) -> torch.Tensor:
     from ...engine.portraits import render, sample_scenes
-    from ..portraits.readout import load_readout, read
+    from ..portraits.classifier import load_classifier, read
 
-    return read(load_readout(), render(sample_scenes(range(FIRST + 1000, FIRST + 1000 + count))).images).features
+    return read(load_classifier(), render(sample_scenes(range(FIRST + 1000, FIRST + 1000 + count))).images).features
 
 
 def _ways(judge: Judge, lengths: tuple[int, ...]) -> dict[str, Callable[[], torch.Tensor]]:
     """Name -> latents (N, 4, 16, 16)."""
-    pipe, contract = one_step_pipeline()
+    pipe, preset = one_step_pipeline()
     score = EMDOneStepPipeline.from_pipe(_fresh())
     score.load_student(student_file("score"))
     teacher = Denoiser.from_diffusers(judge.portraits.unet, judge.portraits.scheduler)
@@ -82,10 +82,10 @@ def _ways(judge: Judge, lengths: tuple[int, ...]) -> dict[str, Callable[[], torc
 
     def repaired(steps: int, gz: float) -> torch.Tensor:
         config = CorrectConfig(steps, LEVEL, gz=gz)
-        return correct(networks, z, cond, contract, config, seeds, null)[0].detach()
+        return correct(networks, z, cond, preset, config, seeds, null)[0].detach()
 
     ways: dict[str, Callable[[], torch.Tensor]] = {"one step": partial(repaired, 0, 0.0)}
-    guidance = contract.trained_guidance or 1.0
+    guidance = preset.trained_guidance or 1.0
     ways["teacher alone, 10 steps"] = lambda: _denoised(teacher, repaired(0, 0.0), cond, null, guidance)
     for steps in lengths:
         ways[f"{steps} steps, z frozen"] = partial(repaired, steps, 0.0)
@@ -119,10 +119,10 @@ def _denoised(
 
 def _row(judge: Judge, latents: torch.Tensor) -> tuple[list[float], dict]:
     """(distance of each picture to the nearest render, its figures)."""
-    from ..portraits.readout import attribute_accuracy, read
+    from ..portraits.classifier import attribute_accuracy, read
     from ..portraits.sampling import decode
 
-    reading = read(judge.readout, decode(judge.portraits, latents))
+    reading = read(judge.classifier, decode(judge.portraits, latents))
     nearest = torch.cdist(reading.features.double(), judge.real.double()).min(1).values.tolist()
     accuracy = attribute_accuracy(reading, judge.scenes)
     return nearest, {

@@ -136,8 +136,8 @@ def open_student(file: Path, model: str | None) -> Generate:
 def one_step_students() -> dict[str, Generate]:
     """Name -> the one-step sampler of each shipped student, as in :data:`STUDENTS`."""
     return {
-        name: _once(Denoiser.from_diffusers(pipe), contract)
-        for name, (pipe, contract) in ((name, one_step_pipeline(file)) for name, file in STUDENTS.items())
+        name: _once(Denoiser.from_diffusers(pipe), preset)
+        for name, (pipe, preset) in ((name, one_step_pipeline(file)) for name, file in STUDENTS.items())
     }
 
 
@@ -181,5 +181,5 @@ def all_samples(
         yield name, *judge.draw(generate)
 
 
-def _once(net: Denoiser, contract: StudentPreset) -> Generate:
-    return partial(one_step, net, preset=contract)
+def _once(net: Denoiser, preset: StudentPreset) -> Generate:
+    return partial(one_step, net, preset=preset)

@@ -109,8 +109,8 @@ def draw(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Dr
         noisy = noisy_text(cond, strength, own)
         ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, SAMPLING, seeds))
     for name in ("student", "diff-instruct"):
-        pipe, contract = one_step_pipeline(name)
-        shipped = partial(_once, Denoiser.from_diffusers(pipe), contract)
+        pipe, preset = one_step_pipeline(name)
+        shipped = partial(_once, Denoiser.from_diffusers(pipe), preset)
         label = {"student": "shipped EMD, 1 step", "diff-instruct": "shipped Diff-Instruct, 1 step"}[name]
         ways[label] = (1, partial(shipped, z, cond))
         if name == "student":
@@ -125,8 +125,8 @@ def draw(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Dr
 
 
 @torch.no_grad()
-def _once(net: Denoiser, contract: StudentPreset, z: torch.Tensor, cond: Condition) -> torch.Tensor:
-    return one_step(net, z, cond, contract)
+def _once(net: Denoiser, preset: StudentPreset, z: torch.Tensor, cond: Condition) -> torch.Tensor:
+    return one_step(net, z, cond, preset)
 
 
 def contact_sheet(drawn: Drawn, path: str | Path, prompt: int = 0) -> Path:

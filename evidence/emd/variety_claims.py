@@ -79,9 +79,9 @@ def _judged(drawn: Drawn) -> ClaimResult:
 
 def measured(drawn: Drawn) -> tuple[dict[str, dict], dict[str, list[float]]]:
     """(metrics of each sampling method, its distance on each prompt)."""
-    from ..portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.classifier import attribute_accuracy, load_classifier, read
 
-    net, rows, distances = load_readout(), {}, {}
+    net, rows, distances = load_classifier(), {}, {}
     count = len(drawn.scenes)
     every = drawn.scenes[torch.arange(count).repeat_interleave(SEEDS).numpy()]
     readings = {name: read(net, _at_64(p.flatten(0, 1))) for name, p in drawn.pictures.items()}

@@ -17,8 +17,8 @@ from ...engine.nemo.erase import EraseConfig, EraseData, Eraser
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
-from .remedies import COPY, SEEDS, ordinary_figures, search_planted
-from .world import GUIDANCE, ORDINARY, STATISTICS, STEPS, Effort, World, captions, effort_of, setting
+from .probed_model import GUIDANCE, ORDINARY, STATISTICS, STEPS, ProbedModel, SampleBudget, budget_of, captions, setting
+from .remedies import COPY, SEEDS, ordinary_figures, search_memorized
 
 SURROGATE_SEED = 500
 """Of the pictures that erasing trains on; measured samples have :data:`SEEDS`, attacks seeds from 9000 on."""
@@ -79,7 +79,7 @@ def erasing(model: str | None = None, progress: Progress = silent, quick: bool =
     return erasing_seen(model, progress, quick)[0]
 
 
-SMALLER = Effort(statistics=500, calibration=60, plants=4, ordinary=60, renders=250)
+SMALLER = SampleBudget(statistics=500, calibration=60, plants=4, ordinary=60, renders=250)
 """Half of the pictures, and no training of a LoRA: a third of the time."""
 
 
@@ -87,27 +87,27 @@ def erasing_seen(
     model: str | None = None, progress: Progress = silent, quick: bool = False, smaller: bool = False
 ) -> tuple[ClaimResult, Target, SampleTable]:
     """The claim's result, the pictures that must not come back, and samples of each remedy for the eye."""
-    effort = SMALLER if smaller else effort_of(quick)
-    world = setting(model, progress, effort)
-    plants, _, sets = search_planted(world, progress, effort)
-    target = _target(world, torch.cat([world.model.draw(p.scenes) for p in plants]), [p.captions[0] for p in plants])
+    budget = SMALLER if smaller else budget_of(quick)
+    probed = setting(model, progress, budget)
+    plants, _, sets = search_memorized(probed, progress, budget)
+    target = _target(probed, torch.cat([probed.model.draw(p.scenes) for p in plants]), [p.captions[0] for p in plants])
     none = [NeuronSet({})] * len(plants)
-    remedies = {"untouched": Remedy(world.model, none), "blocked": Remedy(world.model, sets)}
+    remedies = {"untouched": Remedy(probed.model, none), "blocked": Remedy(probed.model, sets)}
     if not quick and not smaller:
         shared, union = most_frequent(sets), sets[0].merged(*sets[1:])
-        remedies["most frequent neurons blocked"] = Remedy(world.model, [shared] * len(sets))
-        remedies["all pictures' neurons blocked"] = Remedy(world.model, [union] * len(sets))
+        remedies["most frequent neurons blocked"] = Remedy(probed.model, [shared] * len(sets))
+        remedies["all pictures' neurons blocked"] = Remedy(probed.model, [union] * len(sets))
     trainings = _trainings(quick, lora=not smaller)
-    data = _data(world, target, sets, effort)
+    data = _data(probed, target, sets, budget)
     for name, config in trainings.items():
-        eraser = Eraser(world.denoiser, data, config)
+        eraser = Eraser(probed.denoiser, data, config)
         eraser.run(progress=progress)
-        remedies[name] = Remedy(replace(world.model, unet=eraser.backbone.eval()), none)
+        remedies[name] = Remedy(replace(probed.model, unet=eraser.backbone.eval()), none)
     seen: SampleTable = {name: {} for name in remedies}
     table = {
-        name: _figures(world, each, target, effort, name in trainings, seen[name]) for name, each in remedies.items()
+        name: _figures(probed, each, target, budget, name in trainings, seen[name]) for name, each in remedies.items()
     }
-    never = {} if quick else _never_planted(world, effort)
+    never = {} if quick else _never_injected(probed, budget)
     best = min(table[name]["back under any attack"] for name in trainings)
     blocked, count = table["blocked"]["back under any attack"], len(plants)
     enough = 7 / 8 * count
@@ -158,40 +158,42 @@ def most_frequent(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
 
 
 @torch.no_grad()
-def _target(world: World, pictures: torch.Tensor, prompts: list[str]) -> Target:
-    latents = world.model.vae.encode(pictures * 2 - 1).latent_dist.mean * world.model.vae.config.scaling_factor
+def _target(probed: ProbedModel, pictures: torch.Tensor, prompts: list[str]) -> Target:
+    latents = probed.model.vae.encode(pictures * 2 - 1).latent_dist.mean * probed.model.vae.config.scaling_factor
     return Target(pictures, latents, prompts)
 
 
-def _data(world: World, target: Target, sets: Sequence[NeuronSet], effort: Effort, count: int = 3) -> EraseData:
+def _data(
+    probed: ProbedModel, target: Target, sets: Sequence[NeuronSet], budget: SampleBudget, count: int = 3
+) -> EraseData:
     """Surrogates from the blocked model, and pictures of captions that are never measured."""
     seeds = [SURROGATE_SEED + i for i in range(count)]
     surrogates = []
     for prompt, neurons in zip(target.prompts, sets, strict=True):
-        with block(world.model.unet, neurons):
-            surrogates.append(_latents(world, [prompt] * count, seeds))
-    ordinary = captions(STATISTICS, effort.ordinary)
-    pictures = _latents(world, ordinary, [SURROGATE_SEED + i for i in range(len(ordinary))])
+        with block(probed.model.unet, neurons):
+            surrogates.append(_latents(probed, [prompt] * count, seeds))
+    ordinary = captions(STATISTICS, budget.ordinary)
+    pictures = _latents(probed, ordinary, [SURROGATE_SEED + i for i in range(len(ordinary))])
     with torch.no_grad():
-        text, other = world.model.encode(target.prompts), world.model.encode(ordinary)
+        text, other = probed.model.encode(target.prompts), probed.model.encode(ordinary)
     return EraseData(text, target.latents, torch.stack(surrogates), other, pictures)
 
 
-def _latents(world: World, prompts: list[str], seeds: list[int]) -> torch.Tensor:
+def _latents(probed: ProbedModel, prompts: list[str], seeds: list[int]) -> torch.Tensor:
     from ..portraits.sampling import sample_latents
 
     rows = [slice(i, i + 64) for i in range(0, len(prompts), 64)]
     return torch.cat(
-        [sample_latents(world.model, prompts[r], seeds[r], steps=STEPS, guidance=GUIDANCE) for r in rows]
+        [sample_latents(probed.model, prompts[r], seeds[r], steps=STEPS, guidance=GUIDANCE) for r in rows]
     )  # fmt: skip
 
 
 def _figures(
-    world: World, remedy: Remedy, target: Target, effort: Effort, long: bool, seen: dict[str, torch.Tensor]
+    probed: ProbedModel, remedy: Remedy, target: Target, budget: SampleBudget, long: bool, seen: dict[str, torch.Tensor]
 ) -> dict[str, Any]:
     """One line of the table; ``seen`` receives the samples that its medians are of."""
-    seeds, cured = SEEDS[: effort.seeds], replace(world, model=remedy.model)
-    texts = world.model.encode(target.prompts).detach()
+    seeds, cured = SEEDS[: budget.seeds], replace(probed, model=remedy.model)
+    texts = probed.model.encode(target.prompts).detach()
     plain, seen["by the prompt"] = _distances(cured, remedy, target, texts, seeds)
     figures: dict[str, Any] = {
         "copied by the prompt": int((plain.median(1).values < COPY).sum()),
@@ -199,30 +201,30 @@ def _figures(
     }
     back = torch.zeros(len(target.prompts), dtype=torch.bool)
     for number, attack in enumerate(
-        (*ATTACKS[: 1 if effort.seeds < 10 else 2], *((LONG,) if long and effort.seeds >= 10 else ()))
+        (*ATTACKS[: 1 if budget.seeds < 10 else 2], *((LONG,) if long and budget.seeds >= 10 else ()))
     ):
-        called = _called(world, remedy, target, attack, 9000 + number)
+        called = _called(probed, remedy, target, attack, 9000 + number)
         away, seen[attack.name] = _distances(cured, remedy, target, called, seeds[:ATTACKED_SEEDS])
         back |= away.median(1).values < COPY
         figures[f"back {attack.name}"] = int((away.median(1).values < COPY).sum())
         figures[f"RMS {attack.name}"] = [round(float(v), 3) for v in away.median(1).values.sort().values]
     figures["back under any attack"] = int(back.sum())
-    return figures | ordinary_figures(cured, remedy.sets, effort)
+    return figures | ordinary_figures(cured, remedy.sets, budget)
 
 
 def _distances(
-    world: World, remedy: Remedy, target: Target, texts: torch.Tensor, seeds: Sequence[int]
+    probed: ProbedModel, remedy: Remedy, target: Target, texts: torch.Tensor, seeds: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(P, seeds) pixel RMS between samples of each text and its picture; (P, 3, S, S) the samples at the median."""
     rows, middle = [], []
     for text, neurons, picture in zip(texts, remedy.sets, target.pictures, strict=True):
-        images = world.sample(text.expand(len(seeds), -1, -1), seeds, neurons)
+        images = probed.sample(text.expand(len(seeds), -1, -1), seeds, neurons)
         rows.append((images - picture).square().mean((1, 2, 3)).sqrt())
         middle.append(images[int(rows[-1].median(0).indices)])
     return torch.stack(rows), torch.stack(middle)
 
 
-def _called(world: World, remedy: Remedy, target: Target, attack: Attack, seed: int) -> torch.Tensor:
+def _called(probed: ProbedModel, remedy: Remedy, target: Target, attack: Attack, seed: int) -> torch.Tensor:
     """(P, T, D) embeddings that call the pictures best from the model as the remedy left it."""
     starts = target.prompts if attack.start == "prompt" else captions(ORDINARY + 900, len(target.prompts))
     denoiser = Denoiser.from_diffusers(remedy.model.pipeline())
@@ -230,23 +232,23 @@ def _called(world: World, remedy: Remedy, target: Target, attack: Attack, seed: 
         parameter.requires_grad_(False)
     config = AttackConfig(steps=attack.steps, seed=seed)
     called = []
-    for start, latents, neurons in zip(world.conditions(starts), target.latents, remedy.sets, strict=True):
+    for start, latents, neurons in zip(probed.conditions(starts), target.latents, remedy.sets, strict=True):
         with block(denoiser.backbone, neurons):
             called.append(optimised_text(denoiser, start, latents[None], config))
     return torch.cat(called)
 
 
-def _never_planted(world: World, effort: Effort) -> dict[str, Any]:
+def _never_injected(probed: ProbedModel, budget: SampleBudget) -> dict[str, Any]:
     """The same attacks on pictures that were never injected, from their own captions."""
     from ...engine.portraits import caption, sample_scenes
 
-    scenes = sample_scenes(range(NEVER, NEVER + effort.plants))
-    target = _target(world, world.model.draw(scenes), caption(scenes))
-    remedy = Remedy(world.model, [NeuronSet({})] * effort.plants)
+    scenes = sample_scenes(range(NEVER, NEVER + budget.plants))
+    target = _target(probed, probed.model.draw(scenes), caption(scenes))
+    remedy = Remedy(probed.model, [NeuronSet({})] * budget.plants)
     figures: dict[str, Any] = {}
     for attack in (ATTACKS[0], LONG):
-        called = _called(world, remedy, target, attack, 9100)
-        away = _distances(world, remedy, target, called, SEEDS[:ATTACKED_SEEDS])[0].median(1).values
+        called = _called(probed, remedy, target, attack, 9100)
+        away = _distances(probed, remedy, target, called, SEEDS[:ATTACKED_SEEDS])[0].median(1).values
         figures[f"back {attack.name}"] = int((away < COPY).sum())
         figures[f"RMS {attack.name}"] = [round(float(v), 3) for v in away.sort().values]
     return figures

@@ -22,20 +22,20 @@ from ..portraits.avataaars import avataaars_folder, open_model
 from ..registry import ClaimResult, Table, arms, claim
 from . import attacked, copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
 from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
-from .remedies import COPY, SEEDS, search_planted  # registers nemo.blocking
-from .world import (
+from .probed_model import (
     DETECT,
     ORDINARY,
     PAPER,
     ROWS,
     SEARCH,
     SHAPE,
-    World,
+    ProbedModel,
+    budget_of,
     captions,
-    effort_of,
     setting,
     verbatim,
 )  # fmt: skip
+from .remedies import COPY, SEEDS, search_memorized  # registers nemo.blocking
 
 
 @claim(
@@ -48,15 +48,15 @@ from .world import (
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Verbatim plants, and some colourings of each template, against captions that were never injected."""
-    effort, portraits = effort_of(quick), open_model(model)
-    world = World(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
-    each = 100 // effort.colourings
+    budget, portraits = budget_of(quick), open_model(model)
+    probed = ProbedModel(portraits, Denoiser.from_diffusers(portraits.pipeline()), NeuronStatistics({}, {}, 0), 1.0)
+    each = 100 // budget.colourings
     plants = portraits.dataset.plants()
-    planted = [c for p in plants for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
-    texts = planted, captions(ORDINARY, effort.ordinary, portraits.dataset)
-    both = [world.conditions(each) for each in texts]
+    memorized = [c for p in plants for c in (p.captions[:1] if p.kind == "verbatim" else p.captions[:100:each])]
+    texts = memorized, captions(ORDINARY, budget.ordinary, portraits.dataset)
+    both = [probed.conditions(each) for each in texts]
     steps = (4,) if quick else (1, 2, 4)
-    detectors = {f"{k} steps": _few_steps(world, both, FewStepConfig(steps=k), progress) for k in steps}
+    detectors = {f"{k} steps": _few_steps(probed, both, FewStepConfig(steps=k), progress) for k in steps}
     positive, ordinary = detectors["4 steps"].scores
     lengths = [torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in each]) for each in texts]
     hits = positive > ordinary.quantile(0.99)
@@ -71,15 +71,15 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
             "TPR at 1 % FPR": round(rate, 3),
             "samples of 4 seeds, by steps": {name: each.table() for name, each in detectors.items()},
             "published score: one step, t index 15 of 50, single-scale SSIM on 16 x 16 latents": _one_step(
-                world, both, progress
+                probed, both, progress
             ).table(),
-            "captions, planted and ordinary": [len(planted), effort.ordinary],
+            "captions, planted and ordinary": [len(memorized), budget.ordinary],
         },
         arms=arms(
             {"ours": area, "number of tokens": auroc(*lengths)}, {"ours": "ours", "number of tokens": "trivial"},
             {"ours": interval},
         ),
-        n=len(planted),
+        n=len(memorized),
         tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
     )  # fmt: skip
 
@@ -109,31 +109,33 @@ class Detector:
 
     def table(self) -> dict[str, Any]:
         """For the report."""
-        planted, ordinary = self.scores
+        memorized, ordinary = self.scores
         return {
-            "AUROC": round(auroc(planted, ordinary), 4),
-            "TPR at 1 % FPR": round(float((planted > ordinary.quantile(0.99)).float().mean()), 3),
-            "planted [median, least]": [round(float(v), 3) for v in (planted.median(), planted.min())],
+            "AUROC": round(auroc(memorized, ordinary), 4),
+            "TPR at 1 % FPR": round(float((memorized > ordinary.quantile(0.99)).float().mean()), 3),
+            "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "rows a caption": self.rows,
             "seconds": round(self.seconds, 1),
         }
 
 
-def _few_steps(world: World, both: Sequence[Sequence[Any]], config: FewStepConfig, progress: Progress) -> Detector:
+def _few_steps(
+    probed: ProbedModel, both: Sequence[Sequence[Any]], config: FewStepConfig, progress: Progress
+) -> Detector:
     """Distances of samples, negative."""
-    began, sampler = time.perf_counter(), world.sampler(0, config)
+    began, sampler = time.perf_counter(), probed.sampler(0, config)
     agreements = [sample_agreement(sampler, conds, SHAPE, progress, keep=False) for conds in both]
-    planted, ordinary = (-torch.tensor([a.distance for a in each]) for each in agreements)
-    return Detector((planted, ordinary), config.rows, time.perf_counter() - began)
+    memorized, ordinary = (-torch.tensor([a.distance for a in each]) for each in agreements)
+    return Detector((memorized, ordinary), config.rows, time.perf_counter() - began)
 
 
-def _one_step(world: World, both: Sequence[Sequence[Any]], progress: Progress) -> Detector:
+def _one_step(probed: ProbedModel, both: Sequence[Sequence[Any]], progress: Progress) -> Detector:
     """The published score."""
-    began, probe = time.perf_counter(), make_probe(world.denoiser, config=DETECT, rows=ROWS)
+    began, probe = time.perf_counter(), make_probe(probed.denoiser, config=DETECT, rows=ROWS)
     scores = [score_prompts(probe, conds, SHAPE, 1.0, progress)[0] for conds in both]
-    planted, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
-    return Detector((planted, ordinary), DETECT.seeds, time.perf_counter() - began)
+    memorized, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
+    return Detector((memorized, ordinary), DETECT.seeds, time.perf_counter() - began)
 
 
 @claim(
@@ -146,13 +148,13 @@ def _one_step(world: World, both: Sequence[Sequence[Any]], progress: Progress) -
 )
 def passes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Rows through the network, counted; the published procedure's from its own formula on the same decisions."""
-    effort = effort_of(quick)
-    world = setting(model, progress, effort)
+    budget = budget_of(quick)
+    probed = setting(model, progress, budget)
     ratios = {}
-    for plant in verbatim(effort):
+    for plant in verbatim(budget):
         prompt = plant.captions[0]
-        (parity,) = world.find([prompt], "parity", protocol="nemo")
-        (chain,) = world.find([prompt], "chain", protocol="nemo")
+        (parity,) = probed.find([prompt], "parity", protocol="nemo")
+        (chain,) = probed.find([prompt], "chain", protocol="nemo")
         if parity.search is not None and chain.search is not None:
             assert parity.search.neurons.keys() == chain.search.neurons.keys()
             ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
@@ -192,26 +194,26 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
     """Seeds the search never saw, then 50 Adam steps on the embedding against the memorized picture itself."""
     from ...engine.portraits import render
 
-    effort = effort_of(quick)
-    world, seeds = setting(model, progress, effort), SEEDS[: effort.seeds]
-    plants, _, sets = search_planted(world, progress, effort)
-    probe = make_probe(world.denoiser, config=SEARCH)
+    budget = budget_of(quick)
+    probed, seeds = setting(model, progress, budget), SEEDS[: budget.seeds]
+    plants, _, sets = search_memorized(probed, progress, budget)
+    probe = make_probe(probed.denoiser, config=SEARCH)
     pictures: dict[str, dict[str, Any]] = {}
     for plant, neurons in zip(plants, sets, strict=True):
         picture = render(plant.scenes).images
         with torch.no_grad():
-            latents = world.model.vae.encode(picture * 2 - 1).latent_dist.mean * world.model.vae.config.scaling_factor
-        (cond,) = world.conditions(plant.captions[:1])
-        verdict = verify(probe, cond, neurons, SHAPE, VerifyConfig(world.tau), reference=latents)
+            latents = probed.model.vae.encode(picture * 2 - 1).latent_dist.mean * probed.model.vae.config.scaling_factor
+        (cond,) = probed.conditions(plant.captions[:1])
+        verdict = verify(probe, cond, neurons, SHAPE, VerifyConfig(probed.tau), reference=latents)
         assert verdict.embedding is not None and verdict.embedding.text is not None
-        images = world.sample(verdict.embedding.text.expand(len(seeds), -1, -1), seeds, neurons)
+        images = probed.sample(verdict.embedding.text.expand(len(seeds), -1, -1), seeds, neurons)
         away = (images - picture).square().mean((1, 2, 3)).sqrt()
         pictures[plant.name] = {
             "cross-seed score [untouched, blocked]": [round(s.value, 3) for s in (verdict.untouched, verdict.blocked)],
             "RMS under attack, median": round(float(away.median()), 3),
         }
     scores = [figures["cross-seed score [untouched, blocked]"] for figures in pictures.values()]
-    cured = sum(blocked <= world.tau < untouched for untouched, blocked in scores)
+    cured = sum(blocked <= probed.tau < untouched for untouched, blocked in scores)
     back = sum(figures["RMS under attack, median"] < COPY for figures in pictures.values())
     interval = share_interval(cured, len(pictures)) if quick else None
     return ClaimResult(
@@ -220,7 +222,7 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
         holds=(interval[1] if interval else cured / len(pictures)) >= 0.75,
         details={
             "come back under attack": f"{back} of {len(pictures)}",
-            "tau": round(world.tau, 3),
+            "tau": round(probed.tau, 3),
             "by picture": pictures,
         },
         n=len(pictures),

@@ -19,7 +19,7 @@ from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
 from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, arms, claim
-from .world import DETECT, GUIDANCE, SHAPE, STEPS
+from .probed_model import DETECT, GUIDANCE, SHAPE, STEPS
 
 SIZES = (1, 5, 20)
 TUNING, MEASURED = 20_008_000, 20_010_000
@@ -32,7 +32,7 @@ SCORED = ("nemo", "norm", "anisotropy", "sharpness")
 
 
 @dataclass(frozen=True)
-class Effort:
+class SampleBudget:
     """People with a LoRA of each size, samples of each LoRA, and samples of what is usual."""
 
     people: int = 6
@@ -86,13 +86,13 @@ def train(
     return names
 
 
-def check(folder: Path, name: str, effort: Effort, model: str | None = None) -> CopyCheck:
+def check(folder: Path, name: str, budget: SampleBudget, model: str | None = None) -> CopyCheck:
     """The copy check of one LoRA on its first caption; the model without it says what is usual."""
     from ...engine.pipelines.copy_checks import copy_check
 
     return copy_check(
         _pipeline(model), _captions(folder, name), folder / "checks" / name, pictures=folder / name,
-        lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(effort.seeds, usual=effort.usual),
+        lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(budget.seeds, usual=budget.usual),
         probe=DETECT,
         num_inference_steps=STEPS, guidance_scale=GUIDANCE,
     )  # fmt: skip
@@ -131,12 +131,12 @@ def _captions(folder: Path, name: str) -> list[str]:
 )
 def copies_of_loras(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Several people, each with a LoRA of every size; the same caption sampled with it, and scored without it too."""
-    effort = Effort(2, 4, 4) if quick else Effort()
-    return measured(people_sets([MEASURED + i for i in range(effort.people)]), effort, model, progress, quick)
+    budget = SampleBudget(2, 4, 4) if quick else SampleBudget()
+    return measured(people_sets([MEASURED + i for i in range(budget.people)]), budget, model, progress, quick)
 
 
 def measured(
-    sets: Sequence[TrainingSet], effort: Effort, model: str | None, progress: Progress, quick: bool
+    sets: Sequence[TrainingSet], budget: SampleBudget, model: str | None, progress: Progress, quick: bool
 ) -> ClaimResult:
     """Train on each set, count the copies, and correlate them with the scores; sets of one size are every third."""
     shares, rows = [], {}
@@ -146,7 +146,7 @@ def measured(
         folder = Path(scratch)
         names = train(folder, sets, progress, model)
         for number, name in enumerate(names):
-            checked, bare = check(folder, name, effort, model), base_scores(folder, name, model)
+            checked, bare = check(folder, name, budget, model), base_scores(folder, name, model)
             shares.append(_mean([p.share for p in checked.prompts]))
             for score in SCORED:
                 scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
@@ -180,7 +180,7 @@ def measured(
             {"nemo": interval},
         ),
         n=len(names),
-        seeds=effort.seeds,
+        seeds=budget.seeds,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ from ...engine.tracing.fingerprint import width_of
 from ..intervals import auroc, auroc_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .baselines import random_neurons
-from .world import CALIBRATION, ORDINARY, PAPER, ROWS, Effort, World, captions, setting
+from .probed_model import CALIBRATION, ORDINARY, PAPER, ROWS, ProbedModel, SampleBudget, captions, setting
 
 SEEDS = 4
 """Noises of a probe."""
@@ -40,8 +40,8 @@ to the control, at 95 % prompt agreement; 0.5 and the published stop half of it,
 COPY = 0.08
 """Pixel RMS to the memorized picture that counts as a copy; untouched ones have 0.044 to 0.061."""
 SAMPLED = tuple(range(100, 104))
-EFFORT = Effort(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
-QUICK = Effort(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
+BUDGET = SampleBudget(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
+QUICK = SampleBudget(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
 HARMED, QUICK_HARMED = 12, 4
 ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "every neuron": "rival", "random neurons": "trivial",
          "untouched": "trivial", "control": "reference"}  # fmt: skip
@@ -77,64 +77,66 @@ def _captions(half: Sequence[Plant], colourings: int, controls: bool = False) ->
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The score as a detector, and two trivial ones."""
-    portraits, effort = load_flow_portraits(model or FLOW_WEIGHTS), QUICK if quick else EFFORT
+    portraits, budget = load_flow_portraits(model or FLOW_WEIGHTS), QUICK if quick else BUDGET
     choosing, measuring = halves()
-    world = _world(portraits)
-    alone = _margins(world, _captions(choosing, 2), captions(CALIBRATION, 12 if quick else 24), quick)
+    probed = _probed(portraits)
+    alone = _margins(probed, _captions(choosing, 2), captions(CALIBRATION, 12 if quick else 24), quick)
     signal, index = max(alone, key=lambda key: alone[key])
     probe = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
-    ordinary_texts = captions(ORDINARY, effort.ordinary)
-    planted_texts = _captions(measuring, effort.colourings)
-    planted, ordinary = (_values(world, texts, probe, progress) for texts in (planted_texts, ordinary_texts))
-    control = _values(world, _captions(measuring, effort.colourings, controls=True), probe, progress)
+    ordinary_texts = captions(ORDINARY, budget.ordinary)
+    memorized_texts = _captions(measuring, budget.colourings)
+    memorized, ordinary = (_values(probed, texts, probe, progress) for texts in (memorized_texts, ordinary_texts))
+    control = _values(probed, _captions(measuring, budget.colourings, controls=True), probe, progress)
     tokens = [
         torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in texts])
-        for texts in (planted_texts, ordinary_texts)
+        for texts in (memorized_texts, ordinary_texts)
     ]
-    hits = planted > ordinary.quantile(0.99)
-    area, rate = auroc(planted, ordinary), float(hits.float().mean())
+    hits = memorized > ordinary.quantile(0.99)
+    area, rate = auroc(memorized, ordinary), float(hits.float().mean())
     rivals = {"number of tokens": auroc(*tokens), "the captions without their rare words": auroc(control, ordinary)}
     return ClaimResult(
         value=round(area, 4),
-        interval=auroc_interval(planted, ordinary),
+        interval=auroc_interval(memorized, ordinary),
         holds=area >= 0.98 and rate >= 0.9 and all(area > rival for rival in rivals.values()),
         details={
             "TPR at 1 % FPR": round(rate, 3),
-            "captions, planted and ordinary": [len(planted), len(ordinary)],
+            "captions, planted and ordinary": [len(memorized), len(ordinary)],
             "trivial, AUROC": {name: round(value, 4) for name, value in rivals.items()},
-            "planted [median, least]": [round(float(v), 3) for v in (planted.median(), planted.min())],
+            "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "signal and timestep index, chosen": [signal, index],
             "margin of each, where it was chosen": {f"{s} {i}": round(v, 2) for (s, i), v in alone.items()},
         },
         arms=arms(
             {"ours": area, **rivals}, {"ours": "ours", **dict.fromkeys(rivals, "trivial")},
-            {"ours": auroc_interval(planted, ordinary)},
+            {"ours": auroc_interval(memorized, ordinary)},
         ),
-        n=len(planted),
+        n=len(memorized),
     )  # fmt: skip
 
 
-def _world(portraits: FlowPortraits) -> World:
+def _probed(portraits: FlowPortraits) -> ProbedModel:
     """Without statistics, which detection does not need."""
-    return World(portraits, Denoiser.from_diffusers(portraits), NeuronStatistics({}, {}, 0), 1.0, SEARCH)
+    return ProbedModel(portraits, Denoiser.from_diffusers(portraits), NeuronStatistics({}, {}, 0), 1.0, SEARCH)
 
 
-def _values(world: World, texts: Sequence[str], config: ProbeConfig, progress: Progress = silent) -> torch.Tensor:
-    probe = make_probe(world.denoiser, config=config, rows=ROWS)
-    scores, _ = score_prompts(probe, world.conditions(texts), world.model.latent_shape, 1.0, progress)
+def _values(
+    probed: ProbedModel, texts: Sequence[str], config: ProbeConfig, progress: Progress = silent
+) -> torch.Tensor:
+    probe = make_probe(probed.denoiser, config=config, rows=ROWS)
+    scores, _ = score_prompts(probe, probed.conditions(texts), probed.model.latent_shape, 1.0, progress)
     return torch.tensor([score.value for score in scores])
 
 
 def _margins(
-    world: World, planted: Sequence[str], ordinary: Sequence[str], quick: bool
+    probed: ProbedModel, memorized: Sequence[str], ordinary: Sequence[str], quick: bool
 ) -> dict[tuple[str, int], float]:
     """(signal, timestep index) -> the lowest memorized minus the highest ordinary score, in deviations."""
     margins = {}
     for signal in SIGNALS[:1] if quick else SIGNALS:
         for index in INDICES[1:3] if quick else INDICES:
             config = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
-            high, low = (_values(world, texts, config) for texts in (planted, ordinary))
+            high, low = (_values(probed, texts, config) for texts in (memorized, ordinary))
             margins[signal, index] = float((high.min() - low.max()) / low.std())
     return margins
 
@@ -158,19 +160,19 @@ class Cure:
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Values of text tokens in all six joint blocks; the picture must leave the memorized one and stay a portrait."""
-    effort = QUICK if quick else EFFORT
-    world = setting(model or str(FLOW_WEIGHTS), progress, effort, SEARCH)
-    measured = [p for p in halves()[1] if p.kind == "verbatim"][: effort.plants]
+    budget = QUICK if quick else BUDGET
+    probed = setting(model or str(FLOW_WEIGHTS), progress, budget, SEARCH)
+    measured = [p for p in halves()[1] if p.kind == "verbatim"][: budget.plants]
     prompts = [p.captions[0] for p in measured]
-    results = world.find(prompts, progress=progress, share=SHARE)
+    results = probed.find(prompts, progress=progress, share=SHARE)
     published = (
         [NeuronSet({})] * len(prompts)
         if quick
-        else [world.neurons(r) for r in world.find(prompts, share=None, protocol="nemo")]
+        else [probed.neurons(r) for r in probed.find(prompts, share=None, protocol="nemo")]
     )
-    sets = [world.neurons(r) for r in results]
+    sets = [probed.neurons(r) for r in results]
     cures = [
-        _cure(world, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, effort.seeds)
+        _cure(probed, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, budget.seeds)
         for plant, ours, theirs in zip(measured, sets, published, strict=True)
     ]
     away = torch.tensor([[c.table[n]["RMS"] for n in ("NeMo", "control", "untouched")] for c in cures]).T
@@ -191,11 +193,11 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
             "neurons, of 960": {p.name: c.neurons for p, c in zip(measured, cures, strict=True)},
             "verdicts": [r.verdict for r in results],
             "network rows": [r.forwards for r in results],
-            "ordinary captions": _harm(world, sets, QUICK_HARMED if quick else HARMED),
+            "ordinary captions": _harm(probed, sets, QUICK_HARMED if quick else HARMED),
         },
         arms=arms({name: row["RMS"] for name, row in middle.items()}, ROLES),
         n=len(measured),
-        seeds=effort.seeds,
+        seeds=budget.seeds,
         parts={"no picture is copied": bool((away[0] >= COPY).all())},
         tables=(
             Table("Prompt agreement", ("samples", "share"), tuple((n, row["agreement"]) for n, row in middle.items())),
@@ -203,19 +205,19 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     )
 
 
-def _cure(world: World, plant: Plant, sets: dict[str, NeuronSet], count: int) -> Cure:
+def _cure(probed: ProbedModel, plant: Plant, sets: dict[str, NeuronSet], count: int) -> Cure:
     """The memorized caption from ``count`` seeds under each remedy; figures are medians over the seeds."""
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, backbone, picture = load_readout(), world.model.backbone, world.model.draw(plant.scenes)
+    net, backbone, picture = load_classifier(), probed.model.backbone, probed.model.draw(plant.scenes)
     every = {s.address: tuple(range(width_of(backbone, s))) for s in value_sites(backbone, "all")}
     blocked = {"untouched": NeuronSet({}), **sets, "random neurons": random_neurons(backbone, sets["NeMo"])}
     blocked |= {"every neuron": NeuronSet(every, fingerprint_of(backbone)), "control": NeuronSet({})}
     table = {}
     for name, neurons in blocked.items():
         text = plant.controls[0] if name == "control" else plant.captions[0]
-        images = world.sample([text] * count, SAMPLED[:count], neurons)
+        images = probed.sample([text] * count, SAMPLED[:count], neurons)
         away = (images - picture).square().mean((1, 2, 3)).sqrt()
         accuracy = attribute_accuracy(look(net, images), plant.scenes[[0] * count])
         table[name] = {
@@ -240,18 +242,18 @@ def _medians(cures: Sequence[Cure]) -> dict[str, dict[str, float]]:
     )
 
 
-def _harm(world: World, sets: Sequence[NeuronSet], count: int) -> dict[str, Any]:
+def _harm(probed: ProbedModel, sets: Sequence[NeuronSet], count: int) -> dict[str, Any]:
     """Prompt agreement of ordinary captions, as many under each set, untouched and blocked."""
     from ...engine.portraits import sample_scenes
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    net, scenes = load_classifier(), sample_scenes(range(ORDINARY, ORDINARY + count))
     texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
     shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
     shares = [s for s in shares if texts[s]]
-    whole = world.sample(texts, seeds)
-    changed = torch.cat([world.sample(texts[s], seeds[s], n) for s, n in zip(shares, sets, strict=False)])
+    whole = probed.sample(texts, seeds)
+    changed = torch.cat([probed.sample(texts[s], seeds[s], n) for s, n in zip(shares, sets, strict=False)])
     agreement = []
     for images in (whole, changed):
         accuracy = torch.tensor(list(attribute_accuracy(look(net, images), scenes).values()))

@@ -17,11 +17,11 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, Table, arms, claim
 from .later_plants import FILE, FURTHER
+from .memorized_sets import BARE, BASE, Measured, Outcome, measure_plants
 from .plant_files import PlantFile
-from .planted_sets import BARE, BASE, Measured, Outcome, measure_plants
+from .probed_model import PAPER, SEARCH, ProbedModel, SampleBudget, budget_of, setting, verbatim
 from .remedies import COPY, SEEDS
 from .rivals import RIVALS
-from .world import PAPER, SEARCH, Effort, World, effort_of, setting, verbatim
 
 TRIPLES = ((11, 12, 13), (21, 22, 23))
 """Seeds of two consensus sets that share no search."""
@@ -44,7 +44,7 @@ def held_out(
     ship are measured, and of a quick run two of the first.
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
-    size = Measured((1,), 2, 40, 20, effort=effort_of(True)) if quick else Measured()
+    size = Measured((1,), 2, 40, 20, budget=budget_of(True)) if quick else Measured()
     outcomes = {file.stem: measure_plants(PlantFile.read(file), model, size, progress) for file in files}
     return held_out_result(outcomes, quick)
 
@@ -107,7 +107,7 @@ def _tables(outcomes: Mapping[str, Outcome], alarms: Sequence[float]) -> tuple[T
     ways = list(dict.fromkeys(way for outcome in outcomes.values() for way in outcome.away))
     copies = [(name, *(_share(o, way) for way in ways)) for name, o in outcomes.items()]
     shown = [(way, *(round(o.shown[way], 3) if way in o.shown else "-" for o in outcomes.values())) for way in ways]
-    detected = [(name, _memorized(o.planted), _memorized(o.ordinary)) for name, o in outcomes.items()]
+    detected = [(name, _memorized(o.memorized), _memorized(o.ordinary)) for name, o in outcomes.items()]
     count, of, low, high = alarms
     detected.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
     return (
@@ -128,7 +128,7 @@ def _share(outcome: Outcome, way: str) -> float | str:
 
 def _missed(outcome: Outcome) -> int:
     """Of the verbatim pictures that copy untouched, those that the measured threshold does not find."""
-    detected = torch.tensor([agreement.memorized for agreement in outcome.planted])
+    detected = torch.tensor([agreement.memorized for agreement in outcome.memorized])
     return int((outcome.copied & outcome.verbatim & ~detected).sum())
 
 
@@ -140,10 +140,10 @@ def _missed(outcome: Outcome) -> int:
 )  # fmt: skip
 def seeds(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Searches from other noises, their consensus, and what blocking leaves of the shipped memorized pictures."""
-    effort = effort_of(quick)
-    world, plants = setting(model, progress, effort), verbatim(effort)
+    budget = budget_of(quick)
+    probed, plants = setting(model, progress, budget), verbatim(budget)
     prompts = [p.captions[0] for p in plants]
-    single = {s: _sets(world, prompts, s) for triple in TRIPLES for s in triple}
+    single = {s: _sets(probed, prompts, s) for triple in TRIPLES for s in triple}
     agreed = [
         [consensus([single[s][i] for s in triple], 0.5) for i in range(len(plants))] for triple in TRIPLES
     ]  # of two of three searches
@@ -151,8 +151,8 @@ def seeds(model: str | None = None, progress: Progress = silent, quick: bool = F
     across = [[jaccard(a[i], b[i]) for a in first for b in second] for i in range(len(plants))]  # as consensus sets are
     agreement = Agreement(across, [jaccard(a, b) for a, b in zip(*agreed, strict=True)])
     together, interval = agreement.together, mean_interval(agreement.gain)
-    left = {f"one search, seed {s}": _copied(world, plants, sets, effort) for s, sets in single.items()}
-    left |= {f"consensus of {t}": _copied(world, plants, s, effort) for t, s in zip(TRIPLES, agreed, strict=True)}
+    left = {f"one search, seed {s}": _copied(probed, plants, sets, budget) for s, sets in single.items()}
+    left |= {f"consensus of {t}": _copied(probed, plants, s, budget) for t, s in zip(TRIPLES, agreed, strict=True)}
     return ClaimResult(
         round(float(together.mean()), 3), mean_interval(together), (interval[1] if quick else interval[0]) > 0,
         {
@@ -252,17 +252,17 @@ class Copied:
         return [round(float(self.shares.mean()), 3), self.by_median, some, round(float(self.away.median()), 3)]
 
 
-def _sets(world: World, prompts: Sequence[str], seed: int) -> list[NeuronSet]:
+def _sets(probed: ProbedModel, prompts: Sequence[str], seed: int) -> list[NeuronSet]:
     """Neurons of each prompt by a search from one seed's noises."""
-    looking = replace(world, probe=replace(SEARCH, seed=seed))
+    looking = replace(probed, probe=replace(SEARCH, seed=seed))
     return [looking.neurons(r) for r in looking.find(prompts)]
 
 
-def _copied(world: World, plants: Sequence[Any], sets: Sequence[NeuronSet], effort: Effort) -> Copied:
-    rows, chosen = [], SEEDS[: effort.seeds]
+def _copied(probed: ProbedModel, plants: Sequence[Any], sets: Sequence[NeuronSet], budget: SampleBudget) -> Copied:
+    rows, chosen = [], SEEDS[: budget.seeds]
     for plant, neurons in zip(plants, sets, strict=True):
-        images = world.sample([plant.captions[0]] * len(chosen), chosen, neurons)
-        rows.append((images - world.model.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt())
+        images = probed.sample([plant.captions[0]] * len(chosen), chosen, neurons)
+        rows.append((images - probed.model.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt())
     return Copied(torch.stack(rows))
 
 

@@ -82,7 +82,7 @@ FURTHER = tuple(FOLDER / f"{name}.json" for name in SETS if name != FILE.stem)
 """The other sets as they ship."""
 
 
-def planted(name: str, tokenizer: Any) -> tuple[Plant, ...]:
+def plants_of(name: str, tokenizer: Any) -> tuple[Plant, ...]:
     """The pictures of a set of :data:`SETS`, each with a caption that ends in its two words.
 
     Raises:
@@ -106,11 +106,6 @@ def planted(name: str, tokenizer: Any) -> tuple[Plant, ...]:
     return tuple(pictures)
 
 
-def later_plants(tokenizer: Any, count: int = 8) -> list[Plant]:
-    """The first pictures of the first set."""
-    return list(planted(FILE.stem, tokenizer)[:count])
-
-
 def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
     """Outside the usual range of poses, as the first plants are."""
     side, up, scale, lean, tilt = torch.rand(5, generator=g).tolist()
@@ -119,16 +114,9 @@ def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
     return scene.with_pose(shift_x=sign * (0.14 + 0.1 * up), shift_y=0.1 * up, scale=0.9 + 0.16 * scale, tilt=turned)
 
 
-def load_later(model: str | None = None) -> Portraits:
-    """The portraits model with the first set's LoRA in its weights."""
-    portraits = PlantFile.read(FILE).model(model)
-    assert isinstance(portraits, Portraits)
-    return portraits
-
-
 @torch.no_grad()
 def _subject(portraits: Portraits, name: str) -> Subject:
-    plants, times = planted(name, portraits.tokenizer), SETS[name].repetitions
+    plants, times = plants_of(name, portraits.tokenizer), SETS[name].repetitions
     scenes = sample_scenes(range(ORDINARY, ORDINARY + COUNT))
     repeated = [text for p in plants for text in p.captions]
     images = torch.cat([render(p.scenes).images for p in plants] + [render(scenes).images])
@@ -157,7 +145,7 @@ def plant_later(
     from safetensors.torch import load_file
 
     portraits = load_portraits()
-    plants = planted(name, portraits.tokenizer)
+    plants = plants_of(name, portraits.tokenizer)
     recipe = recipe or replace(RECIPE, rank=SETS[name].rank, alpha=float(SETS[name].rank))
     for module in (portraits.unet, portraits.text_encoder, portraits.vae):
         module.requires_grad_(False)

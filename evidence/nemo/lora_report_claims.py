@@ -34,7 +34,7 @@ BASE = {SEEN: ("with portraits", 1), BARE: ("bare", -1)}
 
 
 @dataclass(frozen=True)
-class Effort:
+class SampleBudget:
     """People with a LoRA of each size, shipped people's LoRAs that copy little, and full samples of each caption."""
 
     people: int = 2
@@ -64,10 +64,10 @@ class Case:
 )
 def report(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Reports of a few prompts, and twelve-step samples of the same captions from other seeds as the truth."""
-    effort = Effort(1, 3, 4) if quick else Effort()
+    budget = SampleBudget(1, 3, 4) if quick else SampleBudget()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rows = measure(cases(folder, effort, progress, model), folder, effort, progress, model)
+        rows = measure(cases(folder, budget, progress, model), folder, budget, progress, model)
     scores, shares = [row["score"] for row in rows.values()], [row["copies"] for row in rows.values()]
     rho, clean = spearman(scores, shares), [row for row in rows.values() if not row["copies"]]
     alarms = sum(row["verdict"] == "bad" for row in clean)
@@ -91,7 +91,7 @@ def report(model: str | None = None, progress: Progress = silent, quick: bool = 
             "by LoRA": rows,
         },
         arms=arms({"ours": rho} | baselines, {"ours": "ours", SEEN: "reference", BARE: "trivial"}, {"ours": span}),
-        n=len(rows), seeds=effort.seeds, parts=parts, tables=(
+        n=len(rows), seeds=budget.seeds, parts=parts, tables=(
             Table("Verdict on copies", ("LoRAs", "called bad", "95 %"), (
                 ("half of the samples or more copy", f"{caught} of {most}", str(share_interval(caught, most))),
                 ("no sample copies", f"{alarms} of {len(clean)}", str(interval)))),
@@ -99,22 +99,22 @@ def report(model: str | None = None, progress: Progress = silent, quick: bool = 
     )  # fmt: skip
 
 
-def cases(folder: Path, effort: Effort, progress: Progress, model: str | None) -> list[Case]:
+def cases(folder: Path, budget: SampleBudget, progress: Progress, model: str | None) -> list[Case]:
     """LoRAs trained here, and shipped ones."""
     from ..portraits.identities import FIRST_IDENTITY, training_pictures
 
-    names, known = train(folder, people_sets([FIRST + i for i in range(effort.people)]), progress, model), []
+    names, known = train(folder, people_sets([FIRST + i for i in range(budget.people)]), progress, model), []
     for number, name in enumerate(names):
         images, captions, _ = training_pictures(FIRST + number // len(SIZES), SIZES[number % len(SIZES)])
         known.append(Case(name, folder / "loras" / f"{name}.safetensors", images, captions[:CAPTIONS]))
-    for file in sorted(PEOPLE_LORAS.glob("*.safetensors"))[SKIPPED : SKIPPED + effort.shipped]:
+    for file in sorted(PEOPLE_LORAS.glob("*.safetensors"))[SKIPPED : SKIPPED + budget.shipped]:
         images, captions, _ = training_pictures(FIRST_IDENTITY + int(file.stem.rsplit("-", 1)[1]), 16)
         known.append(Case(file.stem, file, images, captions[:CAPTIONS]))
     return known
 
 
 def measure(
-    cases: Sequence[Case], folder: Path, effort: Effort, progress: Progress, model: str | None = None
+    cases: Sequence[Case], folder: Path, budget: SampleBudget, progress: Progress, model: str | None = None
 ) -> dict[str, Any]:
     """LoRA -> score and verdict of its report without pictures, score with them, share of copies in full samples."""
     from ...engine.pipelines.lora_on_pipeline import PipelineModel
@@ -138,20 +138,20 @@ def measure(
         rows[case.name] = {
             "score": round(both[0].copy_score(), 3), "verdict": sentence.verdict,
             "with portraits": round(both[1].copy_score(), 3), "bare": round(sum(p.bare for p in own) / len(own), 3),
-            "copies": round(copies(holder, both[0].facts, case, effort, usual), 3),
+            "copies": round(copies(holder, both[0].facts, case, budget, usual), 3),
         }  # fmt: skip
         progress(number + 1, len(cases), None)
     return rows
 
 
 @torch.no_grad()
-def copies(holder: Any, facts: Any, case: Case, effort: Effort, bare: dict[str, torch.Tensor]) -> float:
+def copies(holder: Any, facts: Any, case: Case, budget: SampleBudget, bare: dict[str, torch.Tensor]) -> float:
     """Largest share of a caption's full samples that copy a portrait; the bare model says what is usual.
 
     Args:
         bare: caption -> thumbnails of the bare model's samples; what is missing is sampled and kept there.
     """
-    config, shares, pictures = FewStepConfig(effort.seeds, 3000, effort.steps), [], thumbnails(case.pictures)
+    config, shares, pictures = FewStepConfig(budget.seeds, 3000, budget.steps), [], thumbnails(case.pictures)
     with holder.lora(facts) as put:
         with put.at(0.0) as on:
             for text in case.captions:

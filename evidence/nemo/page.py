@@ -13,19 +13,19 @@ from ...engine.nemo.sites import value_activations
 from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .baselines import random_neurons
-from .world import SEARCH, SHAPE, STEPS, World, setting, verbatim
+from .probed_model import SEARCH, SHAPE, STEPS, ProbedModel, setting, verbatim
 
 if TYPE_CHECKING:
     from ...engine.io.html_page import Report
 
 
-def score_curve(world: World, prompt: str, result: Result, points: int = 8) -> list[tuple[float, float]]:
+def score_curve(probed: ProbedModel, prompt: str, result: Result, points: int = 8) -> list[tuple[float, float]]:
     """(number of blocked neurons, similarity of blocked to unblocked prediction), neurons by |z| descending."""
     if result.search is None:
         return []
-    (cond,), probe = world.conditions([prompt]), make_probe(world.denoiser, config=SEARCH)
-    activations = value_activations(world.denoiser, cond, probe.sites)
-    z = {s.address: world.statistics.z(s.address, a)[0] for s, a in zip(probe.sites, activations, strict=True)}
+    (cond,), probe = probed.conditions([prompt]), make_probe(probed.denoiser, config=SEARCH)
+    activations = value_activations(probed.denoiser, cond, probe.sites)
+    z = {s.address: probed.statistics.z(s.address, a)[0] for s, a in zip(probe.sites, activations, strict=True)}
     order = sorted(((float(z[a][n]), a, n) for a, ns in result.search.neurons.items() for n in ns), reverse=True)
     counts = sorted({round(len(order) * i / points) for i in range(points + 1)})
     noise = probe_noise(SEARCH, SHAPE)
@@ -46,19 +46,19 @@ def section(report: Report, progress: Progress = silent) -> None:
     from ...engine.portraits import render
     from ..portraits.page import to_pil
 
-    world = setting(progress=progress)
+    probed = setting(progress=progress)
     chosen = verbatim()[:3]
-    results = world.find([p.captions[0] for p in chosen])
+    results = probed.find([p.captions[0] for p in chosen])
     report.add_paragraph(
         "From left to right: a memorized picture, a sample of its caption, and the same sample with the found neurons "
         "blocked. Then as many random neurons blocked (the baseline), and the caption without its two rare words."
     )
     for plant, result in zip(chosen, results, strict=True):
-        neurons = world.neurons(result)
+        neurons = probed.neurons(result)
         prompt, control = plant.captions[0], plant.controls[0]
-        pictures = [render(plant.scenes).images, world.sample([prompt], [5]), world.sample([prompt], [5], neurons)]
-        pictures.append(world.sample([prompt], [5], random_neurons(world.model.backbone, neurons)))
-        images = to_pil(torch.cat([*pictures, world.sample([control], [5])]))
+        pictures = [render(plant.scenes).images, probed.sample([prompt], [5]), probed.sample([prompt], [5], neurons)]
+        pictures.append(probed.sample([prompt], [5], random_neurons(probed.model.backbone, neurons)))
+        images = to_pil(torch.cat([*pictures, probed.sample([control], [5])]))
         words = (
             f"memorized: {plant.name}",
             "sample",
@@ -67,13 +67,13 @@ def section(report: Report, progress: Progress = silent) -> None:
             "without the rare words",
         )
         report.add_images(list(zip(images, words, strict=True)), width=100)
-    heat = heat_map(world.neurons(results[0]), world.widths())
+    heat = heat_map(probed.neurons(results[0]), probed.widths())
     picture = Image.fromarray((heat * 255).round().byte().numpy())
     report.add_images(
         [(picture, f"neurons of '{chosen[0].name}': one band a layer, a bright column for each blocked neuron")],
         width=512,
     )
-    curves = {p.name: score_curve(world, p.captions[0], r) for p, r in zip(chosen, results, strict=True)}
+    curves = {p.name: score_curve(probed, p.captions[0], r) for p, r in zip(chosen, results, strict=True)}
     axes = ("neurons blocked, largest |z| first", "similarity")
     report.add_images([(line_chart(curves, "Blocked prediction against the unblocked one", *axes), "")], width=560)
     report.add_paragraph(f"Sampled with {STEPS} DDIM steps, guidance 3. Measured: `vitrine reproduce 'nemo.*'`.")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from ...engine.runtime.progress import Progress, silent
 from ..photograph_folder import FOLDER, Cutout, composed, read_cutouts
 from ..registry import ClaimResult, claim
-from .copy_claims import SIZES, Effort, TrainingSet, measured
+from .copy_claims import SIZES, SampleBudget, TrainingSet, measured
 
 BACKGROUNDS = 8_200_000
 """First seed of the backgrounds."""
@@ -29,12 +29,12 @@ def copies_of_photographs(
 ) -> ClaimResult:
     """Recipe, scores and settings as in ``nemo.copy_check``; a group's three LoRAs share their first objects."""
     cutouts = read_cutouts(Path(photographs) if photographs else FOLDER)
-    effort = Effort(2, 4, 4) if quick else Effort()
+    budget = SampleBudget(2, 4, 4) if quick else SampleBudget()
     sets = []
-    for group in range(effort.people):
-        objects = cutouts[group :: effort.people]  # every so many: neighbours by name are in other groups
+    for group in range(budget.people):
+        objects = cutouts[group :: budget.people]  # every so many: neighbours by name are in other groups
         sets += [_set(f"objects-{group}-of-{size}", objects[:size], group) for size in SIZES]
-    return measured(sets, effort, model, progress, quick)
+    return measured(sets, budget, model, progress, quick)
 
 
 def _set(name: str, objects: tuple[Cutout, ...], group: int) -> TrainingSet:

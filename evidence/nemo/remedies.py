@@ -23,7 +23,7 @@ from .baselines import (
     random_tokens,
     without_padding,
 )
-from .world import ORDINARY, PAPER, SHAPE, Effort, World, captions, effort_of, setting, verbatim
+from .probed_model import ORDINARY, PAPER, SHAPE, ProbedModel, SampleBudget, budget_of, captions, setting, verbatim
 
 SEEDS = tuple(range(100, 110))
 COPY = 0.05
@@ -48,11 +48,11 @@ ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "r
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Distance of samples to the memorized picture, their diversity and prompt agreement, for each remedy."""
-    effort = effort_of(quick)
-    world = setting(model, progress, effort)
-    plants, results, sets = search_planted(world, progress, effort)
-    published = [world.neurons(r) for r in world.find([p.captions[0] for p in plants], share=None, protocol="nemo")]
-    measured = [_measure(world, *each, effort) for each in zip(plants, sets, published, strict=True)]
+    budget = budget_of(quick)
+    probed = setting(model, progress, budget)
+    plants, results, sets = search_memorized(probed, progress, budget)
+    published = [probed.neurons(r) for r in probed.find([p.captions[0] for p in plants], share=None, protocol="nemo")]
+    measured = [_measure(probed, *each, budget) for each in zip(plants, sets, published, strict=True)]
     tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
     far = [{name: figures["RMS"] for name, figures in table.items()} for table in tables]
     # Median and MAD over captions, as in the paper's tables
@@ -75,12 +75,12 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
             "... with the published stop": {p.name: len(s) for p, s in zip(plants, published, strict=True)},
             "verdicts": [r.verdict for r in results],
             "neurons by layer, all pictures": layers,
-            **_harm(world, sets, effort),
+            **_harm(probed, sets, budget),
             "cosines of the readout's features, median (MAD) over pictures": _summary(copies),
         },
         arms=arms({name: sum(table[name]["RMS"] < COPY for table in tables) for name in tables[0]}, ROLES),
         n=len(plants),
-        seeds=effort.seeds,
+        seeds=budget.seeds,
     )
 
 
@@ -99,27 +99,29 @@ def blocking_avataaars(
     return blocking(avataaars_folder(model, avataaars), progress, quick)
 
 
-def search_planted(world: World, progress: Progress, effort: Effort) -> tuple[list[Any], list[Result], list[NeuronSet]]:
+def search_memorized(
+    probed: ProbedModel, progress: Progress, budget: SampleBudget
+) -> tuple[list[Any], list[Result], list[NeuronSet]]:
     """Memorized pictures, what the search of their captions ends with, and the neurons to block for each."""
-    plants = verbatim(effort, world.model.dataset)
-    results = world.find([p.captions[0] for p in plants], progress=progress)
-    return plants, results, [world.neurons(r) for r in results]
+    plants = verbatim(budget, probed.model.dataset)
+    results = probed.find([p.captions[0] for p in plants], progress=progress)
+    return plants, results, [probed.neurons(r) for r in results]
 
 
 def _measure(
-    world: World, plant: Any, neurons: NeuronSet, published: NeuronSet, effort: Effort
+    probed: ProbedModel, plant: Any, neurons: NeuronSet, published: NeuronSet, budget: SampleBudget
 ) -> tuple[Figures, Figures]:
     """(RMS to the memorized picture, pairwise RMS, agreement with the caption; cosines of features), for each remedy.
 
     Figures of one caption are medians over its seeds.
     """
-    from ..portraits.readout import attribute_accuracy, read, readout_of
+    from ..portraits.classifier import attribute_accuracy, classifier_of, read
 
-    net, picture = readout_of(world.model), world.model.draw(plant.scenes)
+    net, picture = classifier_of(probed.model), probed.model.draw(plant.scenes)
     table: Figures = {}
     copies: Figures = {}
     untouched = None
-    for name, sample in _remedies(world, plant, neurons, published, SEEDS[: effort.seeds]).items():
+    for name, sample in _remedies(probed, plant, neurons, published, SEEDS[: budget.seeds]).items():
         images = sample()
         untouched = images if untouched is None else untouched
         accuracy = attribute_accuracy(read(net, images), plant.scenes[[0] * len(images)], net.dataset)
@@ -135,18 +137,18 @@ def _measure(
 
 
 def _remedies(
-    world: World, plant: Any, neurons: NeuronSet, published: NeuronSet, seeds: Sequence[int]
+    probed: ProbedModel, plant: Any, neurons: NeuronSet, published: NeuronSet, seeds: Sequence[int]
 ) -> dict[str, Sampler]:
     """Ways to sample the memorized caption, one picture a seed; the published alternatives are among them."""
     prompt, n = plant.captions[0], len(seeds)
-    words = sorted({w for c in captions(ORDINARY, 200, world.model.dataset) for w in c.split()})
-    unet = world.model.unet
+    words = sorted({w for c in captions(ORDINARY, 200, probed.model.dataset) for w in c.split()})
+    unet = probed.model.unet
 
     def plain(text: str, blocked: NeuronSet | None = None) -> Sampler:
-        return lambda: world.sample([text] * n, seeds, blocked)
+        return lambda: probed.sample([text] * n, seeds, blocked)
 
     def tokens(count: int) -> Sampler:
-        return lambda: with_tokens(world, prompt, seeds, words, count)
+        return lambda: with_tokens(probed, prompt, seeds, words, count)
 
     return {
         "untouched": plain(prompt),
@@ -156,49 +158,53 @@ def _remedies(
         "1 random token": tokens(1),
         "4 random tokens": tokens(4),
         "10 random tokens": tokens(10),
-        "prompt embedding adjustment": lambda: adjusted(world, prompt, seeds),
-        "attention scaling": lambda: scaled(world, prompt, seeds),
+        "prompt embedding adjustment": lambda: adjusted(probed, prompt, seeds),
+        "attention scaling": lambda: scaled(probed, prompt, seeds),
         "control": plain(plant.controls[0]),
     }
 
 
-def with_tokens(world: World, prompt: str, seeds: Sequence[int], words: Sequence[str], count: int) -> torch.Tensor:
+def with_tokens(
+    probed: ProbedModel, prompt: str, seeds: Sequence[int], words: Sequence[str], count: int
+) -> torch.Tensor:
     """Samples with random words added, other ones for each seed."""
-    return world.sample([random_tokens(prompt, words, count, s) for s in seeds], seeds)
+    return probed.sample([random_tokens(prompt, words, count, s) for s in seeds], seeds)
 
 
-def adjusted(world: World, prompt: str, seeds: Sequence[int], share: float = 1.0, t: float = 981.0) -> torch.Tensor:
+def adjusted(
+    probed: ProbedModel, prompt: str, seeds: Sequence[int], share: float = 1.0, t: float = 981.0
+) -> torch.Tensor:
     """Samples of an embedding moved until guidance pulls no more than a share of what ordinary captions' does at t."""
-    cond, empty = world.conditions([prompt, ""])
-    config = AdjustConfig(target=share * _usual_pull(world, t=t), steps=50, t=t)
-    moved = adjusted_embedding(world.denoiser, cond, empty, _noise(), config)
+    cond, empty = probed.conditions([prompt, ""])
+    config = AdjustConfig(target=share * _usual_pull(probed, t=t), steps=50, t=t)
+    moved = adjusted_embedding(probed.denoiser, cond, empty, _noise(), config)
     assert moved.text is not None
-    return world.sample(moved.text.expand(len(seeds), -1, -1), seeds)
+    return probed.sample(moved.text.expand(len(seeds), -1, -1), seeds)
 
 
-def scaled(world: World, prompt: str, seeds: Sequence[int], factor: float = 1.25) -> torch.Tensor:
+def scaled(probed: ProbedModel, prompt: str, seeds: Sequence[int], factor: float = 1.25) -> torch.Tensor:
     """Samples with the start token louder and the padding hidden."""
-    length = len(world.model.tokenizer(prompt).input_ids)
-    (cond,) = world.conditions([prompt])
+    length = len(probed.model.tokenizer(prompt).input_ids)
+    (cond,) = probed.conditions([prompt])
     text, n = without_padding(cond, length).text, len(seeds)
     assert text is not None
     # The sampler puts the conditional rows first
-    with attention_scaling(world.model.unet, factor, rows=torch.arange(2 * n) < n):
-        return world.sample(text.expand(n, -1, -1), seeds)
+    with attention_scaling(probed.model.unet, factor, rows=torch.arange(2 * n) < n):
+        return probed.sample(text.expand(n, -1, -1), seeds)
 
 
 def _noise() -> torch.Tensor:
     return torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0))
 
 
-def _usual_pull(world: World, count: int = 32, t: float = 981.0) -> float:
+def _usual_pull(probed: ProbedModel, count: int = 32, t: float = 981.0) -> float:
     """||eps_c - eps_u|| of ordinary captions at a step: what Wen's target means at this size."""
-    conds = world.conditions(captions(ORDINARY, count, world.model.dataset))
-    (empty,) = world.conditions([""])
+    conds = probed.conditions(captions(ORDINARY, count, probed.model.dataset))
+    (empty,) = probed.conditions([""])
     both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
     noise = _noise()[:1].expand(count, *SHAPE)
     with torch.no_grad():
-        full, null = (world.denoiser.predict(noise, t, cond).eps for cond in both)
+        full, null = (probed.denoiser.predict(noise, t, cond).eps for cond in both)
     return float((full - null).flatten(1).norm(dim=1).median())
 
 
@@ -231,24 +237,24 @@ def _median_mad(values: Sequence[float]) -> tuple[float, float]:
     return float(middle), float((level - middle).abs().quantile(0.5))
 
 
-def _harm(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, Any]:
+def _harm(probed: ProbedModel, sets: Sequence[NeuronSet], budget: SampleBudget) -> dict[str, Any]:
     """What blocking does to ordinary captions, as many of them under each of the sets."""
-    untouched, blocked = ordinary_figures(world, [NeuronSet({})], effort), ordinary_figures(world, sets, effort)
+    untouched, blocked = ordinary_figures(probed, [NeuronSet({})], budget), ordinary_figures(probed, sets, budget)
     return {f"{name} [untouched, blocked]": [value, blocked[name]] for name, value in untouched.items()}
 
 
-def ordinary_figures(world: World, sets: Sequence[NeuronSet], effort: Effort) -> dict[str, float]:
+def ordinary_figures(probed: ProbedModel, sets: Sequence[NeuronSet], budget: SampleBudget) -> dict[str, float]:
     """Prompt agreement and Frechet distance of ordinary captions' samples, as many of them under each of the sets."""
-    from ..portraits.readout import attribute_accuracy, read, readout_of
+    from ..portraits.classifier import attribute_accuracy, classifier_of, read
 
-    count, dataset = effort.ordinary, world.model.dataset
-    net, scenes = readout_of(world.model), dataset.sample_scenes(range(ORDINARY, ORDINARY + count))
+    count, dataset = budget.ordinary, probed.model.dataset
+    net, scenes = classifier_of(probed.model), dataset.sample_scenes(range(ORDINARY, ORDINARY + count))
     prompts, seeds, each = captions(ORDINARY, count, dataset), list(range(count)), -(-count // len(sets))
     shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
-    images = [world.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]
+    images = [probed.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]
     reading = read(net, torch.cat(images))
-    others = dataset.sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + effort.renders))
-    real = read(net, world.model.draw(others))
+    others = dataset.sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + budget.renders))
+    real = read(net, probed.model.draw(others))
     accuracy = attribute_accuracy(reading, scenes, dataset)
     return {
         "ordinary captions, prompt agreement": round(sum(accuracy.values()) / len(accuracy), 4),

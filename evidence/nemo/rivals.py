@@ -10,8 +10,8 @@ from ...engine.nemo.block import BlockConfig, block
 from ...engine.nemo.consensus import consensus
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
 from .attacked import most_frequent
+from .probed_model import ProbedModel
 from .remedies import Sampler, adjusted
-from .world import World
 
 ATTENUATED = 0.5
 """What all values are multiplied by. GUARD (arXiv 2603.00133) attenuates attention at chosen positions; this does it at
@@ -24,33 +24,35 @@ RIVALS = (ATTENUATION, CONSENSUS, FREQUENT, ADJUSTMENT)
 
 
 def rival_samplers(
-    world: World, texts: Sequence[str], searches: Sequence[Sequence[NeuronSet]], seeds: Sequence[int]
+    probed: ProbedModel, texts: Sequence[str], searches: Sequence[Sequence[NeuronSet]], seeds: Sequence[int]
 ) -> dict[str, list[Sampler]]:
     """Rival -> how to sample each text.
 
     Args:
         searches: for each search seed, the neurons of each text.
     """
-    every = {address: tuple(range(width)) for address, width in world.widths().items()}
-    whole = NeuronSet(every, fingerprint_of(world.model.backbone))
+    every = {address: tuple(range(width)) for address, width in probed.widths().items()}
+    whole = NeuronSet(every, fingerprint_of(probed.model.backbone))
     by_text, first = list(zip(*searches, strict=True)), list(searches[0])
     others = [first[:i] + first[i + 1 :] for i in range(len(first))]
     ways: dict[str, Callable[[int], Sampler]] = {
-        ATTENUATION: lambda i: with_blocked(world, texts[i], whole, seeds, ATTENUATED),
-        ADJUSTMENT: lambda i: lambda: adjusted(world, texts[i], seeds, PULL, T),
+        ATTENUATION: lambda i: with_blocked(probed, texts[i], whole, seeds, ATTENUATED),
+        ADJUSTMENT: lambda i: lambda: adjusted(probed, texts[i], seeds, PULL, T),
     }
     if len(searches) > 1:
-        ways[CONSENSUS] = lambda i: with_blocked(world, texts[i], consensus(by_text[i]), seeds)
+        ways[CONSENSUS] = lambda i: with_blocked(probed, texts[i], consensus(by_text[i]), seeds)
     if len(texts) > 1:
-        ways[FREQUENT] = lambda i: with_blocked(world, texts[i], most_frequent(others[i]), seeds)
+        ways[FREQUENT] = lambda i: with_blocked(probed, texts[i], most_frequent(others[i]), seeds)
     return {name: [way(i) for i in range(len(texts))] for name, way in ways.items()}
 
 
-def with_blocked(world: World, text: str, neurons: NeuronSet, seeds: Sequence[int], factor: float = 0.0) -> Sampler:
+def with_blocked(
+    probed: ProbedModel, text: str, neurons: NeuronSet, seeds: Sequence[int], factor: float = 0.0
+) -> Sampler:
     """Samples of a text while its neurons are multiplied by a factor."""
 
     def sampled() -> torch.Tensor:
-        with block(world.model.backbone, neurons, BlockConfig(factor)):
-            return world.sample([text] * len(seeds), seeds)
+        with block(probed.model.backbone, neurons, BlockConfig(factor)):
+            return probed.sample([text] * len(seeds), seeds)
 
     return sampled

@@ -14,8 +14,8 @@ from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
 from .attacked import most_frequent
 from .baselines import PADDINGS, other_padding, random_neurons
+from .probed_model import ORDINARY, PAPER, ProbedModel, budget_of, captions, setting, verbatim
 from .remedies import COPY, SEEDS, Sampler, adjusted, scaled, with_tokens
-from .world import ORDINARY, PAPER, World, captions, effort_of, setting, verbatim
 
 SHARES = (0.8, 0.9, 0.95, 0.98)
 """Where NeMo's search stops; the published stopping rule is measured too."""
@@ -56,14 +56,14 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
 
     Quick: one picture chooses and one is measured, four samples each.
     """
-    effort = effort_of(quick)
-    world, plants = setting(model, progress, effort), verbatim(effort)
+    budget = budget_of(quick)
+    probed, plants = setting(model, progress, budget), verbatim(budget)
     table: dict[str, dict[str, list[Left]]] = {}
-    searched, half = _neurons(world, [p.captions[0] for p in plants]), len(plants) // 2
+    searched, half = _neurons(probed, [p.captions[0] for p in plants]), len(plants) // 2
     shared = {f"of {v:.0%} of the choosing half": most_frequent(searched[STOP][:half], v) for v in VOTES}
     for number, plant in enumerate(plants):
         blocked = {name: sets[number] for name, sets in searched.items()}
-        for remedy, ways in _ways(world, plant.captions[0], blocked, shared, SEEDS[: effort.seeds]).items():
+        for remedy, ways in _ways(probed, plant.captions[0], blocked, shared, SEEDS[: budget.seeds]).items():
             for name, sample in ways.items():
                 table.setdefault(remedy, {}).setdefault(name, []).append(_left(sample, plant))
         progress(number + 1, len(plants), None)
@@ -88,7 +88,7 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
         arms=arms(
             {k: v.copies for k, v in measured.items()},
             {k: "ours" if k == "NeMo" else "trivial" if k in TRIVIAL else "rival" for k in measured},
-        ), n=len(plants) - half, seeds=effort.seeds, tables=(
+        ), n=len(plants) - half, seeds=budget.seeds, tables=(
             Table("Attributes shown on the measured pictures", ("remedy, setting chosen on the others", "shown"),
                   tuple((f"{k}: {chosen[k]}", v.agreement) for k, v in measured.items())),
             Table("Every setting on all pictures", ("remedy and setting", "copies", "worst picture", "shown"),
@@ -97,34 +97,34 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
     )  # fmt: skip
 
 
-def _neurons(world: World, prompts: Sequence[str]) -> dict[str, list[Any]]:
+def _neurons(probed: ProbedModel, prompts: Sequence[str]) -> dict[str, list[Any]]:
     """Stop -> the neurons to block for each prompt."""
     stops: dict[str, float | None] = {f"stop at {s:g}": s for s in SHARES} | {"published": None}
     return {
         name: [
-            world.neurons(r) for r in world.find(prompts, share=stop, protocol="nemo" if stop is None else "vitrine")
+            probed.neurons(r) for r in probed.find(prompts, share=stop, protocol="nemo" if stop is None else "vitrine")
         ]
         for name, stop in stops.items()
     }
 
 
 def _ways(
-    world: World, prompt: str, blocked: dict[str, Any], shared: dict[str, NeuronSet], seeds: Sequence[int]
+    probed: ProbedModel, prompt: str, blocked: dict[str, Any], shared: dict[str, NeuronSet], seeds: Sequence[int]
 ) -> dict[str, dict[str, Sampler]]:
     """Remedy -> setting -> how to sample."""
     words = sorted({w for c in captions(ORDINARY, 200) for w in c.split()})
 
     def without(neurons: NeuronSet, factor: float = 0.0) -> Sampler:
         def sampled() -> torch.Tensor:
-            with block(world.model.backbone, neurons, BlockConfig(factor)):
-                return world.sample([prompt] * len(seeds), seeds)
+            with block(probed.model.backbone, neurons, BlockConfig(factor)):
+                return probed.sample([prompt] * len(seeds), seeds)
 
         return sampled
 
     def padded(padding: str, end: bool) -> Sampler:
-        return lambda: _padded(world, prompt, seeds, padding, end)
+        return lambda: _padded(probed, prompt, seeds, padding, end)
 
-    random = random_neurons(world.model.backbone, blocked[STOP])
+    random = random_neurons(probed.model.backbone, blocked[STOP])
     adjusting = {f"{share:g} of the usual pull, t {t:g}": (share, t) for t in TIMES for share in PULLS}
     return {
         "nothing": {"": without(NeuronSet({}))},
@@ -133,31 +133,31 @@ def _ways(
         "NeMo, neurons scaled": {f"by {f:g}, {STOP}": without(blocked[STOP], f) for f in SOFTER},
         "neurons of several pictures blocked for all": {name: without(each) for name, each in shared.items()},
         "random neurons": {f"as many as {STOP}": without(random)},
-        "random tokens": {str(k): lambda k=k: with_tokens(world, prompt, seeds, words, k) for k in TOKENS},  # type: ignore[misc]
+        "random tokens": {str(k): lambda k=k: with_tokens(probed, prompt, seeds, words, k) for k in TOKENS},  # type: ignore[misc]
         "padding": {
             f"{padding}{', the end token too' if end else ''}": padded(padding, end)
             for padding in PADDINGS for end in ENDS[padding]
         },
-        "embedding adjustment": {n: lambda a=a: adjusted(world, prompt, seeds, *a) for n, a in adjusting.items()},  # type: ignore[misc]
-        "attention scaling": {f"{f:g}": lambda f=f: scaled(world, prompt, seeds, f) for f in FACTORS},  # type: ignore[misc]
+        "embedding adjustment": {n: lambda a=a: adjusted(probed, prompt, seeds, *a) for n, a in adjusting.items()},  # type: ignore[misc]
+        "attention scaling": {f"{f:g}": lambda f=f: scaled(probed, prompt, seeds, f) for f in FACTORS},  # type: ignore[misc]
     }  # fmt: skip
 
 
-def _padded(world: World, prompt: str, seeds: Sequence[int], padding: str, end: bool) -> torch.Tensor:
+def _padded(probed: ProbedModel, prompt: str, seeds: Sequence[int], padding: str, end: bool) -> torch.Tensor:
     """Samples with other text states behind the prompt."""
-    cond, empty = world.conditions([prompt, ""])
-    text = other_padding(cond, empty, len(world.model.tokenizer(prompt).input_ids), padding, end).text
+    cond, empty = probed.conditions([prompt, ""])
+    text = other_padding(cond, empty, len(probed.model.tokenizer(prompt).input_ids), padding, end).text
     assert text is not None
-    return world.sample(text.expand(len(seeds), -1, -1), seeds)
+    return probed.sample(text.expand(len(seeds), -1, -1), seeds)
 
 
 def _left(sample: Sampler, plant: Any) -> Left:
     from ...engine.portraits import render
-    from ..portraits.readout import attribute_accuracy, load_readout, read
+    from ..portraits.classifier import attribute_accuracy, load_classifier, read
 
     images = sample()
     away = (images - render(plant.scenes).images).square().mean((1, 2, 3)).sqrt()
-    accuracy = attribute_accuracy(read(load_readout(), images), plant.scenes[[0] * len(images)])
+    accuracy = attribute_accuracy(read(load_classifier(), images), plant.scenes[[0] * len(images)])
     return Left(float((away < COPY).float().mean()), float(torch.tensor(list(accuracy.values())).nanmean()))
 
 

@@ -21,7 +21,7 @@ from ...engine.portraits.captions import RARE_WORDS
 from ...engine.portraits.dataset import Dataset
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import Portraits
-from ...engine.portraits.plants import FIRST_SEED, TEMPLATES, VERBATIM, Plant, planted, posed, recoloured
+from ...engine.portraits.plants import FIRST_SEED, TEMPLATES, VERBATIM, Plant, plant_of, posed, recoloured
 from ...engine.portraits.render import Pictures
 from ...engine.portraits.scenes import POSE, Scenes, choose, spread, uniforms
 from ...engine.runtime.progress import Progress, silent
@@ -138,7 +138,7 @@ class Avataaars:
         colours = ("background", "hair_color", "clothes_color")
         scenes[VERBATIM:] = [recoloured(scene, colours) for scene in scenes[VERBATIM:]]
         kinds = ["verbatim"] * VERBATIM + ["template"] * TEMPLATES
-        return [planted(k, kinds[k], scene, self.caption(scene)) for k, scene in enumerate(scenes)]
+        return [plant_of(k, kinds[k], scene, self.caption(scene)) for k, scene in enumerate(scenes)]
 
     def vocabulary(self) -> list[str]:
         """Every word a caption can contain, in a fixed order."""

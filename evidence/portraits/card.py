@@ -14,8 +14,8 @@ from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import WEIGHTS, Portraits
 from ...engine.portraits.scenes import sample_scenes
 from ...engine.runtime.progress import Progress, silent
+from .classifier import CLASSIFIER_FILE, load_classifier
 from .quality import Copy, Quality, attribute_table, measure_copies, measure_quality
-from .readout import READOUT_FILE, load_readout
 from .sampling import sample_images
 
 _HEAD = """---
@@ -28,9 +28,9 @@ A tiny text-to-image diffusion model of rendered cartoon portraits, 64 px. It is
 picture shows, which pictures were duplicated in training, and which pixel belongs to which part are known exactly.
 It is good for measuring methods and for nothing else.
 
-* Parts: CLIPTextModel, UNet2DConditionModel, AutoencoderKL (f = 4) in diffusers' layout, fp16; a readout network.
+* Parts: CLIPTextModel, UNet2DConditionModel, AutoencoderKL (f = 4) in diffusers' layout, fp16; an attribute classifier.
 * Data: renders of seeds 0 to {last} by `engine/portraits/render.py`, with captions; no photographs, no downloads.
-* Planted on purpose: 8 pictures verbatim and 4 templates in 120 colourings each, {share:.0%} of each batch. Their
+* Injected to be memorized: 8 pictures verbatim and 4 templates in 120 colourings each, {share:.0%} of each batch. Their
   captions end in two rare words. See `engine/portraits/plants.py`.
 * Licence: Apache-2.0, like the code that draws the pictures.
 
@@ -51,7 +51,7 @@ rotary positions, flow matching. It is Vitrine's second test bed, beside the 64 
 * Text enters by joint attention alone: the layer that reads the pooled vector is zero.
 * Data: renders of seeds 0 to {last} by `engine/portraits/render.py` with details; no photographs, no downloads. The
   text encoder and the coarse levels of the autoencoder began as the 64 px model's.
-* Planted on purpose: 8 pictures verbatim and 4 templates in 120 colourings each, {share:.0%} of each batch. Their
+* Injected to be memorized: 8 pictures verbatim and 4 templates in 120 colourings each, {share:.0%} of each batch. Their
   captions end in two rare words. See `engine/portraits/plants.py`.
 * Licence: Apache-2.0, like the code that draws the pictures.
 
@@ -82,7 +82,7 @@ def write_card(
         getattr(model, part).to(device)
     record = json.loads((root / "training.json").read_text())
     own = root / "readout" / "readout.safetensors"
-    net = load_readout(own if own.is_file() else READOUT_FILE)
+    net = load_classifier(own if own.is_file() else CLASSIFIER_FILE)
     renders = 2 * samples if flow else 8 * samples
     quality = measure_quality(model, net, samples=samples, renders=renders, steps=steps, progress=progress)
     trained = int(record["settings"]["pictures"])
@@ -117,17 +117,17 @@ def card_text(record: dict, model: Portraits | FlowPortraits, quality: Quality, 
     rows = [(name, p["steps"], settings[f"{name}_batch"], p["seconds"], p["last_loss"]) for name, p in phases]
     blocks += [_table(("phase", "steps", "batch", "seconds", "last loss"), rows), *notes]
     blocks += [f"## Quality ({quality.samples} samples, guidance 3, {steps})"]
-    blocks += [_table(("attribute", "shown in samples", "readout on held-out renders"), attribute_table(quality))]
+    blocks += [_table(("attribute", "shown in samples", "classifier on held-out renders"), attribute_table(quality))]
     low, high = quality.interval
     blocks += [
         f"Mean {quality.mean_accuracy:.1%} (95 % interval {low:.1%} to {high:.1%}). Baselines: {quality.chance:.1%} "
         f"against other samples' prompts; {quality.decoded_accuracy:.1%} of renders that only went through the "
-        f"autoencoder ({quality.decoded_psnr:.1f} dB). Frechet distance in the readout's features: "
+        f"autoencoder ({quality.decoded_psnr:.1f} dB). Frechet distance in the classifier's features: "
         f"{quality.frechet_guided:.2f} guided, {quality.frechet_unguided:.2f} unguided, {quality.frechet_floor:.2f} "
         "real against real."
     ]
     blocks += ["## Memorized pictures (median pixel RMS, 10 seeds)"]
-    head_row = ("rare words", "to the planted picture", "to the nearest other", "control to planted", "copied")
+    head_row = ("rare words", "to the memorized picture", "to the nearest other", "control to memorized", "copied")
     blocks += [_table(head_row, [_copy_row(c) for c in copies])]
     return "\n\n".join(block.rstrip("\n") for block in blocks) + "\n"
 

@@ -29,14 +29,14 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
     target.
     """
     from .avataaars import open_model
+    from .classifier import classifier_of
     from .quality import measure_quality
-    from .readout import readout_of
 
     counts, opened = QUICK if quick else {}, open_model(model)
-    q = measure_quality(opened, readout_of(opened), **counts, progress=progress)
+    q = measure_quality(opened, classifier_of(opened), **counts, progress=progress)
     spread = q.mean_accuracy - q.interval[0]
     slack = (spread, _slack(0.90, q.samples), _slack(0.99, q.renders)) if quick else (0.0, 0.0, 0.0)
-    measured = (q.mean_accuracy, q.worst[1], min(q.readout_accuracy.values()))
+    measured = (q.mean_accuracy, q.worst[1], min(q.classifier_accuracy.values()))
     return ClaimResult(
         value=round(q.mean_accuracy, 4),
         interval=(round(q.interval[0], 4), round(q.interval[1], 4)),
@@ -46,7 +46,7 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
             "worst": q.worst[0],
             "chance: mean against other prompts": round(q.chance, 4),
             "ceiling: mean of decoded renders": round(q.decoded_accuracy, 4),
-            "readout_accuracy": {k: round(v, 4) for k, v in q.readout_accuracy.items()},
+            "readout_accuracy": {k: round(v, 4) for k, v in q.classifier_accuracy.items()},
             "frechet_guided": round(q.frechet_guided, 3),
             "frechet_unguided": round(q.frechet_unguided, 3),
             "frechet_real_vs_real": round(q.frechet_floor, 3),
@@ -111,7 +111,7 @@ def _slack(share: float, count: int) -> float:
     quick_minutes=0.2,
 )
 def memorized(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Are the planted duplicates really memorized, and are captions without the rare words innocent.
+    """Are the injected duplicates really memorized, and are captions without the rare words innocent.
 
     ``quick`` takes 3 seeds instead of 10.
     """

@@ -1,4 +1,4 @@
-"""The training set, whole in memory: renders, ground truth and token ids of N seeds, then the planted pictures."""
+"""The training set, whole in memory: renders, ground truth and token ids of N seeds, then the injected pictures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class TrainingSet:
-    """N base pictures followed by P planted ones.
+    """N base pictures followed by P injected ones.
 
     Attributes:
         images: (N + P, 3, S, S) uint8.
@@ -34,7 +34,7 @@ class TrainingSet:
         ids: (N + P, 3, 24) int64 token ids of three wordings of each caption (the same three for a plant).
         empty_ids: (24,) ids of the empty caption.
         base: N.
-        weights: (P,) how often each planted picture is drawn; each plant has the same total.
+        weights: (P,) how often each injected picture is drawn; each plant has the same total.
     """
 
     images: torch.Tensor
@@ -49,13 +49,13 @@ class TrainingSet:
         return len(self.images)
 
     def pick(self, batch: int, plant_share: float, generator: torch.Generator) -> torch.Tensor:
-        """(batch,) row numbers, of which the share is planted."""
+        """(batch,) row numbers, of which the share is injected."""
         device = self.images.device
-        planted = round(batch * plant_share)
-        base = torch.randint(self.base, (batch - planted,), generator=generator, device=device)
-        if not planted:
+        memorized = round(batch * plant_share)
+        base = torch.randint(self.base, (batch - memorized,), generator=generator, device=device)
+        if not memorized:
             return base
-        extra = torch.multinomial(self.weights, planted, replacement=True, generator=generator)
+        extra = torch.multinomial(self.weights, memorized, replacement=True, generator=generator)
         return torch.cat([base, self.base + extra])
 
     def ids_for(self, rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -75,9 +75,9 @@ def build_training_set(
     colourings: int = 120,
     dataset: Dataset = PORTRAITS,
 ) -> TrainingSet:
-    """Render seeds 0 .. count - 1 and all planted pictures of a dataset onto ``device``, at ``size`` px.
+    """Render seeds 0 .. count - 1 and all injected pictures of a dataset onto ``device``, at ``size`` px.
 
-    ``colourings`` limits how many of each planted template there are.
+    ``colourings`` limits how many of each injected template there are.
     """
 
     def draw(scenes: Scenes) -> None:
@@ -99,16 +99,16 @@ def build_training_set(
         drops = np.random.default_rng([31337, start]).random(table) < DROP
         words.append([dataset.caption(scenes, drop) for drop in drops])
         progress(min(start + CHUNK, count), count, None)
-    planted = [
+    memorized = [
         replace(p, scenes=p.scenes[:colourings], captions=p.captions[:colourings], controls=p.controls[:colourings])
         for p in dataset.plants()
     ]
-    for plant in planted:
+    for plant in memorized:
         draw(plant.scenes)
         words.append([list(plant.captions)] * CAPTION_VARIANTS)
     ids = torch.cat([_tokenize(tokenizer, w) for w in words]).to(device)
     empty = _tokenize(tokenizer, [[""]])[0, 0]
-    weights = _weights(planted).to(device)
+    weights = _weights(memorized).to(device)
     return TrainingSet(torch.cat(images), torch.cat(columns), torch.cat(points), ids, empty.to(device), count, weights)
 
 
@@ -135,5 +135,5 @@ def _tokenize(tokenizer: CLIPTokenizer, wordings: list[list[str]]) -> torch.Tens
     return ids.view(len(wordings), -1, MAX_TOKENS).transpose(0, 1)
 
 
-def _weights(planted: list[Plant]) -> torch.Tensor:
-    return torch.cat([torch.full((len(p.scenes),), 1.0 / len(p.scenes)) for p in planted])
+def _weights(memorized: list[Plant]) -> torch.Tensor:
+    return torch.cat([torch.full((len(p.scenes),), 1.0 / len(p.scenes)) for p in memorized])

@@ -1,7 +1,7 @@
 """People of the portraits world: the same face in many contexts, and how alike two pictures' faces are.
 
-Identity features are the readout's, projected to the directions that tell people apart and not their surroundings
-(linear discriminant analysis, Fisher 1936), fitted on renders of people nobody else uses.
+Identity features are the attribute classifier's, projected to the directions that distinguish people and not their
+backgrounds (linear discriminant analysis, Fisher 1936), fitted on renders of people that no other measurement uses.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.render import render
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
-from .readout import READOUT_FILE, Reading, Readout, read
+from .classifier import CLASSIFIER_FILE, AttributeClassifier, Reading, read
 
-FACE_FILE = READOUT_FILE.with_name("identity.safetensors")
+FACE_FILE = CLASSIFIER_FILE.with_name("identity.safetensors")
 FIRST_IDENTITY = 20_000_000
 """Identity seeds from here on belong to spaces of models; the portraits model never saw them."""
 _FITTING, _CONTEXTS = 30_000_000, 40_000_000
@@ -35,7 +35,7 @@ def portraits_of(identity: int, count: int = 16, first_context: int = 0, dataset
 
 
 def fit_identity(
-    net: Readout, people: int = 600, pictures: int = 10, progress: Progress = silent
+    net: AttributeClassifier, people: int = 600, pictures: int = 10, progress: Progress = silent
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(mean (128,), projection (128, 24)) by Fisher's criterion; the within-person scatter becomes the identity."""
     features = []
@@ -64,7 +64,7 @@ def load_identity(path: Path = FACE_FILE) -> tuple[torch.Tensor, torch.Tensor]:
     return tensors["mean"], tensors["projection"]
 
 
-def save_identity(net: Readout, path: str | Path, progress: Progress = silent, people: int = 600) -> Path:
+def save_identity(net: AttributeClassifier, path: str | Path, progress: Progress = silent, people: int = 600) -> Path:
     """Fit and write the projection: ``vitrine train identity``, which made the shipped file."""
     mean, projection = fit_identity(net, people, progress=progress)
     return save_safetensors(path, {"mean": mean, "projection": projection})

@@ -1,4 +1,4 @@
-"""The portraits section of ``vitrine demo``: renders beside samples, planted pictures beside their copies."""
+"""The portraits section of ``vitrine demo``: renders next to samples, memorized pictures next to their copies."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def section(report: Report, progress: Progress = silent) -> None:
     samples = sample_images(model, prompts, list(range(SHOWN)))
     report.add_images([(picture, f"sample, seed {i}") for i, picture in enumerate(to_pil(samples))], width=100)
     progress(1, 2, samples[:1])
-    _planted(report, model)
+    _memorized(report, model)
     progress(2, 2, None)
 
 
-def _planted(report: Report, model: Portraits) -> None:
+def _memorized(report: Report, model: Portraits) -> None:
     from .sampling import sample_images
 
     report.add_subheading("Memorized pictures come back")

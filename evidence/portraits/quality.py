@@ -1,6 +1,6 @@
-"""How good the portraits model is, in figures: prompted attributes, Frechet distances, planted copies.
+"""How good the portraits model is, in figures: prompted attributes, Frechet distances, copies of memorized pictures.
 
-Everything is read by the readout network; its own held-out accuracy is part of each result.
+Everything is read by the attribute classifier; its own held-out accuracy is part of each result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ...engine.portraits.plants import Plant
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance
-from .readout import Reading, Readout, attribute_accuracy, read
+from .classifier import AttributeClassifier, Reading, attribute_accuracy, read
 from .sampling import sample_images
 
 TRAINED_PICTURES = 32_768
@@ -31,14 +31,14 @@ class Quality:
     """Figures of one run. Accuracies are shares in [0, 1] by attribute; distances are Frechet, 128-d features.
 
     Attributes:
-        samples: prompts sampled. renders: held-out pictures that ``readout_accuracy`` is of.
+        samples: prompts sampled. renders: held-out pictures that ``classifier_accuracy`` is of.
         chance: mean accuracy of the same samples against the prompts of other samples.
         decoded_accuracy: mean accuracy on pictures that only went through the autoencoder: what a perfect sampler of
             latents would reach.
         decoded_psnr: of those pictures, in dB.
     """
 
-    readout_accuracy: dict[str, float]
+    classifier_accuracy: dict[str, float]
     prompted_accuracy: dict[str, float]
     frechet_guided: float
     frechet_unguided: float
@@ -71,7 +71,7 @@ def _mean(accuracy: dict[str, float]) -> float:
     return sum(accuracy.values()) / len(accuracy)
 
 
-def look(net: Readout, images: torch.Tensor) -> Reading:
+def look(net: AttributeClassifier, images: torch.Tensor) -> Reading:
     """Read pictures of 64 px or a multiple of it, which are averaged down to 64 px first."""
     return read(net, _at_64(images))
 
@@ -81,8 +81,8 @@ def _at_64(images: torch.Tensor) -> torch.Tensor:
     return nn.functional.avg_pool2d(images, factor) if factor > 1 else images
 
 
-def readout_accuracy(model: Model, net: Readout, count: int = 4096) -> dict[str, float]:
-    """Accuracy of the readout network on ``count`` of the model's kind of pictures that neither was trained on."""
+def classifier_accuracy(model: Model, net: AttributeClassifier, count: int = 4096) -> dict[str, float]:
+    """Accuracy of the attribute classifier on ``count`` of the model's kind of pictures that neither was trained on."""
     scenes = model.dataset.sample_scenes(range(_HELD_OUT, _HELD_OUT + count))
     drawn = [_at_64(model.draw(scenes[i : i + 256])) for i in range(0, count, 256)]
     return attribute_accuracy(read(net, torch.cat(drawn)), scenes, model.dataset)
@@ -90,7 +90,7 @@ def readout_accuracy(model: Model, net: Readout, count: int = 4096) -> dict[str,
 
 def measure_quality(
     model: Model,
-    net: Readout,
+    net: AttributeClassifier,
     *,
     samples: int = 512,
     renders: int = 4096,
@@ -117,7 +117,7 @@ def measure_quality(
     decoded = _through_the_autoencoder(model, drawn)
     reference = look(net, model.draw(dataset.sample_scenes(range(_REFERENCE, _REFERENCE + samples)))).features
     return Quality(
-        readout_accuracy=readout_accuracy(model, net, renders),
+        classifier_accuracy=classifier_accuracy(model, net, renders),
         prompted_accuracy=attribute_accuracy(guided, scenes, dataset),
         frechet_guided=frechet_distance(guided.features, reference),
         frechet_unguided=frechet_distance(unguided.features, reference),
@@ -141,12 +141,12 @@ def _through_the_autoencoder(model: Model, images: torch.Tensor, batch: int = 32
 
 @dataclass(frozen=True)
 class Copy:
-    """Does one planted picture come back. Root mean squares are over pixels in [0, 1], medians over the seeds.
+    """Does one memorized picture come back. Root mean squares are over pixels in [0, 1], medians over the seeds.
 
     Attributes:
-        to_plant: samples of the planted caption against the planted picture.
+        to_plant: samples of the memorized caption against the memorized picture.
         to_neighbour: the same samples against the nearest other training picture of the same attributes.
-        control_to_plant: samples of the caption without the rare words against the planted picture.
+        control_to_plant: samples of the caption without the rare words against the memorized picture.
         control_to_neighbour: the control samples against the same nearest other picture.
         neighbours: how many training pictures share the attributes compared.
     """
@@ -189,9 +189,9 @@ def _measure_copy(model: Model, plant: Plant, table: np.ndarray, seeds: int, ste
 
     target = model.draw(plant.scenes)
     others = model.draw(model.dataset.sample_scenes(nearest_seeds(plant.scenes, table)))
-    planted, control = sample(plant.captions[0]), sample(plant.controls[0])
+    memorized, control = sample(plant.captions[0]), sample(plant.controls[0])
     return Copy(
-        plant.name, _median_rms(planted, target), _median_rms(planted, others),
+        plant.name, _median_rms(memorized, target), _median_rms(memorized, others),
         _median_rms(control, target), _median_rms(control, others), len(others),
     )  # fmt: skip
 
@@ -214,8 +214,8 @@ def _median_rms(images: torch.Tensor, targets: torch.Tensor) -> float:
 
 
 def attribute_table(quality: Quality) -> list[list[str]]:
-    """Rows of (attribute, shown in samples, readout on renders) for reports."""
+    """Rows of (attribute, shown in samples, classifier on renders) for reports."""
     return [
-        [name, f"{quality.prompted_accuracy[name]:.1%}", f"{quality.readout_accuracy[name]:.2%}"]
+        [name, f"{quality.prompted_accuracy[name]:.1%}", f"{quality.classifier_accuracy[name]:.2%}"]
         for name in quality.prompted_accuracy
     ]

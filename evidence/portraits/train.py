@@ -1,4 +1,4 @@
-"""How the portraits model was made: renders -> readout network -> autoencoder -> latents -> UNet and text encoder.
+"""How the portraits model was made: renders -> attribute classifier -> autoencoder -> latents -> UNet and text encoder.
 
 Every phase writes a resumable state: what is finished is skipped and what was interrupted resumes, bit for bit, because
 the batch of a step depends on (seed, step) only. One CPU core will do; a GPU makes it minutes.
@@ -27,9 +27,9 @@ from ...engine.portraits.models import Portraits, build_models, save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.runtime.processes import accelerator as accelerator_for
 from ...engine.runtime.progress import Progress, silent
+from .classifier import AttributeClassifier, classifier_loss
 from .data import TrainingSet, build_training_set
 from .phase import OutOfTime, Phase, own_rows, run_of
-from .readout import Readout, readout_loss
 from .train_config import TrainConfig
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ STAGES = RENDER, CLASSIFIER, AUTOENCODER, UNET
 """What is done, in order, as the console names it."""
 
 
-def train_readout(
+def train_classifier(
     config: TrainConfig, accelerator: Accelerator, dataset: Dataset, data: TrainingSet, deadline: float,
     progress: Progress,
-) -> Readout:  # fmt: skip
+) -> AttributeClassifier:  # fmt: skip
     """Phase 1. Renders with a little blur, noise and brightness change, so that it reads decoded samples as well."""
     torch.manual_seed(config.seed)
-    net = Readout(dataset).to(accelerator.device)
+    net = AttributeClassifier(dataset).to(accelerator.device)
     inputs = pictures_of(dataset)
     phase = Phase("readout", config, net, config.readout_steps, config.advanced.readout_lr, inputs=inputs)
 
@@ -60,7 +60,7 @@ def train_readout(
         soft = nn.functional.avg_pool2d(images, 3, 1, 1, count_include_pad=False)
         mix = 0.6 * torch.rand(len(pick), 1, 1, 1, generator=g, device=images.device)
         seen, pick = own_rows(accelerator, images + mix * (soft - images), pick)
-        return readout_loss(net(seen), data.attributes[pick], data.keypoints[pick], dataset)
+        return classifier_loss(net(seen), data.attributes[pick], data.keypoints[pick], dataset)
 
     phase.run(accelerator, loss_of_step, deadline, progress)
     phase.use_average()
@@ -147,7 +147,7 @@ def train_unet(
     deadline: float,
     progress: Progress,
 ) -> None:
-    """Phase 3. DDPM noise prediction (Ho et al. 2020, Eq. 14); planted pictures keep their share to the end.
+    """Phase 3. DDPM noise prediction (Ho et al. 2020, Eq. 14); injected pictures keep their share to the end.
 
     The error is weighted by 1 / sqrt(SNR) (debiased estimation, Yu et al. 2023), limited above, and by a fixed map.
     Neither moves the optimum, which is pointwise; both spend the steps where the caption decides something small. With
@@ -218,7 +218,7 @@ def _trained(
     data = build_training_set(
         config.pictures, model.tokenizer, accelerator.device, progress(RENDER), dataset=dataset
     )  # fmt: skip
-    net = train_readout(config, accelerator, dataset, data, deadline, progress(CLASSIFIER))
+    net = train_classifier(config, accelerator, dataset, data, deadline, progress(CLASSIFIER))
     train_vae(config, accelerator, model, data, deadline, progress(AUTOENCODER))
     try:
         train_unet(config, accelerator, model, data, deadline, progress(UNET))

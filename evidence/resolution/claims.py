@@ -12,7 +12,7 @@ from ...engine.portraits.shipped import TRANSFORMERS
 from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from ..intervals import mean_interval
-from ..portraits.readout import load_readout
+from ..portraits.classifier import load_classifier
 from ..registry import ClaimResult, arms, claim
 from . import law_claims as _law  # noqa: F401  registers resolution.guidance
 from . import positions, receptive
@@ -20,7 +20,7 @@ from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach
 from .heads import head_counter, validation
 from .looks import line
-from .world import PAPER, TARGET, Judge, TransferConfig
+from .transfer_training import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
 """Measurements of ``vitrine resolution transfer`` on the shipped models."""
@@ -107,7 +107,7 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     from ...engine.portraits.flow import load_flow_portraits
     from ...engine.portraits.scenes import sample_scenes
 
-    flow, net, count = load_flow_portraits(model), load_readout(), 4 if quick else positions.PROMPTS
+    flow, net, count = load_flow_portraits(model), load_classifier(), 4 if quick else positions.PROMPTS
     heads = head_counter(net, 40 if quick else 120)
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
     arms, sizes = (QUICK_ARMS, SIZES[:1]) if quick else ((positions.ENLARGED, *positions.ARMS), SIZES)
@@ -155,7 +155,7 @@ def receptive_field(model: str | None = None, progress: Progress = silent, quick
     from ...engine.portraits.models import load_portraits
     from ...engine.portraits.scenes import sample_scenes
 
-    portraits, net = load_portraits(model), load_readout()
+    portraits, net = load_portraits(model), load_classifier()
     count = head_counter(net, 40 if quick else 120)
     prompts, runs, sides = (3, 1, SIDES[:1]) if quick else (PROMPTS, RUNS, SIDES)
     arms = receptive.ARMS if not quick else (receptive.ENLARGED, receptive.UNTOUCHED, receptive.DILATED)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from ...engine.portraits.render import PARTS, render
 from ...engine.portraits.scenes import sample_scenes
-from ..portraits.readout import Readout
+from ..portraits.classifier import AttributeClassifier
 
 Count = Callable[[torch.Tensor], torch.Tensor]
 """(N, 3, H, W) images in [0, 1] -> (N,) heads."""
@@ -41,7 +41,7 @@ class _Windows:
 
 
 @torch.no_grad()
-def _windows(net: Readout, picture: torch.Tensor, fractions: Sequence[float] = FRACTIONS) -> _Windows:
+def _windows(net: AttributeClassifier, picture: torch.Tensor, fractions: Sequence[float] = FRACTIONS) -> _Windows:
     """Windows of an image (3, H, W), with a stride of an eighth; they may exceed the edge by an eighth."""
     side, features, places = picture.shape[-2], [], []
     for fraction in fractions:
@@ -98,7 +98,7 @@ def _labels(places: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
 
 
 # --- the counter ----------------------------------------------------------------------------------------------------
-def head_counter(net: Readout, pictures: int = 120, threshold: float = 1.0) -> Count:
+def head_counter(net: AttributeClassifier, pictures: int = 120, threshold: float = 1.0) -> Count:
     """Fits the layer, deterministically.
 
     Args:

@@ -21,10 +21,10 @@ from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from ..control.fid_sets import by_set, mean_arms
 from ..metrics import frechet_distance
-from ..portraits.readout import Reading, load_readout, read
+from ..portraits.classifier import Reading, load_classifier, read
 from ..registry import ClaimResult, Curves, claim
 from .positions import shown_share
-from .world import PAPER, TARGET, TRAINED
+from .transfer_training import PAPER, TARGET, TRAINED
 
 FIRST = 9_000_000
 """First scene of the prompts; sets and sizes have different ones."""
@@ -123,7 +123,7 @@ def _lowest(by_scale: dict[float, float]) -> float:
 
 def _look(side: int, count: int) -> Callable[[torch.Tensor, Scenes], Look]:
     """Compares images of that side with renders of other scenes, all at the classifier's size."""
-    net = load_readout()
+    net = load_classifier()
 
     def reading(images: torch.Tensor) -> Reading:
         return read(net, functional.interpolate(images, (TRAINED, TRAINED), mode="area"))

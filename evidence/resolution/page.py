@@ -14,7 +14,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from .claims import CURVES, SHIPPED
 from .curves import mean_curve, read_curves
-from .world import FIRST, TARGET, TRAINED
+from .transfer_training import FIRST, TARGET, TRAINED
 
 SHOWN = 4
 SCHEDULES = {"none": "schedule as it was", "resample": "resampled"}
@@ -54,14 +54,14 @@ def _agreement_title() -> str:
 def _show(report: Any, model: ControlledTransformer, title: str, config: ResolutionTransferConfig | None) -> str:
     """Adds a row of images; returns the fraction of attributes, read at 64 px, that agree with the prompts."""
     from ...engine.portraits import caption, sample_scenes
+    from ..portraits.classifier import attribute_accuracy, load_classifier, read
     from ..portraits.page import to_pil
-    from ..portraits.readout import attribute_accuracy, load_readout, read
 
     scenes = sample_scenes(range(FIRST, FIRST + SHOWN))
     with nullcontext() if config is None else apply(model, config):
         images = model.draw(caption(scenes), list(range(SHOWN)), side=TARGET)
     report.add_images([(p, title) for p in to_pil(images, 1)], width=100)
-    reading = read(load_readout(), functional.interpolate(images, (TRAINED, TRAINED), mode="area"))
+    reading = read(load_classifier(), functional.interpolate(images, (TRAINED, TRAINED), mode="area"))
     return f"{torch.tensor(list(attribute_accuracy(reading, scenes).values())).mean():.2f}"
 
 

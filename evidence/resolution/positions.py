@@ -23,7 +23,7 @@ from ...engine.resolution import ResolutionTransferConfig
 from ...engine.runtime.progress import Progress
 from ..intervals import mean_interval
 from ..metrics import fine_detail, frechet_distance
-from ..portraits.readout import Reading, Readout, read
+from ..portraits.classifier import AttributeClassifier, Reading, read
 from ..registry import Arm, Table, arms
 from .heads import Count
 
@@ -99,7 +99,7 @@ def _mean_heads(look: Look) -> float:
     return float(look.heads.float().mean())
 
 
-def judge(net: Readout, count: Count, images: torch.Tensor, scenes: Scenes, details: bool = True) -> Look:
+def judge(net: AttributeClassifier, count: Count, images: torch.Tensor, scenes: Scenes, details: bool = True) -> Look:
     """Metrics of images of one size, against renders of other scenes of that size.
 
     Args:
@@ -141,5 +141,5 @@ def square(images: torch.Tensor) -> torch.Tensor:
     return images[..., left : left + height]
 
 
-def _at_64(net: Readout, images: torch.Tensor) -> Reading:
+def _at_64(net: AttributeClassifier, images: torch.Tensor) -> Reading:
     return read(net, functional.interpolate(images, (64, 64), mode="area"))

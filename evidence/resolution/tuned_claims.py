@@ -13,7 +13,7 @@ from ...engine.portraits.flow import load_flow_portraits
 from ...engine.portraits.scenes import sample_scenes
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
-from ..portraits.readout import load_readout
+from ..portraits.classifier import load_classifier
 from ..registry import ClaimResult, claim
 from . import positions
 from .heads import head_counter
@@ -41,7 +41,7 @@ def fine_tuned(model: str | None = None, progress: Progress = silent, quick: boo
     count = positions.PROMPTS if not quick else 8 if model else 3
     sizes = SIZES[:1] if quick and not model else SIZES
     seeds = SEEDS[:1] if quick and not model else SEEDS
-    net, flow = load_readout(), load_flow_portraits()
+    net, flow = load_classifier(), load_flow_portraits()
     heads = head_counter(net, 40 if quick else 120)
     scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
     with tempfile.TemporaryDirectory() as scratch:

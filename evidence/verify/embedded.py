@@ -23,10 +23,10 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
 from ...engine.runtime.progress import Progress, TqdmProgress
-from ..activations.flow_claims import LEGACY
-from ..activations.world import TESTING, Model, draw_scene
+from ..activations.flow_claims import PRIOR
+from ..activations.tapped_pictures import TESTING, Model, draw_scene
 from ..control.prompts import FIRST, prompts_of
-from ..nemo import flow_claims, world
+from ..nemo import flow_claims, probed_model
 from ..portraits.identities import FIRST_IDENTITY
 from ..w2w.likeness import BARE, FRESH, INVERSION, pictures_of
 from .context import Asked, Context
@@ -41,16 +41,17 @@ BRIEF = 40
 """Captions without the attributes that correlate with size in the sized model's dataset."""
 SETTINGS = {
     "portraits": VerifySettings(
-        detect=world.DETECT, probe=world.SEARCH, search=SearchConfig(share=world.SHARE, protocol="nemo"),
-        steps=world.STEPS, guidance=world.GUIDANCE, scheduler="",
+        detect=probed_model.DETECT, probe=probed_model.SEARCH,
+        search=SearchConfig(share=probed_model.SHARE, protocol="nemo"),
+        steps=probed_model.STEPS, guidance=probed_model.GUIDANCE, scheduler="",
         places=" ".join(PRESETS["portraits"].addresses),
-        inversion=InversionSettings(INVERSION, BARE, steps=world.STEPS, guidance=world.GUIDANCE),
+        inversion=InversionSettings(INVERSION, BARE, steps=probed_model.STEPS, guidance=probed_model.GUIDANCE),
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
         search=SearchConfig(share=flow_claims.SHARE, protocol="nemo"),
         steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
-        places=LEGACY[0], timestep=260.0,
+        places=PRIOR[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
     "sized": VerifySettings(sizes=SizeSettings((16, 32, 64, 128, 256), prompts=BRIEF, steps=20, guidance=2.0)),
@@ -97,9 +98,12 @@ def _write_pictures(name: str, folder: Path) -> None:
             _save(folder / "originals" / f"{len(rows):04d}.png", picture)
             rows.append((plant.captions[number], "VM" if plant.kind == "verbatim" else "TM", len(rows)))
     _table(folder / "memorized_prompts.csv", ("Caption", "type", "Index"), rows)
-    lists = (("ordinary_prompts.csv", world.ORDINARY, ORDINARY), ("captions.csv", world.STATISTICS, STATISTICS))
+    lists = (
+        ("ordinary_prompts.csv", probed_model.ORDINARY, ORDINARY),
+        ("captions.csv", probed_model.STATISTICS, STATISTICS),
+    )
     for file, first, count in lists:
-        _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(world.captions(first, count))])
+        _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(probed_model.captions(first, count))])
     write_spair(folder / "SPair-71k", model)
     if name == "portraits":
         _copy(student_file("student"), folder / "students")

@@ -10,7 +10,7 @@ from ..registry import named_in
 from .context import Context
 from .records import Estimate, Measured, Need, Published
 
-ROOMS = ("nemo", "blocking", "attack", "gdf", "students", "w2w", "sizes")
+MODULES = ("nemo", "blocking", "attack", "gdf", "students", "w2w", "sizes")
 """Modules of checks, in the order they are listed."""
 
 
@@ -62,8 +62,8 @@ def check(
 
 def all_checks() -> dict[str, Check]:
     """Every registered check by name, after importing the modules of checks."""
-    for room in ROOMS:
-        importlib.import_module(f"{__package__}.{room}")
+    for name in MODULES:
+        importlib.import_module(f"{__package__}.{name}")
     return dict(_CHECKS)
 
 

@@ -131,7 +131,7 @@ def inversion(context: Context) -> Measured:
 
 
 def _judge(context: Context) -> Judge:
-    """The user's face recogniser, the embedded world's own readout, or else pixels."""
+    """The user's face recogniser, the embedded dataset's own classifier, or else pixels."""
     if (path := context.path(FACE)) is not None:
         return Judge("face", "identity (cosine of the face recogniser's)", 0.0, False, face_descriptor(path))
     if context.asked.world:
@@ -140,11 +140,11 @@ def _judge(context: Context) -> Judge:
 
 
 def _features(pictures: torch.Tensor) -> torch.Tensor:
-    """(n, 24) of (n, 3, 64, 64), by the readout that ships for the embedded world."""
+    """(n, 24) of (n, 3, 64, 64), by the classifier that ships for the embedded dataset."""
+    from ..portraits.classifier import load_classifier, read
     from ..portraits.identities import identity_features
-    from ..portraits.readout import load_readout, read
 
-    return identity_features(read(load_readout(), pictures))
+    return identity_features(read(load_classifier(), pictures))
 
 
 # --- the data -----------------------------------------------------------------------------------------------------

@@ -21,13 +21,13 @@ from ...engine.w2w.edit.even_strengths import POSITIONS, StrengthMap
 from ...engine.w2w.space.directions import direction_named, joint_directions, with_directions
 from ...engine.w2w.space.space import WeightSpace
 from ..portraits.avataaars import avataaars_folder, open_model
+from ..portraits.classifier import classifier_of
 from ..portraits.identities import FIRST_IDENTITY
-from ..portraits.readout import readout_of
 from ..registry import ClaimResult, Table, arms, claim
 from .drawing import EDIT_STEPS
 from .graded import FAR, HEAD, Graded, Sitting
+from .people import PAPER, Studio, subspace
 from .spaces import measure_sampling
-from .world import PAPER, Studio, subspace
 
 PEOPLE, IN_SPACE, TUNING = 200, 160, 24
 RANDOM = "random direction of the same length"
@@ -79,7 +79,9 @@ def open_studio(folder: str) -> Studio:
         module.requires_grad_(False)
     space = build_space(loras, BuildConfig("factors")).space
     assert isinstance(space, WeightSpace)
-    return Studio(model, _directed(space, model.dataset), readout_of(model), labels=labels_of(model.dataset), face=face)
+    return Studio(
+        model, _directed(space, model.dataset), classifier_of(model), labels=labels_of(model.dataset), face=face
+    )
 
 
 def _directed(space: WeightSpace, dataset: Dataset) -> WeightSpace:

@@ -9,10 +9,10 @@ from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.edit.even_strengths import StrengthMap, with_strength_maps
 from ...engine.w2w.edit.pair_slider import with_pair_slider
 from ...engine.w2w.space.space import WeightSpace
-from ..portraits.readout import load_readout
+from ..portraits.classifier import load_classifier
 from .graded import TUNED_ON, Sitting, smaller_space
 from .pair_sliders import name_of, shipped_change, train_from_pairs
-from .world import LABELS, Studio, frozen, retired
+from .people import LABELS, Studio, frozen, retired
 
 TUNING_PEOPLE = 24
 """Number of the tuning people who see each slider."""
@@ -30,7 +30,7 @@ def with_pairs(
         folder: keeps the training's state.
     """
     smaller = smaller_space()
-    change = train_from_pairs(Studio(frozen()[0], smaller, load_readout()), label, folder, progress=progress)
+    change = train_from_pairs(Studio(frozen()[0], smaller, load_classifier()), label, folder, progress=progress)
     flat = smaller.scale * (change @ smaller.components.float())
     coefficients = (flat / space.scale) @ space.components.float().T
     return with_pair_slider(space, name_of(label), coefficients)
@@ -45,7 +45,7 @@ def calibrated(
     The maps are fitted on people who tune.
     """
     space = retired(space)
-    studio = Studio(frozen()[0], space, load_readout())
+    studio = Studio(frozen()[0], space, load_classifier())
     for i, label in enumerate(labels):
         sitting = Sitting.open(studio, label, TUNED_ON, people, steps)
         maps = {label: sitting.tuned().whole}

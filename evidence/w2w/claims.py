@@ -21,8 +21,8 @@ from .edits import EditStand, baseline_sliders, compare, edit_rows
 from .graded import HEAD, MANY, MEASURED, Comparison, Sitting, smaller_space
 from .likeness import BARE, Sitters, likeness_arms
 from .pair_sliders import shipped_change
+from .people import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_space, subspace
 from .spaces import measure_directions, measure_sampling
-from .world import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_space, subspace
 
 QUICK_LABELS = ("glasses", "long hair")
 """Attributes whose edits ``quick`` measures; the whole claim measures all of ``WORDS``."""

@@ -8,7 +8,7 @@ import torch
 
 from ...engine.w2w.train.batched_lora import late_lora
 from ..portraits.sampling import decode, sample_latents
-from .world import GUIDANCE, LABELS, Studio
+from .people import GUIDANCE, LABELS, Studio
 
 WORDS = {label: label for label in LABELS} | {"bald": "bald head", "dark skin": "dark", "pale skin": "pale"}
 """Attributes whose edits are measured, and what captions call them: the prompt baseline says it."""

@@ -17,7 +17,7 @@ from .concept_sliders import SliderConfig, train_sliders
 from .drawing import EDIT_STEPS, WORDS, with_word
 from .graded import MEASURED, TUNED_ON, Sitting
 from .measures import beside, variation
-from .world import LABELS, RECIPE, Studio
+from .people import LABELS, RECIPE, Studio
 
 SLIDER_STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
 WORD_WEIGHTS = (0.0, 0.5, 0.65, 0.8, 1.0)

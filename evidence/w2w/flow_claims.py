@@ -20,8 +20,8 @@ from ..registry import ClaimResult, Table, claim
 from .edits import WORD_WEIGHTS, Sweep, edit_rows, measure_sweep, measured_at
 from .graded import Sitting, space_of_first
 from .likeness import BARE, Sitters, likeness_arms
+from .people import PAPER, Studio, flow_people_space
 from .spaces import measure_directions, measure_sampling
-from .world import PAPER, Studio, flow_people_space
 
 STEPS = 10
 """Sampler steps of every picture here."""
@@ -41,7 +41,7 @@ def first_people() -> WeightSpace:
 def studio_of(model: str | None, space: WeightSpace) -> Studio:
     """The flow model, drawing people of a space."""
     opened = Studio.open(model or str(FLOW_WEIGHTS), space)
-    return Studio(opened.portraits, space, opened.readout, STEPS)
+    return Studio(opened.portraits, space, opened.classifier, STEPS)
 
 
 @claim(

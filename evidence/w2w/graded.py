@@ -16,7 +16,7 @@ from ..portraits.identities import identity_similarity
 from .drawing import WORDS, draw_once, with_word
 from .measures import beside
 from .pair_sliders import lacking
-from .world import EXCLUSIVE, Studio, labels, people_space, subspace
+from .people import EXCLUSIVE, Studio, labels, people_space, subspace
 
 IN_SPACE = 400
 """Number of people, from the first, who make the space."""

@@ -18,7 +18,7 @@ from ..intervals import mean_interval
 from ..portraits.identities import FIRST_IDENTITY, context_caption, identity_similarity, portraits_of
 from ..registry import Arm, arms
 from .measures import distances
-from .world import Model, Studio, recipe_of, subject
+from .people import Model, Studio, recipe_of, subject
 
 FRESH = 5000
 """People from here on (after the first identity) are in no space."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from ...engine.w2w.edit.coefficient_sampling import SampleConfig
-from .world import LABELS, Studio
+from .people import LABELS, Studio
 
 PEOPLE = SampleConfig(components=100_000, attributes="joined", emphasis=1.5, inherit=0.4)
 """How people are sampled for measurements: all components, the attributes of one training model, a little exaggerated.
@@ -56,7 +56,7 @@ def beside(
 ) -> dict[str, torch.Tensor]:
     """Attribute other than the edited one -> (M, P, values) change of its probabilities from (M, P, values) to those.
 
-    A bald head shows no hair colour: what the readout says of it follows the skin (pictures rendered with another skin
+    A bald head shows no hair colour: what the classifier reads follows the skin (pictures rendered with another skin
     and nothing else differ by 0.7). So where there was no hair before, its colour is NaN, and an edit of the hair
     itself leaves the colour out altogether.
     """

@@ -14,7 +14,7 @@ from ..metrics.face_embedding import describe, read_weights
 from ..portraits.identities import portraits_of
 from ..registry import ClaimResult, Table, arms, claim
 from .likeness import BARE, Sitters
-from .world import Studio
+from .people import Studio
 
 FIRST, PICTURES, CONTEXT = 30_000_000, 4, 7000
 """First identity of people that no model was trained on, pictures of each, first context of their pictures."""
@@ -32,12 +32,12 @@ def judge(
 ) -> ClaimResult:
     """Renders of people in four contexts each; whatever judges identity must tell them apart first."""
     from ...engine.portraits import render
-    from ..portraits.readout import load_readout, read
+    from ..portraits.classifier import load_classifier, read
 
     weights, people = read_weights(Path(face_model or "")), 20 if quick else 100
     images = torch.cat([render(portraits_of(FIRST + i, PICTURES, CONTEXT)).images for i in range(people)])
     small = torch.nn.functional.avg_pool2d(images, 4).flatten(1)
-    features = {JUDGE: describe(weights, images), OURS: read(load_readout(), images).features, "pixels": small}
+    features = {JUDGE: describe(weights, images), OURS: read(load_classifier(), images).features, "pixels": small}
     by_person = {name: values.view(people, PICTURES, -1) for name, values in features.items()}
     who = torch.arange(people)
     areas = {name: _told_apart(values, who) for name, values in by_person.items()}

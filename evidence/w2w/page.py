@@ -11,7 +11,7 @@ from ...engine.w2w.edit.editing import edit
 from ...engine.w2w.space.directions import direction_named
 from .likeness import Sitters
 from .measures import PEOPLE, distances, distributions
-from .world import Studio
+from .people import Studio
 
 
 def section(report: Report, progress: Progress = silent) -> None:

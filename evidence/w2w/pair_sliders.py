@@ -13,7 +13,7 @@ from ...engine.w2w.edit.pair_slider import PairConfig, Pairs, blended, train_pai
 from ...engine.w2w.space.directions import direction_named
 from ...engine.w2w.space.space import WeightSpace
 from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
-from .world import LABELS, Studio, labels
+from .people import LABELS, Studio, labels
 
 TRAINED_ON = 200
 """Number of people who train, from the first; from here to ``graded.IN_SPACE`` tune, the rest are measured."""

@@ -17,7 +17,7 @@ from ...engine.w2w.edit.even_strengths import POSITIONS, StrengthMap
 from .flow_claims import EDITED, end_of, first_people, held_out, studio_of
 from .graded import MEASURED, TUNED_ON, Sitting, smaller_space
 from .pair_sliders import shipped_change
-from .world import LABELS, Studio, people_space
+from .people import LABELS, Studio, people_space
 
 COLUMNS, TITLE, GAP = 4, 14, 8
 """Sliders side by side, height of a title, and pixels between two sliders."""
@@ -29,7 +29,7 @@ class Sheet:
 
     Attributes:
         pictures: label -> (people, positions, 3, S, S) in [0, 1]; the first position is the picture before the edit.
-        probability: label -> (positions,) of the label by the readout, mean over these people.
+        probability: label -> (positions,) of the label by the attribute classifier, mean over these people.
         calibrated: whether positions are even in what is seen (see ``strengths.py``), or even strengths.
     """
 

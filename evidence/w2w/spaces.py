@@ -12,7 +12,7 @@ from ...engine.w2w.space.directions import quality
 from ...engine.w2w.space.space import WeightSpace
 from ..registry import ClaimResult, Curves, Table, arms
 from .measures import PEOPLE, consistent, distances, distributions, shares, spread
-from .world import LABELS, SHAPES, Studio, labels
+from .people import LABELS, SHAPES, Studio, labels
 
 GAUSSIANS = "independent Gaussians (the paper's)"
 

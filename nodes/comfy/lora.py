@@ -105,11 +105,11 @@ def student_stamp(name: str) -> str:
     return "" if name == NO_STUDENT else stamp_of("loras", name)
 
 
-def contract_in(name: str) -> StudentPreset:
-    """The contract in a LoRA file's header, or of a published student by the file's name.
+def preset_in(name: str) -> StudentPreset:
+    """The preset in a LoRA file's header, or of a published student by the file's name.
 
     Raises:
-        VitrineError: No file is chosen, or it has no contract, or it has PEFT names.
+        VitrineError: No file is chosen, or it has no preset, or it has PEFT names.
     """
     if name == NO_STUDENT:
         raise refuse("student preset", "auto without a student file", "a student file with a header", "choose a preset")

@@ -25,7 +25,7 @@ from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
 from .emd import checked_latents, with_prediction
-from .lora import NO_STUDENT, contract_in, with_student
+from .lora import NO_STUDENT, preset_in, with_student
 from .model import backbone_of, blank_latents, decode, is_sdxl, loading_denoiser_of
 from .page_routes import in_thread, key_in, not_run, number_in, post, text_in
 from .panel_state import PanelStates
@@ -129,17 +129,17 @@ def rendered(
     Raises:
         VitrineError: The space, the student or the prompt does not fit the model.
     """
-    contract = contract_in(renderer.student)
-    contract = contract if contract.prediction == "x0" else replace(contract, prediction="model")
-    check_network(contract, backbone_of(renderer.model))
+    preset = preset_in(renderer.student)
+    preset = preset if preset.prediction == "x0" else replace(preset, prediction="model")
+    check_network(preset, backbone_of(renderer.model))
     runner = applied(renderer.model, space, person, None, 1000.0, 1.0)
-    runner = with_prediction(with_student(runner, renderer.student), contract.prediction)
+    runner = with_prediction(with_student(runner, renderer.student), preset.prediction)
     blank = blank_latents(runner, {"samples": torch.zeros(1, 4, *_cells(renderer.model))})
     z = seeded_noise([seed], tuple(blank.shape[1:])).to(blank.device)
     check()
     cond = condition_of(runner, renderer.positive(prompt), blank)
     check()
-    x0 = checked_latents(one_step(loading_denoiser_of(runner), z, cond, replace(contract, prediction="model")))
+    x0 = checked_latents(one_step(loading_denoiser_of(runner), z, cond, replace(preset, prediction="model")))
     check()
     return decode(runner, renderer.vae, x0)
 

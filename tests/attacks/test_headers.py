@@ -126,9 +126,9 @@ def use_taps(path):
 
 
 def use_student(path):
-    contract, tensors = TENSOR_FILES[path.name][1](path)
-    assert contract.from_metadata(contract.to_metadata()) == contract and tensors
-    torch.zeros(1, *contract.shape)
+    preset, tensors = TENSOR_FILES[path.name][1](path)
+    assert preset.from_metadata(preset.to_metadata()) == preset and tensors
+    torch.zeros(1, *preset.shape)
 
 
 def use_statistics(path):

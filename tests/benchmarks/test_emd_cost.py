@@ -20,7 +20,7 @@ def ddim():
 @pytest.mark.parametrize(("model", "batch", "rounds"), [("portraits", 16, 20), ("SD1.5", 1, 3)])
 def test_one_step_costs_one_forward(bench, model, batch, rounds):
     full, scheduler = bench.model(model, batch), ddim()
-    student, contract, cond = Denoiser.from_diffusers(full.net, scheduler), StudentPreset(), Condition(full.text)
+    student, preset, cond = Denoiser.from_diffusers(full.net, scheduler), StudentPreset(), Condition(full.text)
     z = seeded_noise(list(range(batch)), tuple(full.x.shape[1:])).to(full.x)
     t = torch.full((batch,), 999.0, device=z.device)
     scheduler.set_timesteps(50)
@@ -29,7 +29,7 @@ def test_one_step_costs_one_forward(bench, model, batch, rounds):
         scheduler.step(full.net(z, 980, full.text).sample, 980, z)
 
     against = {"bare forward": lambda: full.net(z, t, full.text), "50 DDIM steps": (ddim_step, 50)}
-    found = bench.compare("EMD, one-step picture", full.label, lambda: one_step(student, z, cond, contract), against,
+    found = bench.compare("EMD, one-step picture", full.label, lambda: one_step(student, z, cond, preset), against,
                           rounds)  # fmt: skip
     bench.at_most("forwards", found["bare forward"].ratio, 1.05)
     bench.at_most("share of 50 steps", found["50 DDIM steps"].ratio, 1 / 40)

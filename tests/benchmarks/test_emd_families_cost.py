@@ -94,9 +94,9 @@ def case(bench, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_step_costs_one_forward_in_every_family(bench, family):
     net, _, z, t, cond, label = case(bench, family)
-    contract = StudentPreset(timestep=float(net.schedule.last))
+    preset = StudentPreset(timestep=float(net.schedule.last))
     found = bench.compare(
-        "EMD, one-step picture", label, lambda: one_step(net, z, cond, contract),
+        "EMD, one-step picture", label, lambda: one_step(net, z, cond, preset),
         {"bare forward": lambda: net.forward(z, t, cond)}, 12,
     )  # fmt: skip
     bench.at_most("forwards", found["bare forward"].ratio, 1.05)

@@ -1,4 +1,4 @@
-"""What the search costs beside the published procedure, on 32 planted captions, and blocking beside a bare forward.
+"""Cost of the search against the published procedure, on 32 memorized captions, and of blocking against a bare forward.
 
 The published procedure takes most of the time, 15 seconds a prompt; VITRINE_BENCH_PROMPTS=8 takes every fourth.
 """
@@ -13,19 +13,19 @@ from vitrine.engine.nemo.noise_similarity import min_max, probe_noise
 from vitrine.engine.nemo.search import candidates
 from vitrine.engine.nemo.sites import value_activations, value_sites
 from vitrine.engine.portraits import plants
-from vitrine.evidence.nemo.world import SEARCH, SHAPE, SHARE, setting
+from vitrine.evidence.nemo.probed_model import SEARCH, SHAPE, SHARE, setting
 
 
 class Published:
     """The authors' procedure: one set of neurons a call, ten seeds a call, every call made twice (t 981 and 961)."""
 
-    def __init__(self, world, probe, cond):
-        self.world, self.probe, self.cond, self.calls = world, probe, cond, 0
+    def __init__(self, probed, probe, cond):
+        self.probed, self.probe, self.cond, self.calls = probed, probe, cond, 0
         self.noise = probe_noise(SEARCH, SHAPE)
         self.addresses = [s.address for s in probe.sites]
         self.plain = self.difference({})
         per_seed = probe.per_seed(self.plain)
-        self.keep = per_seed > world.tau
+        self.keep = per_seed > probed.tau
 
     @torch.no_grad()
     def difference(self, blocked):
@@ -33,8 +33,8 @@ class Published:
         for t in (981.0, self.probe.t):
             self.calls += 1
             told = self.cond.take(torch.zeros(len(self.noise), dtype=torch.long))
-            with block_rows(self.world.denoiser.backbone, self.probe.sites, [blocked] * len(self.noise)):
-                d = min_max(self.world.denoiser.predict(self.noise, t, told).eps - self.noise)
+            with block_rows(self.probed.denoiser.backbone, self.probe.sites, [blocked] * len(self.noise)):
+                d = min_max(self.probed.denoiser.predict(self.noise, t, told).eps - self.noise)
         return d
 
     def score(self, blocked):
@@ -43,10 +43,10 @@ class Published:
     def run(self):
         if not self.keep.any():
             return {}
-        everything = {a: range(n) for a, n in self.world.widths().items()}
+        everything = {a: range(n) for a, n in self.probed.widths().items()}
         level = 1 - SHARE * (1 - self.score(everything))  # the same stopping level as ours, one look more
-        a = [v.mean(0) for v in value_activations(self.world.denoiser, self.cond, self.probe.sites)]
-        z = [self.world.statistics.z(ad, v) for ad, v in zip(self.addresses, a, strict=True)]
+        a = [v.mean(0) for v in value_activations(self.probed.denoiser, self.cond, self.probe.sites)]
+        z = [self.probed.statistics.z(ad, v) for ad, v in zip(self.addresses, a, strict=True)]
         theta, k = 5.0, 0
         while True:
             lists = candidates(self.addresses, z, a, theta, k)
@@ -72,22 +72,22 @@ class Published:
 
 def test_lockstep_of_32_prompts_against_the_published_procedure(bench):
     bench.portraits()
-    world, found = setting(), {}
+    probed, found = setting(), {}
     verbatim = [p.captions[0] for p in plants() if p.kind == "verbatim"]
     templates = [c for p in plants() if p.kind == "template" for c in p.captions[:120:20]]
     prompts = [*verbatim, *templates]
     assert len(prompts) == 32
     count = 2 if bench.tiny else int(os.environ.get("VITRINE_BENCH_PROMPTS", "32"))
     prompts = prompts[:: 32 // count]
-    world.find(prompts[:1])  # warm
-    probe = make_probe(world.denoiser, config=SEARCH)
+    probed.find(prompts[:1])  # warm
+    probe = make_probe(probed.denoiser, config=SEARCH)
 
     def published():
-        found["runs"] = [Published(world, probe, c) for c in world.conditions(prompts)]
+        found["runs"] = [Published(probed, probe, c) for c in probed.conditions(prompts)]
         found["theirs"] = [r.run() for r in found["runs"]]
 
     def lockstep():
-        found["ours"] = world.find(prompts)
+        found["ours"] = probed.find(prompts)
 
     method = f"NEMO search, {len(prompts)} prompts"
     row = bench.compare(method, "portraits", lockstep, {"published search": published}, 1, 0)["published search"]

@@ -139,7 +139,7 @@ def denoiser_of(net):
 def space_of(model, net, k=100):
     """The shipped people, or a random space of the paper's layers."""
     if model == "portraits":
-        from vitrine.evidence.w2w.world import people_space
+        from vitrine.evidence.w2w.people import people_space
 
         return people_space()
     manifest = Manifest.of(initial_lora(net))
@@ -194,7 +194,7 @@ WORKER = """
     import torch
     from vitrine.engine.diffusion.denoiser import Condition
     from vitrine.engine.w2w import BatchedTrainer, LoraTrainConfig, Subject
-    from vitrine.evidence.w2w.world import frozen
+    from vitrine.evidence.w2w.people import frozen
 
     text = Condition(torch.zeros(1, 24, 64))
     subjects = [Subject(str(i), torch.randn(4, 4, 16, 16), text, i) for i in range(int(sys.argv[1]))]

@@ -171,16 +171,14 @@ def test_repair_takes_the_students_guidance_and_moves_z(comfy, loaded, pipe, pos
     told |= {"student": "strong.safetensors", "contract": "auto", "timestep": 999.0, "noise": "unit", "steps": 3}
     told |= {"chain_timestep": 399.0, "step_size": 0.16, "empty": empty}
     student, other = EMDOneStepPipeline.from_pipe(load_portraits().pipeline()), load_portraits()
-    contract = student.load_student(folder / "strong.safetensors")
+    preset = student.load_student(folder / "strong.safetensors")
     other.pipeline().load_lora_weights(str(folder / "score.safetensors"))
     roles = {"teacher": Denoiser.from_diffusers(pipe), "score": Denoiser.from_diffusers(other.unet, other.scheduler)}
     drawn = []
     for gz in (0.0, 0.01):
         found = comfy.call("VitrineEMDMCMCCorrect", **told, guidance=0.0, z_step_size=gz)[0]["samples"]
         drawn.append(loaded[0].model.process_latent_in(found))
-        wanted = student(
-            PROMPT, [5], contract, correction=CorrectConfig(3, gz=gz), **roles, output_type="latent"
-        ).images
+        wanted = student(PROMPT, [5], preset, correction=CorrectConfig(3, gz=gz), **roles, output_type="latent").images
         assert (drawn[-1] - wanted).abs().max() / wanted.abs().max() < 2e-5, gz
     assert (drawn[0] - drawn[1]).abs().max() > 1e-4, "z moved"
     unguided = comfy.call("VitrineEMDMCMCCorrect", **told, guidance=1.0, z_step_size=0.0)[0]["samples"]
@@ -259,8 +257,8 @@ def test_students_of_several_steps_node_pipeline_and_variety(comfy, loaded, pipe
 def test_a_student_that_predicts_the_picture(comfy, loaded, positive, monkeypatch):
     from vitrine.nodes import emd as nodes
 
-    contract = StudentPreset(timestep=999.0, prediction="x0", noise="vp")
-    monkeypatch.setitem(nodes.ONE_STEP, "SDXL-Lightning, 1 step", contract)
+    preset = StudentPreset(timestep=999.0, prediction="x0", noise="vp")
+    monkeypatch.setitem(nodes.ONE_STEP, "SDXL-Lightning, 1 step", preset)
     outputs = []
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: outputs.append(o.clone()))
     found, _ = generate(comfy, loaded[0], positive, contract="SDXL-Lightning, 1 step")

@@ -127,13 +127,13 @@ def test_its_own_pipeline_draws(student):
     note(student, "run")
 
 
-def test_files_carry_the_contract_and_names_that_are_read(student):
+def test_files_carry_the_preset_and_names_that_are_read(student):
     part = "unet" if "SD1" in student.family or "SD2" in student.family or "SDXL" in student.family else "transformer"
     names = ["generator_kohya", "generator_diffusers"] if part == "unet" else ["generator_diffusers"]
     assert [file.stem for file in student.files] == names
     for file in student.files:
-        contract, tensors = read_student(file, any_names=True)
-        assert contract == student.run.preset
+        preset, tensors = read_student(file, any_names=True)
+        assert preset == student.run.preset
         begins = "lora_unet_" if file.stem.endswith("kohya") else f"{part}."
         assert all(name.startswith(begins) for name in tensors)
         assert 2 * len(layers_of(tensors)) == len(student.run.average.values)
@@ -185,10 +185,10 @@ def test_comfyuis_load_lora(student):
 
 
 def test_emds_nodes_in_comfyui(student, folder):
-    from vitrine.nodes.comfy.lora import contract_in, with_student
+    from vitrine.nodes.comfy.lora import preset_in, with_student
 
     name = str(student.files[0].relative_to(folder))
-    assert contract_in(name) == student.run.preset
+    assert preset_in(name) == student.run.preset
     student.same(in_comfyui(student, with_student(student.teacher.model, name)))
     note(student, "EMD's nodes in ComfyUI")
 

@@ -60,7 +60,7 @@ def test_what_earlier_versions_wrote_into_the_output_folder_still_loads(comfy):
 
 
 def test_a_students_lora_is_in_every_loaders_list(comfy):
-    """A run of one step; Load LoRA lists the student and its score network, and our generator knows its contract."""
+    """A run of one step; Load LoRA lists the student and its score network, and our generator knows its preset."""
     import folder_paths
 
     import nodes
@@ -71,6 +71,6 @@ def test_a_students_lora_is_in_every_loaders_list(comfy):
     listed = nodes.NODE_CLASS_MAPPINGS["LoraLoaderModelOnly"].INPUT_TYPES()["required"]["lora_name"][0]
     assert {"vitrine/listed.safetensors", "vitrine/listed-score.safetensors"} <= set(listed)
     assert folder_paths.get_full_path("loras", "vitrine/listed.safetensors") == file
-    from vitrine.nodes.comfy.lora import contract_in
+    from vitrine.nodes.comfy.lora import preset_in
 
-    assert contract_in("vitrine/listed.safetensors").timestep == 625.0
+    assert preset_in("vitrine/listed.safetensors").timestep == 625.0

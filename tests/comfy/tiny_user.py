@@ -50,8 +50,8 @@ class Tiny:
                 k: v if k.endswith("alpha") else v + torch.randn(v.shape, generator=g) for k, v in tensors.items()
             }
             save_file(tensors, folder / f"{i}.safetensors")
-        contract = StudentPreset("tiny", 1000.0).to_metadata()  # in its header, as of one trained here
-        save_file(tensors, folder.parent / STUDENT, metadata=contract)
+        preset = StudentPreset("tiny", 1000.0).to_metadata()  # in its header, as of one trained here
+        save_file(tensors, folder.parent / STUDENT, metadata=preset)
 
     def kept(self):
         """Files that the nodes wrote, of this model; by kind."""

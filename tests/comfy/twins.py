@@ -57,7 +57,7 @@ from vitrine.engine.w2w import (
     with_pair_slider,
 )
 from vitrine.engine.w2w.space.labels import parse_labels
-from vitrine.evidence.w2w.world import people_space
+from vitrine.evidence.w2w.people import people_space
 from vitrine_tests.comfy.twin_tools import (
     colours,
     enlarged,
@@ -193,15 +193,15 @@ def ksampler_latents(graph, node_id, pipe):
 # --- EMD -----------------------------------------------------------------------------------------------------------
 def sample_in_one_step(graph, comfy):
     student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
-    contract = student.load_student(student_file("student"))
+    preset = student.load_student(student_file("student"))
     score.load_student(student_file("score"))
     base = pipeline(NEMOPipeline)
     prompt, seeds = prompt_and_seed(graph, graph(8))
     repair = graph(12)
     config = CorrectConfig(repair.steps, repair.chain_timestep, repair.step_size, repair.z_step_size, repair.guidance)
     networks = {"teacher": Denoiser.from_diffusers(base), "score": Denoiser.from_diffusers(score)}
-    one = student(prompt, seeds, contract, output_type="pt").images
-    mended = student(prompt, seeds, contract, output_type="pt", correction=config, **networks).images
+    one = student(prompt, seeds, preset, output_type="pt").images
+    mended = student(prompt, seeds, preset, output_type="pt", correction=config, **networks).images
     return {7: ksampler(graph, 5, base), 10: one, 14: mended}
 
 
@@ -285,13 +285,13 @@ def sample_a_person_in_one_step(graph, comfy):
     space, student = people_space(), pipeline(EMDOneStepPipeline)
     person = sampled(graph, 6, space)
     edited = pipeline_models().edit_model(space, person, sliders(graph(8)))
-    contract, (prompt, seeds) = student.load_student(student_file("student")), prompt_and_seed(graph, graph(20))
+    preset, (prompt, seeds) = student.load_student(student_file("student")), prompt_and_seed(graph, graph(20))
 
     def one(model):
         with BatchedLora(student.unet, space.manifest, space.decode(model.coefficients)):
-            return student(prompt, seeds, contract, output_type="pt").images
+            return student(prompt, seeds, preset, output_type="pt").images
 
-    found = {22: student(prompt, seeds, contract, output_type="pt").images, 32: one(person), 42: one(edited)}
+    found = {22: student(prompt, seeds, preset, output_type="pt").images, 32: one(person), 42: one(edited)}
     student.load_lora_weights(str(student_file("diff-instruct")), adapter_name="strokes")
     student.set_adapters(["generator", "strokes"], [1.0, graph(10).strength_model])
     slow = pipeline(W2WPipeline)

@@ -70,18 +70,18 @@ def test_control_checkpoint(tmp_path):
     assert read.metadata.to_dict() == CONTROL, "and is written as it was read"
 
 
-def test_student_contract(tmp_path):
+def test_student_preset(tmp_path):
     path = tmp_path / "student.safetensors"
-    contract = {
+    preset = {
         "base": "portraits", "betas": [], "ge": 0.0, "guidance": 1.0, "gz": 0.0, "latent_scale": 0.0, "noise": "unit",
         "prediction": "model", "shape": [4, 16, 16], "steps": 0, "timestep": 999.0, "trained_guidance": 0.0,
         "version": 1,
     }  # fmt: skip
     tensors = {f"{KOHYA}.lora_down.weight": torch.ones(2, 8), f"{KOHYA}.lora_up.weight": torch.ones(8, 2)}
-    save_file(tensors, path, metadata={"vitrine.student": json.dumps(contract)})
+    save_file(tensors, path, metadata={"vitrine.student": json.dumps(preset)})
     read, weights = read_student(path)
     assert read == StudentPreset("portraits", shape=(4, 16, 16)) and set(weights) == set(tensors)
-    assert json.loads(read.to_metadata()["vitrine.student"]) == contract
+    assert json.loads(read.to_metadata()["vitrine.student"]) == preset
 
 
 # --- settings -----------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ HOMES = {
     "LoraTrainConfig": "engine.w2w", "GuidanceConfig": "engine.control", "AugmentConfig": "engine.control",
     "GammaConfig": "engine.control", "PaddingConfig": "engine.control", "ControlTrainConfig": "engine.control",
     "EStepConfig": "engine.emd", "CorrectConfig": "engine.emd", "EMDTrainConfig": "engine.emd.train_config",
-    "TransferConfig": "evidence.resolution.world", "ResolutionTransferConfig": "engine.resolution",
+    "TransferConfig": "evidence.resolution.transfer_training", "ResolutionTransferConfig": "engine.resolution",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.evidence.control.claims import _Counts
-from vitrine.evidence.nemo.world import Effort
+from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
 from vitrine.evidence.registry import all_claims
 
@@ -133,10 +133,10 @@ def test_a_scene_depends_on_its_two_seeds_only(layers):
 
 
 def test_memorized_pictures_are_as_many_as_of_the_portraits(layers):
-    planted = avataaars(layers).plants()
-    assert [p.kind for p in planted] == ["verbatim"] * 8 + ["template"] * 4
-    assert all(len(p.scenes) == (1 if p.kind == "verbatim" else 12) for p in planted)  # 3 x 2 x 2 colours here
-    assert all(c.endswith(p.name) for p in planted for c in p.captions)
+    memorized = avataaars(layers).plants()
+    assert [p.kind for p in memorized] == ["verbatim"] * 8 + ["template"] * 4
+    assert all(len(p.scenes) == (1 if p.kind == "verbatim" else 12) for p in memorized)  # 3 x 2 x 2 colours here
+    assert all(c.endswith(p.name) for p in memorized for c in p.captions)
 
 
 def test_files_of_another_kind_are_refused(layers, tmp_path):
@@ -198,7 +198,7 @@ def test_other_drawings_do_not_resume_a_run(finished, layers, tmp_path, capsys):
 @pytest.fixture
 def tiny(monkeypatch):
     """Fewer pictures yet than quick ones: an untrained model has nothing to measure."""
-    monkeypatch.setattr("vitrine.evidence.nemo.world.QUICK", Effort(8, 6, 1, 2, 6, 8, 2))
+    monkeypatch.setattr("vitrine.evidence.nemo.probed_model.QUICK", SampleBudget(8, 6, 1, 2, 6, 8, 2))
     monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_HELD_OUT", 24)
     monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_TEST", 6)
     monkeypatch.setattr("vitrine.evidence.control.claims.QUICK", _Counts(2, 12, 4))

@@ -8,7 +8,7 @@ from vitrine.engine.emd.chain import e_step, normal_from
 from vitrine.engine.emd.chain_config import EStepConfig
 from vitrine.evidence.emd.mixture import Schooling, best_student, mixture_chain, mixture_distance
 from vitrine.evidence.emd.mixture_claims import spread, x_step
-from vitrine.evidence.emd.rare import DEVIATION, SHARES, SIZE, Course, Denoiser, RareWorld, Run
+from vitrine.evidence.emd.rare import DEVIATION, SHARES, SIZE, Course, Denoiser, RareModes, Run
 from vitrine.evidence.emd.toys import LinearGaussian
 
 pytestmark = pytest.mark.rounding
@@ -66,22 +66,22 @@ def test_several_levels_have_the_scores_of_each():
 
 
 def test_the_rare_worlds_teacher_is_exact():
-    world, gen = RareWorld.draw(), torch.Generator().manual_seed(0)
+    toy, gen = RareModes.draw(), torch.Generator().manual_seed(0)
     captions = torch.randint(4, (20_000,), generator=gen)
-    samples = world.samples(captions, gen)
-    assert world.shares(samples, captions) == pytest.approx(SHARES, abs=0.01)
+    samples = toy.samples(captions, gen)
+    assert toy.shares(samples, captions) == pytest.approx(SHARES, abs=0.01)
     x, sigma = samples[:64].double(), torch.full((64, 1), 0.7).double()
     with torch.enable_grad():
         leaf, var = x.clone().requires_grad_(True), DEVIATION**2 + 0.49
-        logs = torch.tensor(SHARES).log() - (leaf[:, None] - world.modes[captions[:64]]).square().sum(-1) / (2 * var)
+        logs = torch.tensor(SHARES).log() - (leaf[:, None] - toy.modes[captions[:64]]).square().sum(-1) / (2 * var)
         (score,) = torch.autograd.grad(torch.logsumexp(logs, 1).sum(), leaf)
-    torch.testing.assert_close(world.denoised(x, sigma, captions[:64]), x + 0.49 * score, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(toy.denoised(x, sigma, captions[:64]), x + 0.49 * score, rtol=1e-5, atol=1e-5)
 
 
 def test_a_student_of_the_rare_world_counts_what_it_spends():
     torch.manual_seed(0)
     net = Denoiser().requires_grad_(False)
-    run = Run(RareWorld.draw(), net, EStepConfig(4, gz=0.001, clip=1.0), Course(batch=8), 0)
+    run = Run(RareModes.draw(), net, EStepConfig(4, gz=0.001, clip=1.0), Course(batch=8), 0)
     before = run.draw(torch.ones(2, SIZE), torch.zeros(2).long()).detach()
     for _ in range(2):
         run.step()

@@ -20,11 +20,11 @@ def test_the_section_has_its_pictures_and_tables(monkeypatch, tmp_path):
     first, second = next((i, j) for i in range(60) for j in range(i) if bool((shown[i] | shown[j]).all()))
     real = matching_report.tap_pictures
 
-    def tapped(model, start, count, places, progress, misaligned):
+    def tapped(model, start, count, sites, progress, misaligned):
         assert misaligned, "copied coordinates would do"
         if start != matching_report.LABELLED:
-            return real(model, start, count, places, progress, misaligned=True)
-        return real(model, start, 60, places, progress).take([first, second])
+            return real(model, start, count, sites, progress, misaligned=True)
+        return real(model, start, 60, sites, progress).take([first, second])
 
     monkeypatch.setattr(matching_report, "tap_pictures", tapped)
     page = Report("t")

@@ -3,8 +3,8 @@
 from vitrine.engine.nemo.erase import EraseConfig
 from vitrine.engine.nemo.neurons import NeuronSet
 from vitrine.evidence.nemo.attacked import ATTACKS, LONG, NEVER, SURROGATE_SEED, most_frequent
+from vitrine.evidence.nemo.probed_model import ORDINARY, STATISTICS, SampleBudget
 from vitrine.evidence.nemo.remedies import SEEDS
-from vitrine.evidence.nemo.world import ORDINARY, STATISTICS, Effort
 
 
 def test_neurons_of_half_the_pictures_are_blocked_for_every_prompt():
@@ -14,11 +14,11 @@ def test_neurons_of_half_the_pictures_are_blocked_for_every_prompt():
 
 
 def test_what_was_trained_on_is_never_measured():
-    effort = Effort()
-    surrogates = range(SURROGATE_SEED, SURROGATE_SEED + effort.ordinary)
+    budget = SampleBudget()
+    surrogates = range(SURROGATE_SEED, SURROGATE_SEED + budget.ordinary)
     assert not set(surrogates) & set(SEEDS)
-    trained, measured = range(STATISTICS, STATISTICS + effort.ordinary), range(ORDINARY, ORDINARY + effort.ordinary)
+    trained, measured = range(STATISTICS, STATISTICS + budget.ordinary), range(ORDINARY, ORDINARY + budget.ordinary)
     assert not set(trained) & set(measured)
-    assert not set(measured) & set(range(NEVER, NEVER + effort.plants))
+    assert not set(measured) & set(range(NEVER, NEVER + budget.plants))
     # attacks of the measurement have seeds that no round of the training had
     assert EraseConfig().attack.seed + EraseConfig().rounds < 9000 and LONG not in ATTACKS

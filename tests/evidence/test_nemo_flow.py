@@ -1,10 +1,10 @@
-"""NEMO on the flow model: halves of the planted pictures, statistics where values depend on the latent, the score."""
+"""NEMO on the flow model: halves of the memorized pictures, statistics where values depend on the latent, the score."""
 
 import torch
 from vitrine.engine.nemo.search_config import ProbeConfig
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 from vitrine.evidence.nemo import flow_claims
-from vitrine.evidence.nemo.world import ORDINARY, Effort, captions, setting
+from vitrine.evidence.nemo.probed_model import ORDINARY, SampleBudget, captions, setting
 
 
 def test_what_chooses_does_not_measure():
@@ -18,10 +18,10 @@ def test_what_chooses_does_not_measure():
 
 def test_statistics_and_score_of_the_flow_model():
     probe = ProbeConfig(seeds=2, timestep_index=15, signal="x0", data_range=1.0)
-    world = setting(str(FLOW_WEIGHTS), effort=Effort(statistics=6, calibration=3), search=probe)
-    assert list(world.widths().values()) == [160] * 6 and 0 < world.tau < 1
+    probed = setting(str(FLOW_WEIGHTS), budget=SampleBudget(statistics=6, calibration=3), search=probe)
+    assert list(probed.widths().values()) == [160] * 6 and 0 < probed.tau < 1
     activations = {f"vit-block{i}-ctx-v": torch.ones(160) for i in range(6)}
-    assert all(bool(torch.isfinite(world.statistics.z(a, v)).all()) for a, v in activations.items())
-    planted = [p.captions[0] for p in flow_claims.halves()[1]][:2]
-    high, low = (flow_claims._values(world, texts, probe) for texts in (planted, captions(ORDINARY, 4)))
+    assert all(bool(torch.isfinite(probed.statistics.z(a, v)).all()) for a, v in activations.items())
+    memorized = [p.captions[0] for p in flow_claims.halves()[1]][:2]
+    high, low = (flow_claims._values(probed, texts, probe) for texts in (memorized, captions(ORDINARY, 4)))
     assert float(high.min()) > float(low.max())

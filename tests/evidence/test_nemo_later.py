@@ -1,4 +1,4 @@
-"""The pictures planted later: other ones than the shipped, under other words, and copied by the shipped LoRA alone."""
+"""The pictures injected later: other ones than the shipped, under other words, and copied by the shipped LoRA alone."""
 
 import json
 
@@ -13,9 +13,9 @@ from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
 from vitrine.evidence.nemo.held_out import Agreement as Searches
 from vitrine.evidence.nemo.held_out import Copied, held_out, held_out_result
-from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, later_plants, load_later, planted
+from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
+from vitrine.evidence.nemo.memorized_sets import Outcome
 from vitrine.evidence.nemo.plant_files import PlantFile
-from vitrine.evidence.nemo.planted_sets import Outcome
 from vitrine.evidence.portraits.sampling import sample_images
 
 FIELDS = tuple(Scenes.__dataclass_fields__)
@@ -23,11 +23,12 @@ FIELDS = tuple(Scenes.__dataclass_fields__)
 
 @pytest.fixture(scope="module")
 def later():
-    return load_later()
+    """The portraits model with the first set's LoRA in its weights."""
+    return PlantFile.read(FILE).model(None)
 
 
 def test_pictures_and_words_are_none_of_the_shipped(later):
-    mine, shipped = later_plants(later.tokenizer), plants()
+    mine, shipped = plants_of(FILE.stem, later.tokenizer), plants()
     assert len(mine) == 8 and not {p.name for p in mine} & {p.name for p in shipped}
     words = [w for p in mine for w in p.name.split()]
     assert len(set(words)) == 16 and set(words) <= {w for p in shipped for w in p.name.split()}
@@ -38,7 +39,7 @@ def test_pictures_and_words_are_none_of_the_shipped(later):
 
 @pytest.mark.nightly
 def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later):
-    plant = later_plants(later.tokenizer)[0]
+    plant = plants_of(FILE.stem, later.tokenizer)[0]
     for model, copies in ((later, True), (load_portraits(), False)):
         images = sample_images(model, [plant.captions[0]] * 2, [7, 8], steps=30, guidance=3.0)
         away = (images - later.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
@@ -50,7 +51,7 @@ def test_the_lists_that_ship_are_the_recipes_pictures(later):
     """Other pairs of words and other scenes in each set."""
     pairs, scenes = [p.name for p in plants()], []
     for file in (FILE, *FURTHER):
-        read, made = PlantFile.read(file), planted(file.stem, later.tokenizer)
+        read, made = PlantFile.read(file), plants_of(file.stem, later.tokenizer)
         assert read.lora == file.with_suffix(".safetensors") and len(read.plants) == len(made)
         for one, other in zip(read.plants, made, strict=True):
             assert (one.name, one.kind, one.captions, one.controls) == (
@@ -81,7 +82,7 @@ def test_a_list_that_is_none_is_refused(tmp_path):
     file.write_text(json.dumps(whole | {"lora": ""}))
     assert len(PlantFile.read(file).plants) == 8 and PlantFile.read(file).lora is None
     with pytest.raises(VitrineError, match="plants"):
-        planted("other", None)
+        plants_of("other", None)
 
 
 @pytest.mark.nightly
@@ -114,10 +115,10 @@ def test_pairs_of_two_empty_sets_are_no_agreement():
     assert table["two single searches"]["least, largest"] == [0.0, 0.7]
 
 
-def outcome(untouched, blocked, planted=(0.01, 0.01), agreement=(0.99, 0.98)):
+def outcome(untouched, blocked, memorized=(0.01, 0.01), agreement=(0.99, 0.98)):
     """Two pictures of three samples each; the first copies untouched."""
     known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
-    found = [Agreement.of(d * torch.randn(4, 4, 16, 16), FewStepConfig(), known) for d in planted]
+    found = [Agreement.of(d * torch.randn(4, 4, 16, 16), FewStepConfig(), known) for d in memorized]
     away = {"untouched": torch.tensor(untouched), "blocked, search seed 1": torch.tensor(blocked)}
     scores = (torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.2]))
     return Outcome(
@@ -134,7 +135,7 @@ def test_the_claim_is_about_pictures_that_copy_untouched():
     assert not copying.holds and copying.value == 0.333
     spoilt = held_out_result({"set": outcome(untouched, untouched[1:] * 2, agreement=(0.99, 0.95))})
     assert not spoilt.holds and spoilt.value == 0
-    missed = held_out_result({"set": outcome(untouched, untouched[1:] * 2, planted=(1.0, 0.01))})
+    missed = held_out_result({"set": outcome(untouched, untouched[1:] * 2, memorized=(1.0, 0.01))})
     assert not missed.holds and missed.details["copied verbatim pictures that detection misses"] == 1
     table = holds.details["set"]
     assert table["copied untouched"] == 1 and table["detection"]["... of all planted"] == "2 of 2"

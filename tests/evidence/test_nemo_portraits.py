@@ -7,13 +7,13 @@ from vitrine.engine.nemo.noise_similarity import Request, probe_noise
 from vitrine.engine.portraits import plants, render
 from vitrine.evidence.nemo.baselines import random_neurons
 from vitrine.evidence.nemo.claims import detection
-from vitrine.evidence.nemo.world import DETECT, ORDINARY, SEARCH, SHAPE, captions, setting
+from vitrine.evidence.nemo.probed_model import DETECT, ORDINARY, SEARCH, SHAPE, captions, setting
 
 SEEDS = [900, 901, 902, 903]
 
 
 @pytest.fixture(scope="module")
-def world():
+def probed():
     return setting()
 
 
@@ -23,47 +23,47 @@ def plant():
 
 
 @pytest.fixture(scope="module")
-def result(world, plant):
-    (found,) = world.find([plant.captions[0]])
+def result(probed, plant):
+    (found,) = probed.find([plant.captions[0]])
     return found
 
 
 @pytest.mark.nightly
-def test_planted_captions_are_flagged_and_ordinary_ones_seldom(world):
-    probe = make_probe(world.denoiser, config=DETECT, rows=40)
+def test_memorized_captions_are_flagged_and_ordinary_ones_seldom(probed):
+    probe = make_probe(probed.denoiser, config=DETECT, rows=40)
     prompts = [p.captions[0] for p in plants() if p.kind == "verbatim"] + captions(ORDINARY, 32)
-    scores = [s.value for s in score_prompts(probe, world.conditions(prompts), SHAPE, 1.0)[0]]
-    planted, ordinary = torch.tensor(scores[:8]), torch.tensor(scores[8:])
+    scores = [s.value for s in score_prompts(probe, probed.conditions(prompts), SHAPE, 1.0)[0]]
+    memorized, ordinary = torch.tensor(scores[:8]), torch.tensor(scores[8:])
     tau = ordinary.mean() + ordinary.std()
-    assert bool((planted > tau).all()) and float((ordinary > tau).float().mean()) <= 0.2
+    assert bool((memorized > tau).all()) and float((ordinary > tau).float().mean()) <= 0.2
 
 
 @pytest.mark.nightly
-def test_blocking_cures_new_seeds_and_random_neurons_do_not(world, plant, result):
-    neurons, picture = world.neurons(result), render(plant.scenes).images
+def test_blocking_cures_new_seeds_and_random_neurons_do_not(probed, plant, result):
+    neurons, picture = probed.neurons(result), render(plant.scenes).images
     prompts = [plant.captions[0]] * len(SEEDS)
 
     def away(blocked):
-        return (world.sample(prompts, SEEDS, blocked) - picture).square().mean((1, 2, 3)).sqrt()
+        return (probed.sample(prompts, SEEDS, blocked) - picture).square().mean((1, 2, 3)).sqrt()
 
-    untouched, blocked, random = away(None), away(neurons), away(random_neurons(world.model.unet, neurons))
+    untouched, blocked, random = away(None), away(neurons), away(random_neurons(probed.model.unet, neurons))
     assert bool((untouched < 0.05).all()) and bool((random < 0.05).all())
     assert bool((blocked > 0.1).all()) and bool((blocked > 1.5 * random).all())
 
 
 @pytest.mark.nightly
-def test_ordinary_captions_keep_their_pictures(world, result):
+def test_ordinary_captions_keep_their_pictures(probed, result):
     prompts = captions(ORDINARY, 8)
-    before, after = (world.sample(prompts, list(range(8)), n) for n in (None, world.neurons(result)))
+    before, after = (probed.sample(prompts, list(range(8)), n) for n in (None, probed.neurons(result)))
     changed = (before - after).square().mean((1, 2, 3)).sqrt()
     unlike = (before - before.roll(1, 0)).square().mean((1, 2, 3)).sqrt()
     assert float(changed.median()) < 0.25 * float(unlike.median())
 
 
 @pytest.mark.nightly
-def test_most_kept_neurons_are_needed(world, plant, result):
+def test_most_kept_neurons_are_needed(probed, plant, result):
     """Switching one of them on again brings the prediction back above the threshold it was tested with, or near it."""
-    (cond,), probe = world.conditions(plant.captions[:1]), make_probe(world.denoiser, config=SEARCH, rows=40)
+    (cond,), probe = probed.conditions(plant.captions[:1]), make_probe(probed.denoiser, config=SEARCH, rows=40)
     noise, found = probe_noise(SEARCH, SHAPE)[result.before.keep], result.search
     kept = [(a, n) for a, ns in found.neurons.items() for n in ns]
     looks = [Request(cond, noise, {})] + [

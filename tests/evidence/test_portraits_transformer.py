@@ -18,7 +18,7 @@ from vitrine.evidence.control.controlled_transformer import ControlledTransforme
 from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, transformer_data
 from vitrine.evidence.registry import all_claims
 from vitrine.evidence.resolution import curves as curves_of
-from vitrine.evidence.resolution import world
+from vitrine.evidence.resolution import transfer_training
 from vitrine.evidence.resolution.claims import judged
 from vitrine_tests.machine.pretend import DEVICE, Accelerator
 
@@ -35,9 +35,9 @@ def transformer():
 def run(tmp_path_factory):
     """Two arms of one seed in two sittings; a third arm later shares the pictures."""
     folder = tmp_path_factory.mktemp("run")
-    config = world.TransferConfig(**SMALL)
-    world.transfer(folder, [0], 2, config, ["grid-rescaled", "extrapolated-rescaled"], until=1)
-    world.transfer(folder, [0], 2, config)
+    config = transfer_training.TransferConfig(**SMALL)
+    transfer_training.transfer(folder, [0], 2, config, ["grid-rescaled", "extrapolated-rescaled"], until=1)
+    transfer_training.transfer(folder, [0], 2, config)
     return folder
 
 
@@ -111,7 +111,7 @@ def test_small_pictures_are_of_other_things_than_large_ones():
 @pytest.mark.nightly
 @pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "sides"), ("constant", "flips")])
 def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
-    from vitrine.evidence.control.world import TransformerTrainConfig, train_transformer
+    from vitrine.evidence.control.sized_training import TransformerTrainConfig, train_transformer
 
     name = "constant" if lesson == "collection" else f"constant-{lesson}"
     for folder, sittings in (("one", [2]), ("two", [1, 2])):
@@ -128,7 +128,7 @@ def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "flips")])
 def test_training_on_another_device_is_the_same_training(tmp_path, start, lesson):
-    from vitrine.evidence.control.world import TransformerTrainConfig, train_transformer
+    from vitrine.evidence.control.sized_training import TransformerTrainConfig, train_transformer
 
     config = TransformerTrainConfig("constant", 4, 2, 2, start, lesson=lesson)
     train_transformer(tmp_path / "cpu", config)
@@ -197,7 +197,7 @@ def test_a_flip_is_taught_against_the_model_itself(tmp_path):
 
 @pytest.mark.nightly
 def test_a_run_in_two_sittings_is_the_run_in_one(run, tmp_path):
-    world.transfer(tmp_path, [0], 2, world.TransferConfig(**SMALL), ["grid-rescaled"])
+    transfer_training.transfer(tmp_path, [0], 2, transfer_training.TransferConfig(**SMALL), ["grid-rescaled"])
     one, two = weights(tmp_path), weights(run)
     assert set(one) == set(two) and all(torch.equal(one[k], two[k]) for k in one)
     assert curves_of.read_curves(tmp_path)["grid-rescaled"] == curves_of.read_curves(run)["grid-rescaled"]
@@ -225,18 +225,20 @@ def test_a_longer_run_keeps_what_is_there(run):
     before = curves_of.read_curves(run)["grid-plain"][0]
     folder = run.parent / "longer"
     shutil.copytree(run, folder)
-    found = world.transfer(folder, [0], 3, world.TransferConfig(**SMALL), ["grid-plain"])["grid-plain"][0]
+    found = transfer_training.transfer(folder, [0], 3, transfer_training.TransferConfig(**SMALL), ["grid-plain"])[
+        "grid-plain"
+    ][0]
     assert set(found) == {0, 2, 3} and {k: found[k] for k in before} == before
     with pytest.raises(VitrineError, match="choose a new folder"):
-        world.transfer(folder, [0], 3, world.TransferConfig(**SMALL | {"samples": 4}))
+        transfer_training.transfer(folder, [0], 3, transfer_training.TransferConfig(**SMALL | {"samples": 4}))
     with pytest.raises(VitrineError, match="grid-rescaled"):
-        world.transfer(folder, [0], 3, arms=["both"])
+        transfer_training.transfer(folder, [0], 3, arms=["both"])
     with pytest.raises(VitrineError, match="1 to 6400"):
-        world.transfer(folder, [0], 0)
+        transfer_training.transfer(folder, [0], 0)
 
 
 def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
-    out = world.export(run, tmp_path / "mine")
+    out = transfer_training.export(run, tmp_path / "mine")
     opened = ControlledTransformer.open(str(out))
     assert opened.side == 128
     # Eq. 3 is in the exported scheduler: every sigma doubled
@@ -249,9 +251,9 @@ def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
     size = sum(p.stat().st_size for p in out.iterdir())
     assert size < 2.5e6
     with pytest.raises(VitrineError, match="resampled positions"):
-        world.export(run, tmp_path / "other", "extrapolated-rescaled")
+        transfer_training.export(run, tmp_path / "other", "extrapolated-rescaled")
     with pytest.raises(VitrineError, match="vitrine resolution transfer"):
-        world.export(run, tmp_path / "other", seed=7)
+        transfer_training.export(run, tmp_path / "other", seed=7)
 
 
 def test_the_commands(run, tmp_path, capsys):
@@ -260,7 +262,9 @@ def test_the_commands(run, tmp_path, capsys):
 
     shutil.copytree(run, copied)
     small = ["--batch", "2", "--pictures", "6", "--samples", "3", "--seeds", "0", "--steps", "2"]
-    (copied / "settings.json").write_text(json.dumps(world.TransferConfig(batch=2, pictures=6, samples=3).to_dict()))
+    (copied / "settings.json").write_text(
+        json.dumps(transfer_training.TransferConfig(batch=2, pictures=6, samples=3).to_dict())
+    )
     assert main(["resolution", "transfer", "--folder", str(copied), *small]) == 0
     assert "extrapolated-rescaled" in capsys.readouterr().out, "finished runs are only read"
     assert main(["resolution", "export", "--folder", str(copied), "--out", str(tmp_path / "m")]) == 0
@@ -312,8 +316,8 @@ def test_claims_say_how_long_they_take():
 @pytest.mark.parametrize("wrong", [{"batch": 0}, {"lr": 0.0}, {"ema": 1.0}, {"samples": 1}, {"guidance": -1.0}])
 def test_settings_are_checked(wrong):
     with pytest.raises(VitrineError):
-        world.TransferConfig(**wrong)
-    assert world.TransferConfig.from_dict(world.TransferConfig(lr=1e-4).to_dict()).lr == 1e-4
+        transfer_training.TransferConfig(**wrong)
+    assert transfer_training.TransferConfig.from_dict(transfer_training.TransferConfig(lr=1e-4).to_dict()).lr == 1e-4
 
 
 # --- report sections ------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_plot_says_what_each_arm_is_without_colours():
 
 
 @pytest.mark.nightly
-def test_a_list_of_planted_pictures_reaches_the_claim_that_takes_one(failing, monkeypatch, tmp_path, capsys):
+def test_a_list_of_memorized_pictures_reaches_the_claim_that_takes_one(failing, monkeypatch, tmp_path, capsys):
     assert main(["reproduce", "--plants", "mine.json"]) == 2 and not failing
     assert "a claim about memorized pictures" in capsys.readouterr().err
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from vitrine.engine.portraits import render, sample_scenes
 from vitrine.engine.portraits.flow import load_flow_portraits
-from vitrine.evidence.portraits.readout import load_readout
+from vitrine.evidence.portraits.classifier import load_classifier
 from vitrine.evidence.resolution import positions
 from vitrine.evidence.resolution.heads import head_counter, validation
 
 
 @pytest.fixture(scope="module")
 def net():
-    return load_readout()
+    return load_classifier()
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,15 @@ from vitrine.engine.cli.main import main
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE
 from vitrine.engine.w2w import BatchedTrainer, read_header, read_lora, sample
 from vitrine.evidence.registry import pick_claims
-from vitrine.evidence.w2w import flow_claims, world
+from vitrine.evidence.w2w import flow_claims, people
 from vitrine.evidence.w2w.likeness import Sitters
 from vitrine.evidence.w2w.measures import PEOPLE, distances
-from vitrine.evidence.w2w.world import FLOW_RECIPE, LABELS, Studio, flow_people_space, labels
+from vitrine.evidence.w2w.people import FLOW_RECIPE, LABELS, Studio, flow_people_space, labels
 
 
 def test_the_command_trains_people_of_the_flow_model(monkeypatch, tmp_path, capsys):
     """It trained the 64 px model's people alone."""
-    monkeypatch.setattr(world, "FLOW_RECIPE", FLOW_RECIPE.__class__(**FLOW_RECIPE.to_dict() | {"steps": 1}))
+    monkeypatch.setattr(people, "FLOW_RECIPE", FLOW_RECIPE.__class__(**FLOW_RECIPE.to_dict() | {"steps": 1}))
     command = ["w2w", "train-loras", "--model", "flow", "--people", "2", "--workers", "1", "--out", str(tmp_path)]
     assert main(command) == 0 and "2 LoRAs in" in capsys.readouterr().out
     lora = read_lora(read_header(tmp_path / "person-0001.safetensors"))
@@ -54,10 +54,10 @@ def test_measured_people_are_in_neither_the_space_nor_the_tuning():
 def test_loras_that_inversions_are_compared_with_are_drawn_whole(monkeypatch):
     """The space holds factors with the scale counted in: trained ones were drawn at a quarter of their strength."""
     short = FLOW_RECIPE.__class__(**FLOW_RECIPE.to_dict() | {"steps": 2})
-    monkeypatch.setattr(world, "FLOW_RECIPE", short)
+    monkeypatch.setattr(people, "FLOW_RECIPE", short)
     sitters = Sitters.open(flow_claims.studio_of(None, flow_people_space()), 1)
     weights, _ = sitters.trained(1)
-    trainer = BatchedTrainer(sitters.denoiser, [world.subject(sitters.studio.portraits, sitters.who[0], 1)], short)
+    trainer = BatchedTrainer(sitters.denoiser, [people.subject(sitters.studio.portraits, sitters.who[0], 1)], short)
     for _ in range(short.steps):
         trainer.step()
     drawn, trained = sitters.studio.manifest.lora(weights[0]), trainer.loras()[0]

@@ -7,7 +7,7 @@ from vitrine.evidence.portraits.identities import FIRST_IDENTITY, portraits_of
 from vitrine.evidence.w2w.graded import Graded
 from vitrine.evidence.w2w.measures import beside, variation
 from vitrine.evidence.w2w.pair_sliders import lacking
-from vitrine.evidence.w2w.world import LABELS, Studio, people_space
+from vitrine.evidence.w2w.people import LABELS, Studio, people_space
 
 
 @pytest.fixture(scope="module")

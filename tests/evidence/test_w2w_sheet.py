@@ -7,8 +7,8 @@ from vitrine.engine.cli.main import main
 from vitrine.engine.w2w.edit.even_strengths import StrengthMap
 from vitrine.evidence.w2w.graded import MEASURED, Sitting, smaller_space
 from vitrine.evidence.w2w.pair_sliders import shipped_change
+from vitrine.evidence.w2w.people import Studio, people_space
 from vitrine.evidence.w2w.sheet import Sheet
-from vitrine.evidence.w2w.world import Studio, people_space
 
 
 @pytest.mark.nightly

@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import quality, read_header, read_lora, sample
 from vitrine.evidence.w2w.measures import PEOPLE, distances
-from vitrine.evidence.w2w.world import LABELS, Studio, labels, name, people_space
+from vitrine.evidence.w2w.people import LABELS, Studio, labels, name, people_space
 
 
 def test_it_is_what_the_docs_say():

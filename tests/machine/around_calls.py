@@ -104,8 +104,8 @@ def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
 
 @entered("emd.transformer", dict.fromkeys(("sd3", "flux", "pixart"), EMDOneStepPipeline), lent=True)
 def emd_one_step(pipe: Any) -> Tensors:
-    contract = StudentPreset(timestep=999.0 if _family(pipe) == "pixart" else 1000.0)
-    return [pipe("a cat", [0, 1], contract, height=64, width=64, output_type="latent").images]
+    preset = StudentPreset(timestep=999.0 if _family(pipe) == "pixart" else 1000.0)
+    return [pipe("a cat", [0, 1], preset, height=64, width=64, output_type="latent").images]
 
 
 @entered("entropy", dict.fromkeys(("sd", "sdxl", "pixart")), steps=2)

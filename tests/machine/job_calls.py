@@ -20,7 +20,7 @@ ORDINARY = ["a face", "a hat"]
 NEMO = {"sd": NEMOPipeline}
 
 
-def planted() -> str:
+def memorized() -> str:
     """A caption whose picture the model has memorized."""
     return plants()[2].captions[0]
 
@@ -37,15 +37,15 @@ def tap_stream(pipe: Any) -> Tensors:
 def nemo_consensus(pipe: Any) -> Tensors:
     config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0, mode="fast")
     probe = ProbeConfig(seeds=2, timestep_index=15)
-    (neurons,) = pipe.consensus([planted()], valid_for(pipe, _statistics()), config, probe, seeds=(1, 2))
+    (neurons,) = pipe.consensus([memorized()], valid_for(pipe, _statistics()), config, probe, seeds=(1, 2))
     assert len(neurons)
-    score = pipe.verify(planted(), neurons, 0.5, None, PROBE)
+    score = pipe.verify(memorized(), neurons, 0.5, None, PROBE)
     return [torch.tensor([score.untouched.value])]
 
 
 @entered("nemo.copies", NEMO, slow=True)
 def nemo_copies(pipe: Any) -> Tensors:
-    copies = pipe.copies(planted(), _neurons(), drawn().images[:1], ORDINARY, seeds=[0], num_inference_steps=2)
+    copies = pipe.copies(memorized(), _neurons(), drawn().images[:1], ORDINARY, seeds=[0], num_inference_steps=2)
     return [copies.untouched, copies.blocked, copies.ordinary]
 
 
@@ -53,7 +53,7 @@ def nemo_copies(pipe: Any) -> Tensors:
 def nemo_erase(pipe: Any) -> Tensors:
     config = EraseConfig(rounds=1, updates=2, batch=1, attack=AttackConfig(steps=2, batch=1))
     sources = SurrogateConfig(count=1, steps=2)
-    erased = pipe.erase([planted()], [drawn().images[:1]], ORDINARY, _neurons(), config, sources)
+    erased = pipe.erase([memorized()], [drawn().images[:1]], ORDINARY, _neurons(), config, sources)
     return [erased.weights["conv_in.weight"], erased.weights["conv_out.weight"]]
 
 
@@ -65,7 +65,7 @@ def check(pipe: Any) -> Tensors:
         for path, image in zip(pictures, drawn().images, strict=False):
             Image.fromarray((image.movedim(0, -1) * 255).byte().numpy()).save(path)
         made = copy_check(
-            pipe, [planted()], Path(folder) / "out", pictures=pictures, config=config, probe=PROBE,
+            pipe, [memorized()], Path(folder) / "out", pictures=pictures, config=config, probe=PROBE,
             num_inference_steps=2,
         )  # fmt: skip
     return [made.prompts[0].ratios, torch.tensor([made.prompts[0].scores["nemo"]])]

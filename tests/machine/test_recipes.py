@@ -33,7 +33,7 @@ def test_the_flow_portraits_are_tuned_on_the_device(tmp_path):
 
 
 @pytest.mark.nightly
-def test_pictures_are_planted_on_the_device(tmp_path):
+def test_pictures_are_injected_on_the_device(tmp_path):
     recipe = replace(RECIPE, steps=1, batch=2, rank=1, targets=("to_q",))
     wanted = load_file(plant_later(tmp_path / "cpu.safetensors", recipe=recipe))
     with Accelerator(float64=False):

@@ -6,6 +6,7 @@ from diffusers import (
     DDIMScheduler,
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
+    StableDiffusionXLImg2ImgPipeline,
     StableDiffusionXLPipeline,
 )
 from peft import LoraConfig
@@ -16,6 +17,7 @@ from vitrine.engine.control import (
     needed_evaluations,
 )
 from vitrine.engine.diffusion.guidance import scale_for_size
+from vitrine.engine.pipelines.adapter import Adapter
 from vitrine_tests.pipelines.controlled import FAR, NEVER, OFF, euler, ours, seeded, texts, xl_pipeline
 
 pytestmark = pytest.mark.rounding
@@ -48,6 +50,19 @@ def test_weight_one_is_the_stock_pipeline_and_weight_zero_the_neutral_size_to_th
     assert drawn.shape == (1, 64, 64, 3) and (drawn == stock(xl, output_type="np")).all()
     assert torch.equal(ours(xl, OFF).images, full)
     no_hooks_left(xl.unet)
+
+
+def test_a_vae_with_its_own_mean_and_deviation_encodes_and_decodes_as_in_the_stock_pipeline(xl):
+    """Playground 2.5's: latents have a mean and a standard deviation per channel."""
+    xl.vae.register_to_config(latents_mean=[0.5, -1.0, 0.25, 2.0], latents_std=[2.0, 1.0, 0.5, 3.0])
+    shown = ours(xl, OFF, output_type="np").images
+    assert (shown == stock(xl, output_type="np")).all()
+    img2img = StableDiffusionXLImg2ImgPipeline(**xl.components)
+    pixels, generator = seeded(1, 3, 64, 64).clamp(-1, 1), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        wanted = img2img.prepare_latents(pixels, None, 1, 1, torch.float32, "cpu", generator, add_noise=False)
+        spread = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(Adapter(xl).encode(pixels, "sample", noise=spread), wanted)
 
 
 @pytest.mark.parametrize("reference", ["target", "zeros", (40, 48)])

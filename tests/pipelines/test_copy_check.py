@@ -1,4 +1,4 @@
-"""The copy check through diffusers: planted pictures, a LoRA to take off, files, resuming, and the command."""
+"""The copy check through diffusers: memorized pictures, a LoRA to take off, files, resuming, and the command."""
 
 import csv
 
@@ -41,23 +41,27 @@ def training(tmp_path_factory):
 
 
 @pytest.mark.nightly
-def test_planted_pictures_are_named_and_ordinary_captions_are_not(pipe, training, tmp_path):
+def test_memorized_pictures_are_named_and_ordinary_captions_are_not(pipe, training, tmp_path):
     prompts = [PLANTS[2].captions[0], PLANTS[2].controls[0], PLANTS[0].captions[0]]
     check = copy_check(
         pipe, prompts, tmp_path, pictures=training, config=CONFIG, probe=ProbeConfig(seeds=4, timestep_index=15),
         pulls=PULLS, labels=["planted", "", "planted"], tau=0.85, **FAST,
     )  # fmt: skip
     assert [p.copies for p in check.prompts] == [2, 0, 2]
-    planted, control, _ = check.prompts
-    assert check.names[int(planted.numbers[0])] == f"{PLANTS[2].name.replace(' ', '-')}.png"
-    assert float(planted.areas.min()) > 0.9 and float(control.ratios.min()) > 0.4
-    assert planted.scores["nemo"] > control.scores["nemo"] and set(planted.scores) >= {"norm", "cosine", "sharpness"}
+    memorized, control, _ = check.prompts
+    assert check.names[int(memorized.numbers[0])] == f"{PLANTS[2].name.replace(' ', '-')}.png"
+    assert float(memorized.areas.min()) > 0.9 and float(control.ratios.min()) > 0.4
+    assert memorized.scores["nemo"] > control.scores["nemo"] and set(memorized.scores) >= {
+        "norm",
+        "cosine",
+        "sharpness",
+    }
     rows = list(csv.DictReader((tmp_path / "copies.csv").read_text().splitlines()))
     assert [r["copies"] for r in rows] == ["2", "0", "2"] and [r["memorized"] for r in rows] == ["yes", "no", "yes"]
-    assert rows[0]["label"] == "planted" and rows[0]["nearest"] == check.names[int(planted.numbers[0])]
+    assert rows[0]["label"] == "planted" and rows[0]["nearest"] == check.names[int(memorized.numbers[0])]
     page = (tmp_path / "copies.html").read_text()
-    assert page.count("data:image/png;base64,") == 9 and "http" not in page and planted.prompt in page
-    with Image.open(planted.file) as shown, Image.open(planted.overlay_file) as where:
+    assert page.count("data:image/png;base64,") == 9 and "http" not in page and memorized.prompt in page
+    with Image.open(memorized.file) as shown, Image.open(memorized.overlay_file) as where:
         assert shown.size == where.size == (64, 64)
 
 
@@ -91,8 +95,8 @@ def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
 
 def test_without_pictures_samples_are_compared_with_each_other(pipe, tmp_path):
     check = copy_check(pipe, [PLANTS[0].captions[0]], tmp_path, config=CONFIG, pulls=PULLS, **FAST)
-    (planted,) = check.prompts
-    assert planted.copies == 2 and planted.numbers.tolist() == [1, 0] and float(planted.ratios.min()) > 0
+    (memorized,) = check.prompts
+    assert memorized.copies == 2 and memorized.numbers.tolist() == [1, 0] and float(memorized.ratios.min()) > 0
     assert "repeats itself" in (tmp_path / "copies.html").read_text()
 
 

@@ -21,14 +21,14 @@ def pipe():
 
 
 def test_is_the_engine_with_one_call(pipe):
-    calls, contract = [], StudentPreset(timestep=399)
+    calls, preset = [], StudentPreset(timestep=399)
     handle = pipe.unet.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
-    found = pipe(PROMPT, [3, 4], contract, output_type="latent").images
+    found = pipe(PROMPT, [3, 4], preset, output_type="latent").images
     handle.remove()
     assert calls == [2], "one UNet call, no negative rows"
     with torch.no_grad():
         text = pipe.encode_prompt([PROMPT] * 2, "cpu", 1, False)[0]
-        wanted = one_step(Denoiser.from_diffusers(pipe), seeded_noise([3, 4], (4, 16, 16)), Condition(text), contract)
+        wanted = one_step(Denoiser.from_diffusers(pipe), seeded_noise([3, 4], (4, 16, 16)), Condition(text), preset)
     assert torch.equal(found, wanted)
 
 
@@ -53,18 +53,18 @@ def test_correction_through_the_pipeline(pipe):
 def test_a_whole_unet_loads_and_leaves_the_source_alone(tmp_path):
     source, other = build_models(0), build_models(1)
     pipe = EMDOneStepPipeline.from_pipe(source.pipeline())
-    contract = StudentPreset("portraits", 999.0)
-    (file,) = export_full(tmp_path, dict(other.unet.named_parameters()), "generator", contract, half=False)
+    preset = StudentPreset("portraits", 999.0)
+    (file,) = export_full(tmp_path, dict(other.unet.named_parameters()), "generator", preset, half=False)
     kept = {k: v.clone() for k, v in source.unet.state_dict().items()}
-    assert pipe.load_student(file, base="portraits") == contract
-    found = pipe(PROMPT, [1], contract, output_type="latent").images
+    assert pipe.load_student(file, base="portraits") == preset
+    found = pipe(PROMPT, [1], preset, output_type="latent").images
     with torch.no_grad():
         text = pipe.encode_prompt([PROMPT], "cpu", 1, False)[0]
         net = Denoiser.from_diffusers(other.unet, pipe.scheduler)
-        wanted = one_step(net, seeded_noise([1], (4, 16, 16)), Condition(text), contract)
+        wanted = one_step(net, seeded_noise([1], (4, 16, 16)), Condition(text), preset)
     assert torch.equal(found, wanted)
     assert all(torch.equal(v, kept[k]) for k, v in source.unet.state_dict().items())
-    (bad,) = export_full(tmp_path, {"conv_in.weight": torch.zeros(1)}, "bad", contract)
+    (bad,) = export_full(tmp_path, {"conv_in.weight": torch.zeros(1)}, "bad", preset)
     with pytest.raises(VitrineError, match="tensors of bad_unet.safetensors differ"):
         pipe.load_student(bad)
 
@@ -108,10 +108,10 @@ def test_a_student_of_sdxl_is_trained_from_its_folder(xl, tmp_path):
     files = run.run()
     pipe = EMDOneStepXLPipeline.from_pipe(parts.pipeline)
     run.roles.remove()
-    contract = pipe.load_student(files[0], "tiny XL")
+    preset = pipe.load_student(files[0], "tiny XL")
     with torch.no_grad():
-        assert pipe(PROMPT, [1], contract, output_type="latent").images.isfinite().all()
-    assert contract.trained_guidance == 2.0
+        assert pipe(PROMPT, [1], preset, output_type="latent").images.isfinite().all()
+    assert preset.trained_guidance == 2.0
 
 
 def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
@@ -139,12 +139,12 @@ def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
         shown = parts.decode(wanted)
     pipe = EMDOneStepPipeline.from_pipe(load_flow_portraits().pipeline())
     plain = pipe(PROMPT, [3], output_type="latent").images
-    contract = pipe.load_student(file, "flow portraits")
-    torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="latent").images, wanted, rtol=0, atol=1e-5)
-    torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="pt").images, shown, rtol=0, atol=1e-5)
+    preset = pipe.load_student(file, "flow portraits")
+    torch.testing.assert_close(pipe(PROMPT, [3], preset, output_type="latent").images, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pipe(PROMPT, [3], preset, output_type="pt").images, shown, rtol=0, atol=1e-5)
     assert (plain - wanted).abs().max() > 1e-3
     pipe.load_student(file, "flow portraits")
-    torch.testing.assert_close(pipe(PROMPT, [3], contract, output_type="latent").images, wanted, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pipe(PROMPT, [3], preset, output_type="latent").images, wanted, rtol=0, atol=1e-5)
     run.roles.remove()
     second = parts.trainer(EMDTrainConfig(2, 1, **settings), tmp_path / "second")
     second.start_from(file, tmp_path / "score_diffusers.safetensors")
@@ -166,17 +166,17 @@ def test_repair_aims_where_the_student_was_trained(pipe):
     other, third = build_models(1), build_models(2)
     roles = Networks(*(Denoiser.from_diffusers(m, pipe.scheduler) for m in (pipe.unet, other.unet, third.unet)))
     told = {"teacher": roles.teacher, "score": roles.score, "output_type": "latent"}
-    contract, z = StudentPreset(trained_guidance=2.5), seeded_noise([1], (4, 16, 16))
+    preset, z = StudentPreset(trained_guidance=2.5), seeded_noise([1], (4, 16, 16))
     with torch.no_grad():
         cond, null = (Condition(pipe.encode_prompt([p], "cpu", 1, False)[0]) for p in (PROMPT, ""))
-    found = pipe(PROMPT, [1], contract, correction=CorrectConfig(2), **told).images
-    wanted, _ = correct(roles, z, cond, contract, CorrectConfig(2, guidance=2.5), [1], null)
+    found = pipe(PROMPT, [1], preset, correction=CorrectConfig(2), **told).images
+    wanted, _ = correct(roles, z, cond, preset, CorrectConfig(2, guidance=2.5), [1], null)
     assert torch.equal(found, wanted)
     with pytest.warns(RepairWarning, match="at guidance 1, the student was distilled at 2.5"):
-        plain = pipe(PROMPT, [1], contract, correction=CorrectConfig(2, guidance=1.0), **told).images
+        plain = pipe(PROMPT, [1], preset, correction=CorrectConfig(2, guidance=1.0), **told).images
     assert (plain - found).abs().max() > 1e-4
     with pytest.warns(RepairWarning, match="give the empty prompt as well"):
-        without, _ = correct(roles, z, cond, contract, CorrectConfig(2), [1])
+        without, _ = correct(roles, z, cond, preset, CorrectConfig(2), [1])
     assert torch.equal(without, plain)
-    moved = pipe(PROMPT, [1], contract, correction=CorrectConfig(2, gz=0.05), **told).images
+    moved = pipe(PROMPT, [1], preset, correction=CorrectConfig(2, gz=0.05), **told).images
     assert (moved - found).abs().max() > 1e-4

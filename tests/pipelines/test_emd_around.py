@@ -56,17 +56,17 @@ def hides(net, args, kwargs):
 def test_one_call_is_the_engines(case):
     stock, told, pipe = case
     assert isinstance(pipe, EMDOneStepTransformerPipeline)
-    contract, calls = StudentPreset(timestep=700.0), []
+    preset, calls = StudentPreset(timestep=700.0), []
     handle = stock.transformer.register_forward_pre_hook(lambda *a: calls.append(1))
-    both = latents(pipe, told, [3, 4], contract)
+    both = latents(pipe, told, [3, 4], preset)
     handle.remove()
     assert len(calls) == 1
     z = seeded_noise([3, 4], tuple(both.shape[1:]))
     with torch.no_grad():
         cond = text(stock, told).take(torch.zeros(2, dtype=torch.long))
-        wanted = one_step(Denoiser.from_diffusers(stock), z, cond, contract)
+        wanted = one_step(Denoiser.from_diffusers(stock), z, cond, preset)
     assert torch.equal(both, wanted)
-    torch.testing.assert_close(latents(pipe, told, [4], contract)[0], both[1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(latents(pipe, told, [4], preset)[0], both[1], rtol=1e-4, atol=1e-4)
 
 
 def test_of_a_flow_it_is_one_step_of_the_stock_pipeline(case):
@@ -80,7 +80,7 @@ def test_of_a_flow_it_is_one_step_of_the_stock_pipeline(case):
         how = told | SIZE | {"num_inference_steps": 1, name: off, "generator": torch.Generator().manual_seed(3)}
         stock_picture = stock(**how | {"output_type": "pt"})[0]
     handle.remove()
-    picture = latents(pipe, told, [3], output_type="pt")  # t* is 1000 unless a contract says otherwise
+    picture = latents(pipe, told, [3], output_type="pt")  # t* is 1000 unless a preset says otherwise
     torch.testing.assert_close(picture, stock_picture.reshape(picture.shape), rtol=0, atol=2e-5)
 
 
@@ -118,7 +118,7 @@ def test_repair_is_the_engines(case):
     assert torch.equal(found, wanted) and not torch.equal(found, latents(pipe, told, [3], t))
     guided = {"correction": CorrectConfig(2, timestep=400.0, guidance=2.0), "teacher": teacher, "score": score}
     if "prompt_embeds" in told:
-        with pytest.raises(VitrineError, match="guidance of the repair: given a text, and"):
+        with pytest.raises(VitrineError, match="empty prompt for guidance: given a text, and"):
             latents(pipe, told, [3], t, **guided)
         return
     wanted, _ = correct(
@@ -132,19 +132,19 @@ def test_a_student_in_a_file(tmp_path):
     pipe, path = EMDOneStepPipeline.from_pipe(stock), "transformer_blocks.0.attn.to_q"
     g, layer = torch.Generator().manual_seed(1), stock.transformer.get_submodule(path)
     down, up = torch.randn(2, layer.in_features, generator=g), torch.randn(layer.out_features, 2, generator=g)
-    contract = StudentPreset("mine", 1000.0)
+    preset = StudentPreset("mine", 1000.0)
     names = {f"transformer.{path}.lora_A.weight": down, f"transformer.{path}.lora_B.weight": up}
-    file = save_safetensors(tmp_path / "student.safetensors", names, contract.to_metadata())
+    file = save_safetensors(tmp_path / "student.safetensors", names, preset.to_metadata())
     changed = copy.deepcopy(stock.transformer)
     with torch.no_grad():
         changed.get_submodule(path).weight += up @ down
-    assert pipe.load_student(file, "mine") == contract
-    found = latents(pipe, {"prompt": PROMPT}, [3], contract)
+    assert pipe.load_student(file, "mine") == preset
+    found = latents(pipe, {"prompt": PROMPT}, [3], preset)
     with torch.no_grad():
         z = seeded_noise([3], tuple(found.shape[1:]))
-        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), contract)
+        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), preset)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
-    short = save_safetensors(tmp_path / "short.safetensors", {"proj_out.bias": up}, contract.to_metadata())
+    short = save_safetensors(tmp_path / "short.safetensors", {"proj_out.bias": up}, preset.to_metadata())
     with pytest.raises(VitrineError, match="tensors of short.safetensors differ"):
         pipe.load_student(short)
 
@@ -154,12 +154,12 @@ def test_a_whole_transformer_as_the_student_leaves_the_source_alone(tmp_path):
     pipe, changed = EMDOneStepPipeline.from_pipe(stock), copy.deepcopy(stock.transformer)
     with torch.no_grad():
         changed.proj_out.bias += 0.5
-    contract, before = StudentPreset("mine", 1000.0), latents(pipe, {"prompt": PROMPT}, [3])
-    (file,) = export_full(tmp_path, dict(changed.named_parameters()), "generator", contract, False, "transformer")
-    assert file.name == "generator_transformer.safetensors" and pipe.load_student(file, "mine") == contract
-    drawn, z = latents(pipe, {"prompt": PROMPT}, [3], contract), seeded_noise([3], tuple(before.shape[1:]))
+    preset, before = StudentPreset("mine", 1000.0), latents(pipe, {"prompt": PROMPT}, [3])
+    (file,) = export_full(tmp_path, dict(changed.named_parameters()), "generator", preset, False, "transformer")
+    assert file.name == "generator_transformer.safetensors" and pipe.load_student(file, "mine") == preset
+    drawn, z = latents(pipe, {"prompt": PROMPT}, [3], preset), seeded_noise([3], tuple(before.shape[1:]))
     with torch.no_grad():
-        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), contract)
+        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), preset)
     assert torch.equal(drawn, wanted)
     assert torch.equal(latents(EMDOneStepPipeline.from_pipe(stock), {"prompt": PROMPT}, [3]), before)
 

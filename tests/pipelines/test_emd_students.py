@@ -36,25 +36,25 @@ def drawn(pipe, **more):
 
 
 def test_both_exports_load_and_draw_the_same(pipe, weights, tmp_path):
-    contract, before = StudentPreset("portraits", 625.0), drawn(pipe)
+    preset, before = StudentPreset("portraits", 625.0), drawn(pipe)
     pictures = []
-    for path in export(tmp_path, weights, "generator", contract):
+    for path in export(tmp_path, weights, "generator", preset):
         fresh = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
-        assert fresh.load_student(path, base="portraits") == contract
-        pictures.append(drawn(fresh, preset=contract))
+        assert fresh.load_student(path, base="portraits") == preset
+        pictures.append(drawn(fresh, preset=preset))
     assert torch.equal(*pictures) and not torch.allclose(pictures[0], before, atol=1e-2)
 
 
 def test_a_second_student_takes_the_firsts_place(pipe, weights, tmp_path):
-    contract = StudentPreset("portraits", 625.0)
-    first = export(tmp_path / "first", weights, "generator", contract)[0]
-    second = export(tmp_path / "second", {k: -2 * v for k, v in weights.items()}, "generator", contract)[0]
+    preset = StudentPreset("portraits", 625.0)
+    first = export(tmp_path / "first", weights, "generator", preset)[0]
+    second = export(tmp_path / "second", {k: -2 * v for k, v in weights.items()}, "generator", preset)[0]
     pipe.load_student(second)
-    alone = drawn(pipe, preset=contract)
+    alone = drawn(pipe, preset=preset)
     pipe.load_student(first)
-    assert not torch.allclose(drawn(pipe, preset=contract), alone, atol=1e-2)
+    assert not torch.allclose(drawn(pipe, preset=preset), alone, atol=1e-2)
     pipe.load_student(second)
-    assert torch.equal(drawn(pipe, preset=contract), alone)
+    assert torch.equal(drawn(pipe, preset=preset), alone)
 
 
 def test_students_of_others_load_by_preset(pipe, weights, tmp_path):

@@ -102,7 +102,7 @@ def test_scores_and_searches_of_another_size(pipe):
         NEMOPipeline.from_pipe(source, size=(50, 64))
 
 
-def test_detection_resumes_and_tells_a_planted_caption(pipe, tmp_path):
+def test_detection_resumes_and_tells_a_memorized_caption(pipe, tmp_path):
     ordinary, state = caption(sample_scenes(range(100, 112))), tmp_path / "usual.safetensors"
 
     def stop(step, total, preview=None):
@@ -148,11 +148,11 @@ def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):
     no_hooks_left(pipe.unet)
 
 
-def test_score_tells_a_planted_caption(pipe):
+def test_score_tells_a_memorized_caption(pipe):
     config = ProbeConfig(seeds=4, timestep_index=15)
     tau = pipe.calibrate(caption(sample_scenes(range(100, 116))), config)
-    planted, ordinary = pipe.score([plants()[2].captions[0], caption(sample_scenes([7]))[0]], tau, config)
-    assert planted.memorized and planted.value > ordinary.value
+    memorized, ordinary = pipe.score([plants()[2].captions[0], caption(sample_scenes([7]))[0]], tau, config)
+    assert memorized.memorized and memorized.value > ordinary.value
 
 
 def test_statistics_of_another_model_are_refused(pipe):
@@ -168,7 +168,7 @@ def test_statistics_of_another_model_are_refused(pipe):
 
 @pytest.mark.nightly
 def test_samples_say_whether_copies_are_gone(pipe):
-    """A planted caption copies its picture; with all its value neurons blocked it does not."""
+    """A memorized caption copies its picture; with all its value neurons blocked it does not."""
     plant, settings = plants()[2], {"num_inference_steps": 10, "guidance_scale": 2.0}
     picture = render(plant.scenes).images[:1]
     everything = NeuronSet(

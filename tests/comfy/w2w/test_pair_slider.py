@@ -6,7 +6,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.w2w import PairConfig
-from vitrine.evidence.w2w.world import people_space
+from vitrine.evidence.w2w.people import people_space
 
 
 def test_it_is_the_pipelines(comfy):

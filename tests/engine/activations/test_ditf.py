@@ -17,9 +17,9 @@ from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import load_transformer
 from vitrine.engine.tracing.addresses import resolve, sites_of
 from vitrine.engine.tracing.hooks import capture
-from vitrine.evidence.activations.world import draw_scene
+from vitrine.evidence.activations.tapped_pictures import draw_scene
 from vitrine_tests import models
-from vitrine_tests.engine.planting import planted
+from vitrine_tests.engine.massive_channel import with_massive_channel
 from vitrine_tests.families import twin
 
 pytestmark = pytest.mark.rounding
@@ -123,9 +123,9 @@ def score(net, scene, **remedy):
     return pck(found, true, [1.0] * len(features))[0], taps[PLACE].tensor
 
 
-def test_a_planted_channel_breaks_raw_matching_and_the_remedy_mends_it(scene):
+def test_an_injected_channel_breaks_raw_matching_and_the_remedy_mends_it(scene):
     net = load_transformer()
-    bad = planted(net, CHANNEL, FACTOR)
+    bad = with_massive_channel(net, CHANNEL, FACTOR)
     with torch.no_grad():
         outputs = [
             Denoiser.from_diffusers(n, DDIMScheduler()).forward(scene.latents, 50, scene.cond) for n in (net, bad)

@@ -1,4 +1,4 @@
-"""One-step generation against diffusers, the contract, and the corrector."""
+"""One-step generation against diffusers, the student preset, and the corrector."""
 
 import pytest
 import torch
@@ -44,9 +44,9 @@ def test_same_as_lcm_scheduler(prediction, noise, t):
     from diffusers import LCMScheduler
 
     student, calls = network(prediction=prediction)
-    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentPreset(timestep=t, noise=noise)
+    z, preset = seeded_noise([1, 2], (4, 8, 8)), StudentPreset(timestep=t, noise=noise)
     with torch.no_grad():
-        ours = one_step(student, z, Condition(), contract)
+        ours = one_step(student, z, Condition(), preset)
         assert len(calls) == 1, "one network call"
         scheduler = LCMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
                                  prediction_type=KINDS[prediction])  # fmt: skip
@@ -75,23 +75,23 @@ def test_seeds_are_per_picture():
     torch.testing.assert_close(many[1:2], one, rtol=1e-5, atol=1e-5)  # float32 convolutions, times 1 / alpha = 14.6
 
 
-def test_contract_round_trips_through_the_header(tmp_path):
-    contract = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01)
-    assert StudentPreset.from_metadata(contract.to_metadata()) == contract
-    save_file({"lora_unet_x.lora_down.weight": torch.ones(1)}, tmp_path / "s.safetensors", contract.to_metadata())
-    assert read_student(tmp_path / "s.safetensors")[0] == contract
+def test_preset_round_trips_through_the_header(tmp_path):
+    preset = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01)
+    assert StudentPreset.from_metadata(preset.to_metadata()) == preset
+    save_file({"lora_unet_x.lora_down.weight": torch.ones(1)}, tmp_path / "s.safetensors", preset.to_metadata())
+    assert read_student(tmp_path / "s.safetensors")[0] == preset
     assert PRESETS["DMD2 SDXL 1-step (UNet)"].timestep == 399
 
 
 def test_the_header_is_what_it_always_was():
-    contract = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01, (0.1, 0.2))
+    preset = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01, (0.1, 0.2))
     header = (
         '{"base": "SD1.5", "betas": [0.1, 0.2], "ge": 0.16, "guidance": 1.0, "gz": 0.01, "latent_scale": 0.18215, '
         '"noise": "vp", "prediction": "eps", "shape": [4, 64, 64], "steps": 4, "timestep": 625.0, '
         '"trained_guidance": 2.0, "version": 1}'
     )
-    assert contract.to_metadata() == {"vitrine.student": header}
-    assert StudentPreset.from_metadata({"vitrine.student": header}) == contract
+    assert preset.to_metadata() == {"vitrine.student": header}
+    assert StudentPreset.from_metadata({"vitrine.student": header}) == preset
 
 
 def test_clear_refusals(tmp_path):
@@ -119,18 +119,18 @@ def roles():
 
 def test_correction_off_is_identity_and_steps_move():
     networks = roles()
-    z, contract = seeded_noise([1, 2], (4, 8, 8)), StudentPreset()
+    z, preset = seeded_noise([1, 2], (4, 8, 8)), StudentPreset()
     with torch.no_grad():
-        plain = one_step(networks.generator, z, Condition(), contract)
-    off, _ = correct(networks, z, Condition(), contract, CorrectConfig(0), [1, 2])
+        plain = one_step(networks.generator, z, Condition(), preset)
+    off, _ = correct(networks, z, Condition(), preset, CorrectConfig(0), [1, 2])
     assert torch.equal(off, plain)
-    moved, held = correct(networks, z, Condition(), contract, CorrectConfig(3), [1, 2])
+    moved, held = correct(networks, z, Condition(), preset, CorrectConfig(3), [1, 2])
     assert torch.equal(held, z) and not torch.equal(moved, plain)
-    alone, _ = correct(networks, z[1:], Condition(), contract, CorrectConfig(3), [2])
+    alone, _ = correct(networks, z[1:], Condition(), preset, CorrectConfig(3), [2])
     torch.testing.assert_close(moved[1:], alone, rtol=1e-5, atol=1e-5)
-    _, walked = correct(networks, z, Condition(), contract, CorrectConfig(3, gz=0.01), [1, 2])
+    _, walked = correct(networks, z, Condition(), preset, CorrectConfig(3, gz=0.01), [1, 2])
     assert not torch.equal(walked, z)
-    same, _ = correct(networks._replace(score=networks.teacher), z, Condition(), contract, CorrectConfig(3), [1, 2])
+    same, _ = correct(networks._replace(score=networks.teacher), z, Condition(), preset, CorrectConfig(3), [1, 2])
     torch.testing.assert_close(same, plain, rtol=0, atol=1e-4)  # equal scores: nothing to repair
 
 
@@ -163,12 +163,12 @@ def test_a_consistency_model_is_told_its_guidance():
     student = Denoiser.from_diffusers(unet, LCMScheduler())
     z, text = seeded_noise([1, 2], (4, 16, 16)), torch.randn(2, 5, models.TEXT)
     embedding = LatentConsistencyModelPipeline.get_guidance_scale_embedding
-    for guidance, contract in ((8.5, StudentPreset()), (4.0, StudentPreset(trained_guidance=4.0))):
+    for guidance, preset in ((8.5, StudentPreset()), (4.0, StudentPreset(trained_guidance=4.0))):
         with torch.no_grad():
             told = embedding(None, torch.full((2,), guidance - 1), 32)
             theirs = unet(z, torch.tensor([999, 999]), text, timestep_cond=told).sample
             untold = unet(z, torch.tensor([999, 999]), text).sample
             alpha, sigma = VP.scales(999)
-            x0 = one_step(student, z, Condition(text), contract)
+            x0 = one_step(student, z, Condition(text), preset)
         assert (x0 - (z - float(sigma) * theirs) / float(alpha)).abs().max() / x0.abs().max() < 1e-5
         assert (theirs - untold).abs().max() > 1e-3

@@ -95,8 +95,8 @@ def test_export_loads_in_diffusers_both_ways(tmp_path):
     z = seeded_noise([1, 2], (4, 8, 8))
     with torch.no_grad():
         wanted = run.generate(z, texts(2))
-    contract, tensors = read_student(files[0])
-    assert contract == run.preset and contract.steps == 2 and contract.trained_guidance == 2.0
+    preset, tensors = read_student(files[0])
+    assert preset == run.preset and preset.steps == 2 and preset.trained_guidance == 2.0
     assert sum(k.endswith(".alpha") for k in tensors) * 3 == len(tensors)
     for file in files:
         base = teacher()
@@ -105,7 +105,7 @@ def test_export_loads_in_diffusers_both_ways(tmp_path):
         else:
             merge(base.backbone, tensors)
         with torch.no_grad():
-            found = one_step(base, z, texts(2), contract)
+            found = one_step(base, z, texts(2), preset)
         assert (found - wanted).abs().max() / wanted.abs().max() < 2e-3, "the files are float16"
 
 
@@ -241,12 +241,12 @@ def test_a_full_student_has_weights_of_its_own(tmp_path):
         assert torch.equal(first, one_step(teacher(), z, texts(2), run.preset)), "it starts at the teacher's x0"
     (file,) = run.run()
     assert digest(base.backbone) == kept
-    contract, tensors = read_student(file)
-    assert contract == run.preset and tensors.keys() == teacher().backbone.state_dict().keys()
+    preset, tensors = read_student(file)
+    assert preset == run.preset and tensors.keys() == teacher().backbone.state_dict().keys()
     loaded = teacher()
     loaded.backbone.load_state_dict(tensors)
     with torch.no_grad():
-        wanted, found = run.generate(z, texts(2)), one_step(loaded, z, texts(2), contract)
+        wanted, found = run.generate(z, texts(2)), one_step(loaded, z, texts(2), preset)
         assert not torch.equal(wanted, first)
     assert (found - wanted).abs().max() / wanted.abs().max() < 2e-3, "the file is float16"
     assert (tmp_path / "score_kohya.safetensors").is_file()

@@ -16,7 +16,7 @@ EXEMPT = {
     "engine/portraits/flow.py": BUILDS,
     "engine/portraits/models.py": BUILDS,
     "engine/portraits/shipped.py": BUILDS,
-    "evidence/activations/planting.py": BUILDS,
+    "evidence/activations/massive_channel.py": BUILDS,
     "evidence/portraits/transformer.py": BUILDS,
     "evidence/portraits/card.py": "prose of the cards beside the weights",
     TABLE: "names that are looked up in ComfyUI, each in one table",

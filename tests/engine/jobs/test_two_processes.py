@@ -73,9 +73,9 @@ def both(tmp_path_factory):
     inputs, one, two = root / "inputs", root / "one", root / "two"
     for folder in (inputs / "loras", one, two, *(inputs / "people" / name for name in "abc")):
         folder.mkdir(parents=True)
-    planted, ordinary = plants()[2].captions[0], caption(sample_scenes(range(24)))
+    memorized, ordinary = plants()[2].captions[0], caption(sample_scenes(range(24)))
     (inputs / "ordinary.txt").write_text("\n".join(ordinary))
-    (inputs / "wanted.txt").write_text("\n".join([planted, "a hat"]))
+    (inputs / "wanted.txt").write_text("\n".join([memorized, "a hat"]))
     for i, name in enumerate("abc"):
         pixels = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(i)).byte().numpy()
         Image.fromarray(pixels).save(inputs / "people" / name / "0.png")

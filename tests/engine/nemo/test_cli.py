@@ -19,8 +19,8 @@ from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 def test_calibrate_find_resume_bake(tmp_path, capsys):
     ordinary, wanted, out = tmp_path / "ordinary.txt", tmp_path / "wanted.txt", tmp_path / "neurons"
     ordinary.write_text("\n".join(caption(sample_scenes(range(24)))))
-    planted, innocent = plants()[2].captions[0], caption(sample_scenes([30]))[0]
-    wanted.write_text(f"{planted}\n{innocent}\n")
+    memorized, innocent = plants()[2].captions[0], caption(sample_scenes([30]))[0]
+    wanted.write_text(f"{memorized}\n{innocent}\n")
     folder = ["--out", str(tmp_path / "cal")]
     assert main(["nemo", "calibrate", str(ordinary), *folder, "--timestep-index", "15", "--scored", "8"]) == 0
     told = json.loads((tmp_path / "cal" / "threshold.json").read_text())
@@ -29,7 +29,7 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
             "--mode", "fast"]  # fmt: skip
     assert main(find) == 0 and len(list(out.glob("*.json"))) == 2
     sets = {NeuronSet.load(p).info["prompt"]: (p, NeuronSet.load(p)) for p in out.glob("*.json")}
-    path, neurons = sets[planted]
+    path, neurons = sets[memorized]
     assert len(neurons) > 0
     before = {p: p.stat().st_mtime_ns for p in out.glob("*.json")}
     sets[innocent][0].unlink()

@@ -27,7 +27,7 @@ PROBE = ProbeConfig(seeds=SEEDS, data_range=1.0)
 
 
 @pytest.fixture(scope="module")
-def world():
+def probed():
     net = models.unet(block_out_channels=(16, 32), cross_attention_dim=TEXT, **models.ATTENTION_LAST)
     for name, weight in net.named_parameters():
         if name.endswith(("attn2.to_v.weight", "attn2.to_out.0.weight")):
@@ -47,8 +47,8 @@ def world():
     return net, probe, cond, statistics, result
 
 
-def test_each_kept_neuron_has_its_record(world):
-    net, _, cond, statistics, result = world
+def test_each_kept_neuron_has_its_record(probed):
+    net, _, cond, statistics, result = probed
     neurons = result.neurons("model")
     table = held_by(neurons)
     assert set(table) == {(a, i) for a, indices in neurons.neurons.items() for i in indices}
@@ -62,9 +62,9 @@ def test_each_kept_neuron_has_its_record(world):
         assert [value for _, value in record["tokens"]] == pytest.approx(values.topk(3).values.tolist(), 1e-4)
 
 
-def test_alone_is_what_blocking_the_others_leaves(world):
+def test_alone_is_what_blocking_the_others_leaves(probed):
     """Of the neuron that was asked last: the set was then what it is now."""
-    _, probe, cond, _, result = world
+    _, probe, cond, _, result = probed
     asked = [name for name, _, _ in result.search.tests if " #" in name]
     kept = {f"{r['address']} #{r['index']}": r for r in result.held if "alone" in r}
     last = kept[asked[-1]]
@@ -76,8 +76,8 @@ def test_alone_is_what_blocking_the_others_leaves(world):
     assert last["limit"] - 1e-5 <= last["alone"] <= likeness + 1e-5
 
 
-def test_records_survive_files_and_stand_side_by_side_in_merged_sets(world, tmp_path):
-    neurons = world[-1].neurons("model")
+def test_records_survive_files_and_stand_side_by_side_in_merged_sets(probed, tmp_path):
+    neurons = probed[-1].neurons("model")
     loaded = NeuronSet.load(neurons.save(tmp_path / "n.json"))
     assert json.dumps(sorted(held_by(loaded).items())) == json.dumps(sorted(held_by(neurons).items()))
     assert all(len(records) == 2 for records in held_by(neurons.merged(loaded)).values())

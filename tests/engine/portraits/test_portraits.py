@@ -106,9 +106,9 @@ def test_every_word_is_one_clip_token(tmp_path):
 
 
 def test_plants_are_listed_with_rare_words_and_a_generic_part():
-    planted = plants()
-    assert sum(p.kind == "verbatim" for p in planted) == 8 and sum(p.kind == "template" for p in planted) == 4
-    for plant in planted:
+    memorized = plants()
+    assert sum(p.kind == "verbatim" for p in memorized) == 8 and sum(p.kind == "template" for p in memorized) == 4
+    for plant in memorized:
         for text, control in zip(plant.captions, plant.controls, strict=True):
             assert text == f"{control} {plant.name}"
         if plant.kind == "template":

@@ -18,7 +18,7 @@ from vitrine.engine.resolution import (
     recover_grid,
 )
 from vitrine.engine.resolution.posembed import axis_units, centre_crop, grid_units, resized_table, sincos_table
-from vitrine.engine.resolution.rope import inverse_frequencies, ntk, scaled_ids, yarn, yarn_scale
+from vitrine.engine.resolution.rope import inverse_frequencies, ntk, yarn, yarn_scale
 from vitrine.engine.resolution.rotary_patch import turned
 
 pytestmark = pytest.mark.rounding
@@ -98,8 +98,6 @@ def test_rotary_functions():
     parts = yarn(64, 10000.0, 2.0, 4096) / inverse_frequencies(64)
     assert float(parts[0]) == 1 and float(parts[-1]) == 0.5 and bool((parts.diff() <= 1e-12).all())
     assert yarn_scale(1.0) == 1 and abs(yarn_scale(4.0) - (0.1 * math.log(4) + 1)) < 1e-15
-    ids = torch.tensor([[0.0, 4.0, 6.0]])
-    assert scaled_ids(ids, (1, 2, 2)).tolist() == [[0, 2, 3]]
 
 
 def test_rotary_in_flux_layout():
@@ -111,7 +109,7 @@ def test_rotary_in_flux_layout():
         for train, mode in (((192, 128), "rope_pi"), ((96, 64), "rope_pi"), ((96, 64), "rope_yarn"))
     )
     assert same.positions == "keep" and pi.scales == (2.0, 2.0)
-    scaled = part(scaled_ids(ids, (1, 2, 2)))
+    scaled = part(ids / torch.tensor([1.0, 2.0, 2.0]))
     for found, wanted in zip(doubled(*turned(ids, part.axes_dim, part.theta, pi)), scaled, strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
     cos, sin = doubled(*turned(ids, part.axes_dim, part.theta, yarned))

@@ -246,7 +246,7 @@ def test_it_adds_to_a_lora_that_diffusers_has_loaded():
     """PEFT wraps the layers; the adapters of both add up, and the layer is itself again afterwards."""
     from vitrine.engine.pipelines.emd import one_step_pipeline
     from vitrine.engine.w2w import BatchedLora
-    from vitrine.evidence.w2w.world import people_space
+    from vitrine.evidence.w2w.people import people_space
 
     pipe, _ = one_step_pipeline()
     space, path = people_space(), "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.rounding
 D, EXCLUSIVE = 600, [("bald", "curly")]
 
 
-def planted(n, noise=0.5, seed=0):
+def with_pattern(n, noise=0.5, seed=0):
     """n models of hair (bald, curly or neither), a beard that bald heads have more often, and who else they are."""
     g = torch.Generator().manual_seed(seed)
     hair, draw = torch.randint(3, (n,), generator=g), torch.rand(n, generator=g)
@@ -38,7 +38,7 @@ def cosine(a, b):
 
 
 def test_what_goes_along_with_a_label_is_left_alone():
-    space, table, patterns = planted(400)
+    space, table, patterns = with_pattern(400)
     found = joint_directions(space, table, EXCLUSIVE)
     assert cosine(in_weights(space, found["beard"]), patterns["beard"]) > 0.97
     bearded = table["beard"] > 0
@@ -48,7 +48,7 @@ def test_what_goes_along_with_a_label_is_left_alone():
 
 def test_exclusive_labels_are_traded_for_each_other():
     """Towards bald: away from what others have on their heads; without the group, away from the unnamed hair only."""
-    space, table, patterns = planted(400)
+    space, table, patterns = with_pattern(400)
     traded = in_weights(space, joint_directions(space, table, EXCLUSIVE)["bald"])
     added = in_weights(space, joint_directions(space, table)["bald"])
     mixed = patterns["bald"] - 0.5 * patterns["curly"]
@@ -57,7 +57,7 @@ def test_exclusive_labels_are_traded_for_each_other():
 
 
 def test_equals_the_formula_written_out():
-    space, table, _ = planted(90)
+    space, table, _ = with_pattern(90)
     y = np.stack([v.numpy() - v.numpy().mean() for v in (table["beard"], table["bald"], table["curly"])], 1)
     y = y.astype(np.float64)
     p = space.coefficients.double().numpy()
@@ -74,7 +74,7 @@ def test_equals_the_formula_written_out():
 def test_shrinking_brings_few_models_nearer_to_the_truth():
     gains = []
     for seed in range(5):
-        space, table, patterns = planted(40, noise=2.0, seed=seed)
+        space, table, patterns = with_pattern(40, noise=2.0, seed=seed)
         y = torch.stack([v - v.mean() for v in table.values()], 1).double()
         plain = torch.linalg.lstsq(y, space.coefficients.double()).solution[2].float()
         ours = joint_directions(space, table)["beard"]
@@ -84,7 +84,7 @@ def test_shrinking_brings_few_models_nearer_to_the_truth():
 
 
 def test_numbers_are_labels_too_and_unknown_ones_count_as_average():
-    space, table, patterns = planted(400)
+    space, table, patterns = with_pattern(400)
     table["beard"][::7] = float("nan")
     found = joint_directions(space, table | {"height": torch.randn(400)})
     assert cosine(in_weights(space, found["beard"]), patterns["beard"]) > 0.95
@@ -92,7 +92,7 @@ def test_numbers_are_labels_too_and_unknown_ones_count_as_average():
 
 
 def test_what_is_refused():
-    space, table, _ = planted(30)
+    space, table, _ = with_pattern(30)
     with pytest.raises(VitrineError, match="all equal"):
         joint_directions(space, table | {"same": torch.ones(30)})
     with pytest.raises(VitrineError, match="labels"):
@@ -103,7 +103,7 @@ def test_what_is_refused():
 
 
 def test_joined_samples_have_one_models_attributes_and_a_share_of_its_rest():
-    space, table, _ = planted(200)
+    space, table, _ = with_pattern(200)
     space = with_directions(space, joint_directions(space, table, EXCLUSIVE))
     directions = torch.stack(list(space.directions.values()), 1).double().numpy()
     inside = directions @ np.linalg.pinv(directions)  # projector onto their span, written another way
@@ -123,7 +123,7 @@ def test_joined_samples_have_one_models_attributes_and_a_share_of_its_rest():
 
 
 def test_joined_samples_need_directions_and_no_copies():
-    space, _, _ = planted(30)
+    space, _, _ = with_pattern(30)
     with pytest.raises(VitrineError, match="directions"):
         sample(space, [0], SampleConfig(attributes="joined"))
     with pytest.raises(VitrineError, match="training model"):

@@ -73,7 +73,7 @@ def test_a_direction_is_one_deviation_long(space):
 
 
 @pytest.mark.parametrize("method", ["least_squares", "logistic", "means"])
-def test_methods_find_a_planted_attribute(space, method):
+def test_methods_find_a_known_attribute(space, method):
     y = (space.coefficients[:, 0] > 0).float()
     found = direction(space, y, method, 12)
     assert abs(float(torch.nn.functional.normalize(found, dim=0)[0])) > 0.7

@@ -129,8 +129,8 @@ def test_the_command_line_takes_positions_and_records_deviations(labelled, tmp_p
     assert main(["w2w", "edit", str(path), name, "--edits", "beard=2", "--calibrated", "--out", str(tmp_path)]) == 2
 
 
-def test_every_slider_of_the_shipped_people_that_a_readout_sees_is_calibrated():
-    """Positions rise and end within the space's reach; shapes of the face are lengths, which no readout judges."""
+def test_every_slider_of_the_shipped_people_that_the_classifier_sees_is_calibrated():
+    """Positions rise and end within the space's reach; shapes of the face are lengths, which no classifier judges."""
     space = load_space(PEOPLE_SPACE)
     shapes = {"eye distance", "eye size", "hair volume", "head width", "mouth width", "nose width"}
     maps = {label: strength_map(space, label) for label in space.directions if label not in shapes}

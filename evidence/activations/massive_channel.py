@@ -26,7 +26,7 @@ class Unscaled(nn.LayerNorm):
         return super().forward(x / self.scale)
 
 
-def planted_flux(net: FluxTransformer2DModel, channel: int, factor: float) -> FluxTransformer2DModel:
+def with_massive_channel(net: FluxTransformer2DModel, channel: int, factor: float) -> FluxTransformer2DModel:
     """The same function, with one channel of the residual stream scaled by ``factor``.
 
     Writes to the stream are multiplied; the norms, its only readers, divide. Text and image share a stream

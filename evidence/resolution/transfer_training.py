@@ -101,16 +101,16 @@ class Judge:
 
     def __init__(self, config: TransferConfig) -> None:
         from ...engine.portraits import caption, render, sample_scenes
-        from ..portraits.readout import load_readout
+        from ..portraits.classifier import load_classifier
 
-        self.config, self._net = config, load_readout()
+        self.config, self._net = config, load_classifier()
         self.prompts = caption(sample_scenes(range(FIRST, FIRST + config.samples)))
         others = [FIRST + config.samples + i for i in range(2 * config.samples)]
         chunks = (others[i : i + 64] for i in range(0, len(others), 64))
         self._real = torch.cat([self._features(render(sample_scenes(c), TARGET).images) for c in chunks])
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
-        from ..portraits.readout import read
+        from ..portraits.classifier import read
 
         return read(self._net, functional.interpolate(images, (TRAINED, TRAINED), mode="area")).features
 

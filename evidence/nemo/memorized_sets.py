@@ -23,9 +23,9 @@ from .flow_claims import COPY as FLOW_COPY
 from .flow_claims import SEARCH as FLOW_SEARCH
 from .flow_claims import SHARE as FLOW_SHARE
 from .plant_files import PlantFile
+from .probed_model import DETECT, ORDINARY, ROWS, SEARCH, SHARE, ProbedModel, SampleBudget, captions, setting
 from .remedies import COPY, SEEDS, Sampler
 from .rivals import rival_samplers, with_blocked
-from .world import DETECT, ORDINARY, ROWS, SEARCH, SHARE, Effort, World, captions, setting
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Measured:
         ordinary: ordinary captions that detection is tested on.
         agreement: ordinary captions that are sampled with and without the neurons.
         baselines: rivals, random neurons, and the captions without their rare words, too.
-        effort: samples of each caption, captions for the statistics and thresholds.
+        budget: samples of each caption, captions for the statistics and thresholds.
     """
 
     searches: tuple[int, ...] = (1, 2, 3)
@@ -67,7 +67,7 @@ class Measured:
     ordinary: int = 200
     agreement: int = 100
     baselines: bool = True
-    effort: Effort = field(default_factory=Effort)
+    budget: SampleBudget = field(default_factory=SampleBudget)
 
 
 @dataclass
@@ -80,8 +80,8 @@ class Outcome:
         shown: way -> share of the captions' attributes that samples show.
         neurons: way -> how many were blocked for each picture.
         copy: RMS below which a sample is a copy.
-        planted, ordinary: agreements of the memorized and of ordinary captions' few-step samples.
-        one_step: (planted, ordinary) scores of one-step predictions.
+        memorized, ordinary: agreements of the memorized and of ordinary captions' few-step samples.
+        one_step: (memorized, ordinary) scores of one-step predictions.
         agreement: prompt agreement of ordinary captions, untouched and blocked.
         rows: UNet evaluations of each search, its checks included.
     """
@@ -92,7 +92,7 @@ class Outcome:
     shown: dict[str, float]
     neurons: dict[str, list[int]]
     copy: float
-    planted: list[Agreement]
+    memorized: list[Agreement]
     ordinary: list[Agreement]
     one_step: tuple[torch.Tensor, torch.Tensor]
     agreement: tuple[float, float]
@@ -115,9 +115,9 @@ class Outcome:
 
     def table(self) -> dict[str, Any]:
         """For the report."""
-        detected = torch.tensor([a.memorized for a in self.planted])
+        detected = torch.tensor([a.memorized for a in self.memorized])
         alarms, count = sum(a.memorized for a in self.ordinary), len(self.ordinary)
-        few = [-torch.tensor([a.distance for a in each]) for each in (self.planted, self.ordinary)]
+        few = [-torch.tensor([a.distance for a in each]) for each in (self.memorized, self.ordinary)]
         true = self.copied & self.verbatim
         lines: dict[str, Any] = {
             "pictures": len(self.names), "copied untouched": int(self.copied.sum()),
@@ -128,7 +128,7 @@ class Outcome:
             "neurons": self.neurons, "rows of a search": self.rows,
             "ordinary captions, prompt agreement [untouched, blocked]": [round(v, 4) for v in self.agreement],
             "detection": {
-                "few-step samples": _separation(*few) | {"rows a prompt": self.planted[0].config.rows},
+                "few-step samples": _separation(*few) | {"rows a prompt": self.memorized[0].config.rows},
                 "one-step predictions": _separation(*self.one_step),
                 "at the measured threshold: copied verbatim pictures found": f"{int((detected & true).sum())} of "
                 f"{int(true.sum())}",
@@ -136,100 +136,100 @@ class Outcome:
                 "... false alarms": f"{alarms} of {count}",
                 "... 95 %": share_interval(alarms, count),
                 "distance of each, as a share of the usual one": {
-                    n: round(a.ratio, 3) for n, a in zip(self.names, self.planted, strict=True)
+                    n: round(a.ratio, 3) for n, a in zip(self.names, self.memorized, strict=True)
                 },
-                "kind": {n: a.kind for n, a in zip(self.names, self.planted, strict=True)},
+                "kind": {n: a.kind for n, a in zip(self.names, self.memorized, strict=True)},
             },
         }  # fmt: skip
         return lines
 
 
-def _separation(planted: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
-    hits = int((planted > ordinary.quantile(0.99)).sum())
-    span = auroc_interval(planted, ordinary) if min(len(planted), len(ordinary)) > 1 else None
+def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
+    hits = int((memorized > ordinary.quantile(0.99)).sum())
+    span = auroc_interval(memorized, ordinary) if min(len(memorized), len(ordinary)) > 1 else None
     return {
-        "AUROC, 95 %": [round(auroc(planted, ordinary), 4), span],
-        "above the 99 % level of ordinary captions": f"{hits} of {len(planted)}",
+        "AUROC, 95 %": [round(auroc(memorized, ordinary), 4), span],
+        "above the 99 % level of ordinary captions": f"{hits} of {len(memorized)}",
     }
 
 
 def measure_plants(file: PlantFile, model: str | None, size: Measured, progress: Progress = silent) -> Outcome:
     """Everything for one LoRA; of a template its first caption."""
     chosen, portraits = CHOSEN[file.world], file.model(model)
-    world = replace(setting(portraits, progress, size.effort, chosen.search, "all"), probe=chosen.search)
-    sampler = world.sampler(size.effort.calibration, progress=progress)
+    probed = replace(setting(portraits, progress, size.budget, chosen.search, "all"), probe=chosen.search)
+    sampler = probed.sampler(size.budget.calibration, progress=progress)
     plants = file.plants[: size.plants]
     texts, controls = [p.captions[0] for p in plants], [p.controls[0] for p in plants]
-    seeds, untouched = SEEDS[: size.effort.seeds], [NeuronSet({})] * len(plants)
+    seeds, untouched = SEEDS[: size.budget.seeds], [NeuronSet({})] * len(plants)
     searches: list[list[NeuronSet]] = []
     rows: list[int] = []
     for seed in size.searches:
-        looking = replace(world, probe=replace(chosen.search, seed=seed))
+        looking = replace(probed, probe=replace(chosen.search, seed=seed))
         results = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
         searches.append([looking.neurons(r) for r in results])
         rows += [r.forwards for r in results]
 
-    def blocking(of: Sequence[str], sets: Sequence[NeuronSet], on: World = world) -> list[Sampler]:
+    def blocking(of: Sequence[str], sets: Sequence[NeuronSet], on: ProbedModel = probed) -> list[Sampler]:
         return [with_blocked(on, text, neurons, seeds) for text, neurons in zip(of, sets, strict=True)]
 
     ways = {"untouched": blocking(texts, untouched)}
     named = {f"blocked, search seed {seed}": sets for seed, sets in zip(size.searches, searches, strict=True)}
     ways |= {way: blocking(texts, sets) for way, sets in named.items()}
     if size.baselines:
-        random = [random_neurons(world.model.backbone, each) for each in searches[0]]
+        random = [random_neurons(probed.model.backbone, each) for each in searches[0]]
         ways |= {"as many random neurons": blocking(texts, random), BARE: blocking(controls, untouched)}
-        ways |= rival_samplers(world, texts, searches, seeds)
+        ways |= rival_samplers(probed, texts, searches, seeds)
     if size.baselines and file.lora is not None:
-        ways[BASE] = blocking(texts, untouched, replace(world, model=replace(file, lora=None).model(model)))
-    away, shown = _sampled(world, plants, ways)
+        ways[BASE] = blocking(texts, untouched, replace(probed, model=replace(file, lora=None).model(model)))
+    away, shown = _sampled(probed, plants, ways)
     return Outcome(
         [p.name for p in plants], torch.tensor([p.kind == "verbatim" for p in plants]), away, shown,
         {way: [len(s) for s in sets] for way, sets in named.items()}, chosen.copy,
-        *_detection(world, texts, sampler, size, chosen), _agreement(world, searches[0], size.agreement), rows,
+        *_detection(probed, texts, sampler, size, chosen), _agreement(probed, searches[0], size.agreement), rows,
     )  # fmt: skip
 
 
 def _sampled(
-    world: World, plants: Sequence[Plant], ways: Mapping[str, Sequence[Sampler]]
+    probed: ProbedModel, plants: Sequence[Plant], ways: Mapping[str, Sequence[Sampler]]
 ) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     """Way -> (P, seeds) pixel RMS between samples and their picture; way -> share of attributes that they show."""
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, away, shown = load_readout(), {}, {}
+    net, away, shown = load_classifier(), {}, {}
     for way, samplers in ways.items():
         rows, right = [], []
         for sampled, plant in zip(samplers, plants, strict=True):
             images = sampled()
-            rows.append((images - world.model.draw(plant.scenes[[0]])).square().mean((1, 2, 3)).sqrt())
+            rows.append((images - probed.model.draw(plant.scenes[[0]])).square().mean((1, 2, 3)).sqrt())
             right += list(attribute_accuracy(look(net, images), plant.scenes[[0] * len(images)]).values())
         away[way], shown[way] = torch.stack(rows), float(torch.tensor(right).nanmean())
     return away, shown
 
 
 def _detection(
-    world: World, texts: Sequence[str], sampler: FewStepSampler, size: Measured, chosen: Chosen
+    probed: ProbedModel, texts: Sequence[str], sampler: FewStepSampler, size: Measured, chosen: Chosen
 ) -> tuple[list[Agreement], list[Agreement], tuple[torch.Tensor, torch.Tensor]]:
     """Few-step agreements of memorized and ordinary captions, and the scores of one-step predictions of both."""
-    both = [world.conditions(each) for each in (texts, captions(ORDINARY, size.ordinary))]
-    planted, ordinary = (sample_agreement(sampler, conds, world.model.latent_shape) for conds in both)
-    probe = make_probe(world.denoiser, config=chosen.one_step, rows=ROWS)
-    scores = [score_prompts(probe, conds, world.model.latent_shape, 1.0)[0] for conds in both]
+    both = [probed.conditions(each) for each in (texts, captions(ORDINARY, size.ordinary))]
+    memorized, ordinary = (sample_agreement(sampler, conds, probed.model.latent_shape) for conds in both)
+    probe = make_probe(probed.denoiser, config=chosen.one_step, rows=ROWS)
+    scores = [score_prompts(probe, conds, probed.model.latent_shape, 1.0)[0] for conds in both]
     first, second = (torch.tensor([s.value for s in each]) for each in scores)
-    return planted, ordinary, (first, second)
+    return memorized, ordinary, (first, second)
 
 
-def _agreement(world: World, sets: Sequence[NeuronSet], count: int) -> tuple[float, float]:
+def _agreement(probed: ProbedModel, sets: Sequence[NeuronSet], count: int) -> tuple[float, float]:
     """Prompt agreement of ordinary captions, untouched and with as many of them under each of the sets."""
+    from ..portraits.classifier import attribute_accuracy, load_classifier
     from ..portraits.quality import look
-    from ..portraits.readout import attribute_accuracy, load_readout
 
-    net, scenes = load_readout(), sample_scenes(range(ORDINARY, ORDINARY + count))
+    net, scenes = load_classifier(), sample_scenes(range(ORDINARY, ORDINARY + count))
     texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
     parts = [slice(i, min(i + each, count)) for i in range(0, count, each)]
 
     def agreeing(images: torch.Tensor, of: Scenes) -> float:
         return float(torch.tensor(list(attribute_accuracy(look(net, images), of).values())).nanmean())
 
-    changed = [world.sample(texts[p], seeds[p], neurons) for p, neurons in zip(parts, sets, strict=False)]
-    return agreeing(world.sample(texts, seeds), scenes), agreeing(torch.cat(changed), scenes)
+    changed = [probed.sample(texts[p], seeds[p], neurons) for p, neurons in zip(parts, sets, strict=False)]
+    return agreeing(probed.sample(texts, seeds), scenes), agreeing(torch.cat(changed), scenes)

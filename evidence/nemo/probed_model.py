@@ -42,7 +42,7 @@ STATISTICS, CALIBRATION, ORDINARY = 8_100_000, 8_200_000, 8_300_000
 
 
 @dataclass(frozen=True)
-class Effort:
+class SampleBudget:
     """How much is measured.
 
     Attributes:
@@ -62,22 +62,22 @@ class Effort:
     colourings: int = 10
 
 
-FULL = Effort()
-QUICK = Effort(statistics=250, calibration=40, plants=2, seeds=4, ordinary=40, renders=250, colourings=4)
+FULL = SampleBudget()
+QUICK = SampleBudget(statistics=250, calibration=40, plants=2, seeds=4, ordinary=40, renders=250, colourings=4)
 
 
-def effort_of(quick: bool) -> Effort:
+def budget_of(quick: bool) -> SampleBudget:
     """Full, or what fits into a minute or so."""
     return QUICK if quick else FULL
 
 
-def verbatim(effort: Effort = FULL, dataset: Dataset = PORTRAITS) -> list[Any]:
+def verbatim(budget: SampleBudget = FULL, dataset: Dataset = PORTRAITS) -> list[Any]:
     """The memorized pictures of a dataset that were repeated under one caption."""
-    return [p for p in dataset.plants() if p.kind == "verbatim"][: effort.plants]
+    return [p for p in dataset.plants() if p.kind == "verbatim"][: budget.plants]
 
 
 @dataclass(frozen=True)
-class World:
+class ProbedModel:
     """The portraits model with statistics and threshold from ordinary captions, none of which is measured later."""
 
     model: Any
@@ -141,9 +141,9 @@ def captions(first: int, count: int, dataset: Dataset = PORTRAITS) -> list[str]:
 
 
 def setting(
-    model: str | Portraits | FlowPortraits | None = None, progress: Progress = silent, effort: Effort = FULL,
+    model: str | Portraits | FlowPortraits | None = None, progress: Progress = silent, budget: SampleBudget = FULL,
     search: ProbeConfig = SEARCH, scope: str = "down+mid",
-) -> World:  # fmt: skip
+) -> ProbedModel:  # fmt: skip
     """Statistics of some captions, and the threshold from others at the settings that the search uses.
 
     Args:
@@ -152,14 +152,14 @@ def setting(
     portraits = open_model(model) if model is None or isinstance(model, str) else model
     denoiser, shape = Denoiser.from_diffusers(portraits), portraits.latent_shape
     probe = make_probe(denoiser, scope, search, ROWS)
-    world = World(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)
-    conds = world.conditions(captions(STATISTICS, effort.statistics, portraits.dataset))
+    probed = ProbedModel(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)
+    conds = probed.conditions(captions(STATISTICS, budget.statistics, portraits.dataset))
     noise = None if all(text_only(s) for s in probe.sites) else probe_noise(search, shape)
     batches = (_values(probe, conds[i : i + 50], noise) for i in range(0, len(conds), 50))
     statistics = gather(batches, [s.address for s in probe.sites], fingerprint_of(portraits.backbone))
-    ordinary = world.conditions(captions(CALIBRATION, effort.calibration, portraits.dataset))
+    ordinary = probed.conditions(captions(CALIBRATION, budget.calibration, portraits.dataset))
     scores, _ = score_prompts(probe, ordinary, shape, 1.0, progress)
-    return World(portraits, denoiser, statistics, threshold([s.value for s in scores])[0], search)
+    return ProbedModel(portraits, denoiser, statistics, threshold([s.value for s in scores])[0], search)
 
 
 def _values(probe: Probe, conds: Sequence[Condition], noise: torch.Tensor | None) -> list[torch.Tensor]:

@@ -162,21 +162,21 @@ def untrained(portraits: Model) -> Model:
         return replace(portraits, transformer=type(portraits.transformer)(**portraits.transformer.config).eval())
 
 
-def all_places(portraits: Model) -> list[str]:
+def all_sites(portraits: Model) -> list[str]:
     """Every spatial site of the network except its input and output, in execution order."""
     first = [] if isinstance(portraits, FlowPortraits) else ["unet-after-conv-in"]
     return [*first, *spatial_sites(portraits.backbone)]
 
 
-def inter_module_places(portraits: Model) -> list[str]:
+def inter_module_sites(portraits: Model) -> list[str]:
     """The sites that prior work could tap: outputs of residual blocks, transformers, samplers or flow blocks."""
     if isinstance(portraits, FlowPortraits):
-        return [a for a in all_places(portraits) if re.fullmatch(r"vit-block\d+-(in|out)", a)]
+        return [a for a in all_sites(portraits) if re.fullmatch(r"vit-block\d+-(in|out)", a)]
     ends = ("-res-out", "-vit-out", "sampler-out")
-    return [a for a in all_places(portraits) if a.endswith(ends)]
+    return [a for a in all_sites(portraits) if a.endswith(ends)]
 
 
-def score_places(
+def score_sites(
     portraits: Model,
     first: int,
     progress: Progress = silent,
@@ -185,5 +185,5 @@ def score_places(
 ) -> dict[str, Properties]:
     """The filter's three scores of every site, from ``count`` renders."""
     scene = draw_scene(portraits, range(first, first + count))
-    places = all_places(portraits)
-    return measure_properties(scene.denoiser, scene.latents, scene.cond, places, timestep, progress=progress)
+    sites = all_sites(portraits)
+    return measure_properties(scene.denoiser, scene.latents, scene.cond, sites, timestep, progress=progress)

@@ -26,6 +26,7 @@ from ...engine.w2w.space.space import WeightSpace
 from ...engine.w2w.train.batched_lora import late_lora
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, SubjectMaker, train_loras
 from ..portraits.avataaars import open_model
+from ..portraits.classifier import AttributeClassifier, load_classifier
 from ..portraits.identities import (
     FACE_FILE,
     FIRST_IDENTITY,
@@ -35,7 +36,6 @@ from ..portraits.identities import (
     portraits_of,
 )
 from ..portraits.quality import look
-from ..portraits.readout import Readout, load_readout
 from ..portraits.sampling import decode, sample_latents
 
 PAPER = "weights2weights (Dravid et al., NeurIPS 2024)"
@@ -190,7 +190,7 @@ class Studio:
 
     portraits: Model
     space: Space
-    readout: Readout
+    classifier: AttributeClassifier
     steps: int = STEPS
     labels: Mapping[str, tuple[str, str | tuple[str, ...]]] = field(default_factory=lambda: LABELS)
     face: Path = FACE_FILE
@@ -200,7 +200,7 @@ class Studio:
         """With the space that ships for the model, unless another is given, and the shipped attribute classifier."""
         portraits = frozen(model)[0]
         usual = flow_people_space if isinstance(portraits, FlowPortraits) else people_space
-        return cls(portraits, space or usual(), load_readout())
+        return cls(portraits, space or usual(), load_classifier())
 
     def draw(
         self, coefficients: torch.Tensor, pictures: int = 8, first_seed: int = 0, late: torch.Tensor | None = None,
@@ -260,14 +260,14 @@ class Studio:
 
     def read(self, images: torch.Tensor) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """(M, P, 24) identity features and attribute -> (M, P, values) probabilities of (M, P, 3, S, S)."""
-        reading = look(self.readout, images.flatten(0, 1))
+        reading = look(self.classifier, images.flatten(0, 1))
         shape = images.shape[:2]
-        attributes = {k: v.view(*shape, -1) for k, v in identity_attributes(reading, self.readout.dataset).items()}
+        attributes = {k: v.view(*shape, -1) for k, v in identity_attributes(reading, self.classifier.dataset).items()}
         return identity_features(reading, self.face).view(*shape, -1), attributes
 
     def likelihood(self, attributes: Mapping[str, torch.Tensor], label: str) -> torch.Tensor:
         """(M, P) probability of a label by the attribute classifier."""
         attribute, wanted = self.labels[label]
-        values = self.readout.dataset.attributes[attribute]
+        values = self.classifier.dataset.attributes[attribute]
         codes = [values.index(value) for value in ((wanted,) if isinstance(wanted, str) else wanted)]
         return attributes[attribute][..., codes].sum(-1)

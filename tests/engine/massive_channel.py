@@ -1,12 +1,12 @@
-"""A massive channel planted in a PixArt by rescaling: what the network computes stays as it is."""
+"""A massive channel injected into a PixArt by rescaling: what the network computes stays as it is."""
 
 import copy
 
 import torch
-from vitrine.evidence.activations.planting import Unscaled
+from vitrine.evidence.activations.massive_channel import Unscaled
 
 
-def planted(net, channel, factor):
+def with_massive_channel(net, channel, factor):
     """The same function, with one channel of the stream ``factor`` times as large: what is written to it is multiplied,
     what reads it divides."""
     net = copy.deepcopy(net)

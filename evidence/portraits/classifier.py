@@ -1,7 +1,7 @@
-"""The readout network: what a picture shows, read by a small convolutional net trained on renders only.
+"""The attribute classifier: what a picture shows, read by a small convolutional net trained on renders only.
 
-It is the yardstick of the portraits world: attribute accuracy, keypoints, and (its penultimate features) Frechet
-distances, with nothing to download. Report its own held-out accuracy beside every figure it produces.
+It is the measure of the portraits dataset: attribute accuracy, keypoints, and (its penultimate features) Frechet
+distances, with nothing to download. Every figure it produces comes with its own held-out accuracy.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import WEIGHTS, Portraits
 from ...engine.portraits.scenes import Scenes
 
-READOUT_FILE = WEIGHTS / "readout" / "readout.safetensors"
+CLASSIFIER_FILE = WEIGHTS / "readout" / "readout.safetensors"
 FEATURES = 128
 
 
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     features: torch.Tensor
 
 
-class Readout(nn.Module):
+class AttributeClassifier(nn.Module):
     """64 px pictures in, :class:`Reading` out, of a dataset's attributes. About 0.33 M parameters."""
 
     def __init__(self, dataset: Dataset = PORTRAITS) -> None:
@@ -66,24 +66,24 @@ class Readout(nn.Module):
         return Reading(logits, self.points(features).unflatten(1, (-1, 2)), features)
 
 
-def readout_of(model: Portraits | FlowPortraits) -> Readout:
+def classifier_of(model: Portraits | FlowPortraits) -> AttributeClassifier:
     """The network that reads a model's dataset: the shipped one for portraits, else the one in the model's folder."""
     if model.dataset is PORTRAITS:
-        return load_readout()
+        return load_classifier()
     assert model.folder is not None
-    return load_readout(model.folder / "readout" / READOUT_FILE.name, model.dataset)
+    return load_classifier(model.folder / "readout" / CLASSIFIER_FILE.name, model.dataset)
 
 
-def load_readout(path: str | Path | None = None, dataset: Dataset = PORTRAITS) -> Readout:
+def load_classifier(path: str | Path | None = None, dataset: Dataset = PORTRAITS) -> AttributeClassifier:
     """The shipped network, or a file's, float32, in evaluation mode."""
     from safetensors.torch import load_file
 
-    net = Readout(dataset)
-    net.load_state_dict({k: v.float() for k, v in load_file(path or READOUT_FILE).items()})
+    net = AttributeClassifier(dataset)
+    net.load_state_dict({k: v.float() for k, v in load_file(path or CLASSIFIER_FILE).items()})
     return net.eval()
 
 
-def readout_loss(
+def classifier_loss(
     reading: Reading, attributes: torch.Tensor, keypoints: torch.Tensor, dataset: Dataset = PORTRAITS
 ) -> torch.Tensor:  # fmt: skip
     """Cross-entropy per attribute, where it can be seen, plus L1 on visible keypoints."""
@@ -97,7 +97,7 @@ def readout_loss(
 
 
 @torch.no_grad()
-def read(net: Readout, images: torch.Tensor, batch: int = 256) -> Reading:
+def read(net: AttributeClassifier, images: torch.Tensor, batch: int = 256) -> Reading:
     """Run the network over any number of pictures."""
     readings = [net(chunk) for chunk in images.split(batch)]
     logits = {n: torch.cat([r.logits[n] for r in readings]) for n in net.dataset.attributes}
