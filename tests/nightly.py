@@ -108,8 +108,8 @@ def run(piece: Piece) -> dict[str, Any] | None:
         "result": "passed" if passed else "failed",
         **counts,
     }
-    if not passed and not counts.get("failures"):
-        print((ended.stdout + ended.stderr)[-2000:], flush=True)  # names folders of this machine: not for the record
+    if not passed:
+        print((ended.stdout + ended.stderr)[-4000:], flush=True)  # names folders of this machine: not for the record
     return entry
 
 
