@@ -139,7 +139,7 @@ def measured(
     sets: Sequence[TrainingSet], budget: SampleBudget, model: str | None, progress: Progress, quick: bool
 ) -> ClaimResult:
     """Train on each set, count the copies, and correlate them with the scores; sets of one size are every third."""
-    fractions, rows = [], {}
+    rates, rows = [], {}
     scores: dict[str, list[float]] = {name: [] for name in SCORED}
     without: dict[str, list[float]] = {name: [] for name in SCORED}
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,36 +147,32 @@ def measured(
         names = train(folder, sets, progress, model)
         for number, name in enumerate(names):
             checked, bare = check(folder, name, budget, model), base_scores(folder, name, model)
-            fractions.append(_mean([p.share for p in checked.prompts]))
+            rates.append(_mean([p.share for p in checked.prompts]))
             for score in SCORED:
                 scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
                 without[score].append(_mean([s[score] or 0.0 for s in bare]))
             area = _mean([float(p.areas.mean()) for p in checked.prompts])
-            rows[name] = {
-                "copies": round(fractions[-1], 3),
-                "area": round(area, 3),
-                "nemo": round(scores["nemo"][-1], 3),
-            }
+            rows[name] = {"copies": round(rates[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
             progress(number + 1, len(names), None)
-    rho = spearman(scores["nemo"], fractions)
-    interval = spearman_interval(scores["nemo"], fractions)
-    baseline = spearman(without["nemo"], fractions)
-    by_size = {size: _mean(fractions[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
-    rarity = spearman([-float(len(each.images)) for each in sets], fractions)
+    rho = spearman(scores["nemo"], rates)
+    interval = spearman_interval(scores["nemo"], rates)
+    baseline = spearman(without["nemo"], rates)
+    by_size = {size: _mean(rates[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
+    rarity = spearman([-float(len(each.images)) for each in sets], rates)
     likely = interval[1] if quick else rho
     return ClaimResult(
         value=round(rho, 3),
         interval=interval,
         holds=likely >= 0.6 and rho > baseline,
         details={
-            "rho of each score": {name: round(spearman(values, fractions), 3) for name, values in scores.items()},
-            "... of the model without the LoRA": {n: round(spearman(v, fractions), 3) for n, v in without.items()},
+            "rho of each score": {name: round(spearman(values, rates), 3) for name, values in scores.items()},
+            "... of the model without the LoRA": {n: round(spearman(v, rates), 3) for n, v in without.items()},
             "rho of the number of portraits": round(rarity, 3),
-            "share of copies by number of portraits": {size: round(fraction, 3) for size, fraction in by_size.items()},
+            "share of copies by number of portraits": {size: round(rate, 3) for size, rate in by_size.items()},
             "by LoRA": rows,
         },
         arms=arms(
-            {name: spearman(values, fractions) for name, values in scores.items()}
+            {name: spearman(values, rates) for name, values in scores.items()}
             | {"NeMo's score without the LoRA": baseline,
                NUMBER: rarity},
             {"nemo": "ours", "norm": "rival", "anisotropy": "rival", "sharpness": "rival",
