@@ -68,7 +68,7 @@ LONG = (
     Piece("machine, every cell", ("tests/machine", *EVERY), {"VITRINE_MACHINE": "full"}),
     Piece("hard use, full numbers", ("tests/comfy/test_hard_use.py", "tests/comfy/test_points.py", *EVERY),
           {"VITRINE_HARD": "1"}),
-    Piece("newest page", PAGES + EVERY, {"VITRINE_PAGE": "newest"}),
+    *(Piece(f"newest page, {Path(name).name}", (name, *EVERY), {"VITRINE_PAGE": "newest"}) for name in PAGES),
     Piece("full size, sd15", ("tests/full_size",), {"VITRINE_FULL_SIZE": "sd15"}, alone=True),
     Piece("full size, sdxl", ("tests/full_size",), {"VITRINE_FULL_SIZE": "sdxl"}, alone=True),
     Piece("benchmarks", ("tests/benchmarks",), {"VITRINE_BENCH": "1"}, alone=True),

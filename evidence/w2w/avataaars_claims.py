@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from ...engine.errors import refuse
+from ...engine.errors import VitrineError, refuse
 from ...engine.portraits.dataset import Dataset
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.building.build_space import BuildConfig, build_space
-from ...engine.w2w.edit.even_strengths import POSITIONS
+from ...engine.w2w.edit.even_strengths import POSITIONS, StrengthMap
 from ...engine.w2w.space.directions import direction_named, joint_directions, with_directions
 from ...engine.w2w.space.space import WeightSpace
 from ..portraits.avataaars import avataaars_folder, open_model
@@ -25,7 +25,7 @@ from ..portraits.classifier import classifier_of
 from ..portraits.identities import FIRST_IDENTITY
 from ..registry import ClaimResult, Table, arms, claim
 from .drawing import EDIT_STEPS
-from .graded import HEAD, Graded, Sitting
+from .graded import FAR, HEAD, Graded, Sitting
 from .people import PAPER, Studio, subspace
 from .spaces import measure_sampling
 
@@ -144,7 +144,11 @@ def _sitting(studio: Studio, people: WeightSpace, label: str, numbers: range, mo
 
 def _both(tuning: Sitting, measured: Sitting) -> tuple[Graded, Graded]:
     """The slider that the tuning people ended, and a random direction, at five positions on the measured people."""
-    points, space = tuning.tuned().whole, tuning.studio.space
+    try:
+        points = tuning.tuned().whole
+    except VitrineError:  # the attribute does not rise: even strengths of the uncalibrated direction
+        points = StrengthMap(tuple(FAR * i / (POSITIONS - 1) for i in range(POSITIONS)))
+    space = tuning.studio.space
     assert isinstance(space, WeightSpace)
     even = [i / (POSITIONS - 1) for i in range(POSITIONS)]
     direction = direction_named(space, tuning.label)

@@ -229,7 +229,7 @@ class Sitting:
         read, likelihood = self.studio.read, self.studio.likelihood
         shown = [float(likelihood(read(self.moved(strength, change, t))[1], self.label).mean()) for t in STARTS]
         unmoved = float(likelihood(read(self.unmoved)[1], self.label).mean())
-        enough = unmoved + ENOUGH * (max(shown) - unmoved)
+        enough = min(max(shown), unmoved + ENOUGH * (max(shown) - unmoved))  # their maximum where none rises
         return min(t for t, fraction in zip(STARTS, shown, strict=True) if fraction >= enough)
 
     def tuned(self, change: torch.Tensor | None = None) -> Tuned:
@@ -238,7 +238,8 @@ class Sitting:
         start, strengths = self.latest_start(far, change), [far * i / GRID for i in range(GRID + 1)]
         seen = self.graded(lambda s: self.moved(s, change, start), strengths)
         mean = seen.mean
-        end = next(i for i in range(1, GRID + 1) if mean[i] - mean[0] >= ENOUGH * (max(mean) - mean[0]))
+        enough = ENOUGH * (max(mean) - mean[0])
+        end = next((i for i in range(1, GRID + 1) if mean[i] - mean[0] >= enough), GRID)
         whole = fit_strengths(strengths[: end + 1], mean[: end + 1], start)
         short = fit_strengths(strengths, mean, start, others=seen.others, limit=OTHERS) if change is None else whole
         return Tuned(whole, short, mean[end] - mean[0], max(seen.others[: end + 1]), change)

@@ -30,10 +30,17 @@ if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for th
 
 def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> tuple[Any, int]:
     """A clone with a LoRA file's tensors as patches, and how many layers of the model they reached."""
-    keys = _all_names(model) | core.model_lora_keys_unet(model.model, {})
-    patches = core.load_lora(core.convert_lora(tensors), keys)
+    names = _all_names(model) | core.model_lora_keys_unet(model.model, {})
+    lora = core.convert_lora(tensors)
+    patches = core.load_lora(lora, _named_in(lora, names))
     clone = model.clone()
     return clone, len(set(clone.add_patches(patches, strength)))
+
+
+def _named_in(lora: dict[str, torch.Tensor], names: dict[str, Any]) -> dict[str, Any]:
+    """Of a network's layer names those that tensors of a LoRA begin with: core tries every format on each name."""
+    stems = {key[:end] for key in lora for end, letter in enumerate(key) if letter == "."}
+    return {name: weight for name, weight in names.items() if name in stems or f"{name}_lora" in stems}
 
 
 def _all_names(model: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from vitrine_tests.lanes import page_modes
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -90,7 +91,7 @@ def address(driver, tmp_path_factory):
         yield found
 
 
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
+@page_modes("classic")
 def test_fields_become_dropdowns_and_keep_their_values(driver, address, vue):
     seen, faults = asyncio.run(_walk(driver, address, vue))
     assert {"beard", "glasses", "bald"} <= set(seen["labels"]) and len(seen["labels"]) > 18, "none, labels, to type"

@@ -137,3 +137,36 @@ def test_names_of_new_files(comfy):
             comfy.call(
                 "VitrineSaveNeurons", neurons=NeuronSet({"down-level0-repeat0-vit-block0-cross-v": (1,)}), name=name
             )
+
+
+def test_layers_of_every_format_that_core_reads_are_found_in_a_file(comfy):
+    """Core's own adapters say which names they look for; no layer that core would find is left out."""
+    import torch
+    from vitrine.nodes.comfy.lora import _named_in
+
+    class Asked(dict):
+        """A file with every tensor that is asked for, and a note of their names."""
+
+        def __getitem__(self, key):
+            return self.setdefault(key, torch.ones(2, 2))
+
+        def __contains__(self, key):
+            self[key]
+            return True
+
+        def keys(self):
+            return self
+
+        def get(self, key, default=None):
+            return self[key]
+
+    import comfy.weight_adapter
+
+    asked, name = Asked(), "lora_unet_down.blocks.0_to_q"
+    for adapter in comfy.weight_adapter.adapters:
+        adapter.load(name, asked, None, None, set())
+    found = list(dict.keys(asked))
+    assert len(found) >= 8
+    for tensor in found:
+        kept = _named_in({tensor: torch.ones(1)}, {name: "weight", "other": "weight", f"{name}_q": "weight"})
+        assert kept == {name: "weight"}, tensor

@@ -14,6 +14,7 @@ from vitrine.engine.tracing.addresses import resolve
 from vitrine.engine.tracing.hooks import capture
 from vitrine_tests.comfy.guided_graphs import MIDDLE, NEURONS, VALUES
 from vitrine_tests.comfy.sampling_graphs import GRAPHS, Scene
+from vitrine_tests.lanes import nightly_but
 
 ALL = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
 LATE = 500.0
@@ -198,12 +199,12 @@ def test_what_changes_nothing_is_the_plain_graph_and_a_tap_keeps_its_rows(scene,
     check_what_changes_nothing(scene, name)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", nightly_but(GRAPHS, list(GRAPHS)[::2]))
 def test_a_blocker_acts_on_the_prompts_rows_of_its_steps(scene, name):
     check_what_is_blocked(scene, name)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", nightly_but(GRAPHS, list(GRAPHS)[1::2]))
 def test_a_late_model_acts_from_its_timestep(scene, name):
     graph, made = GRAPHS[name], scene.made
     late = applied(scene, scene.model, made["one"], late_model=made["other"], start=LATE)

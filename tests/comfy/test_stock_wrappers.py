@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from vitrine_tests.lanes import nightly_but
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 ADDRESS = "up-level1-repeat0-vit-block0-cross-q"
@@ -23,6 +24,7 @@ ON_A_FORWARD = (
     "MultiGPU_WorkUnits", "PatchModelAddDownscale", "ScaleROPE", "SelectModelDevice", "TomePatchModel",
     "UNetCrossAttentionMultiply", "UNetSelfAttentionMultiply", "UNetTemporalAttentionMultiply",
 )  # fmt: skip
+PAIRS = [(name, ours) for name in (*ON_A_RUN, *ON_A_FORWARD) for ours in ("Activation Tap", "EMD One-Step")]
 ELSEWHERE = {
     "other model families": (
         "ChromaRadianceOptions", "FluxKVCache", "HiDreamO1PatchSeamSmoothing", "LTXVContextWindows",
@@ -80,8 +82,7 @@ def scene(comfy):
     return model, {"Activation Tap": (tap, tap(model)), "EMD One-Step": (one_step, one_step(model))}
 
 
-@pytest.mark.parametrize("ours", ["Activation Tap", "EMD One-Step"])
-@pytest.mark.parametrize("name", [*ON_A_RUN, *ON_A_FORWARD])
+@pytest.mark.parametrize(("name", "ours"), nightly_but(PAIRS, PAIRS[::3]))
 def test_a_stock_node_before_ours(stock, scene, name, ours):
     if name not in stock:
         pytest.skip("not in this ComfyUI")

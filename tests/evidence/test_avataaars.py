@@ -195,10 +195,6 @@ def test_other_drawings_do_not_resume_a_run(finished, layers, tmp_path, capsys):
     assert "other pictures" in capsys.readouterr().err
 
 
-QUICK_ONE = "portraits.quality.avataaars"
-"""Lane A measures it; nightly the others."""
-
-
 @pytest.fixture
 def tiny(monkeypatch):
     """Fewer pictures yet than quick ones: an untrained model has nothing to measure."""
@@ -210,12 +206,9 @@ def tiny(monkeypatch):
     monkeypatch.setattr("vitrine.evidence.portraits.claims.QUICK", {"samples": 8, "renders": 32})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n == QUICK_ONE else pytest.mark.nightly) for n in all_claims() if "avataaars" in n],
-)
-def test_claims_run_end_to_end(name, request, tiny):
-    folder = request.getfixturevalue("finished" if name == QUICK_ONE else "with_everything")
-    result = all_claims()[name].measure(avataaars=str(folder), quick=True)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [name for name in all_claims() if "avataaars" in name])
+def test_claims_run_end_to_end(name, with_everything, tiny):
+    result = all_claims()[name].measure(avataaars=str(with_everything), quick=True)
     assert result.verdict in {"pass", "partly", "fail"} and result.n
     assert np.isfinite(result.value)
