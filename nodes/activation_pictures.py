@@ -18,11 +18,11 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     Raises:
         VitrineError: The address is not among the taps, or has no picture.
     """
-    places = [a for a in taps if taps[a].grid is not None]
-    chosen = taps.select(address) if address else taps.select(places[:1])
+    sites = [a for a in taps if taps[a].grid is not None]
+    chosen = taps.select(address) if address else taps.select(sites[:1])
     activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
-        accepted = places or "none of these: text tokens and attention maps have no picture"
+        accepted = sites or "none of these: text tokens and attention maps have no picture"
         raise refuse("address", address or list(taps)[:3], accepted, "tap a layer of the picture as well")
     return coloured(activation.tensor.float(), shared, size)
 

@@ -26,7 +26,7 @@ from .tap_inputs import (
     HELP,
     added_selection,
     protocol_input,
-    published_places,
+    published_sites,
     remedy_inputs,
     selection_config,
     selection_inputs,
@@ -153,7 +153,7 @@ class TapDuringSampling(io.ComfyNode):
         """Clone and wrap; addresses are checked now, not in the middle of sampling."""
         backbone, hidden = backbone_of(model), cls.hidden
         choices.remember(hidden, sites_of(backbone))
-        wanted: Any = published_places(selection) or addresses
+        wanted: Any = published_sites(selection) or addresses
         resolve(backbone, wanted)
 
         def watch(taps: Activations) -> None:
@@ -272,11 +272,11 @@ class ActivationPicture(io.ComfyNode):
     ) -> io.NodeOutput:
         """Fit and show."""
         choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
-        places = published_places(selection)
+        sites = published_sites(selection)
         drawn = (
             picture(activations, address, shared, size)
-            if places is None
-            else coloured(feature_maps(activations.select(list(places))), shared, size)
+            if sites is None
+            else coloured(feature_maps(activations.select(list(sites))), shared, size)
         )
         return io.NodeOutput(drawn, ui=marked(ui.PreviewImage(with_legend(drawn), cls=cls), cls.hidden))
 

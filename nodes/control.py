@@ -1,4 +1,4 @@
-"""Control conditioning nodes: sizes that models are told, their weight over the noise level, padding, consistency."""
+"""Control conditioning nodes: size conditions, their weight over the noise level, padding, consistency."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ControlValues(io.ComfyNode):
 
 
 class ApplyGammaSchedule(io.ComfyNode):
-    """Weigh the size a model is told by the noise level."""
+    """Weigh a model's size condition by the noise level."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -231,7 +231,7 @@ class NoisyReplicatePadding(io.ComfyNode):
 
 
 class CrossSizeConsistency(io.ComfyNode):
-    """How much pictures differ when only the size told differs."""
+    """How much pictures differ when only the size condition differs."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

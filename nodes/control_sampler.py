@@ -43,7 +43,7 @@ _NEGATIVE_SIZES = io.Combo.Input(
 
 
 class ControlCFGGuider(io.ComfyNode):
-    """Guidance with a strength of its own for control."""
+    """Guidance with a separate strength for control."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -133,7 +133,7 @@ class ControlConditionedSampler(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """What KSampler takes, the sizes told, the curve and the strengths."""
+        """What KSampler takes, the size conditions, the curve and the strengths."""
         return io.Schema(
             node_id="VitrineControlConditionedSampler",
             display_name="Control-Conditioned Sampler",

@@ -76,8 +76,8 @@ def side_by_side(reference: torch.Tensor, before: torch.Tensor, after: torch.Ten
     names = [t.format(copies=n, count=len(copies.blocked)) for t, n in zip(TITLES, counts, strict=True)]
     size = max(SIDE, *(s.shape[1] for s in squares))
     parts = [captioned(_square(s, size), [name], line=32) for s, name in zip(squares, names, strict=True)]
-    gap = torch.ones_like(parts[0][:, :, :8])
-    return torch.cat([parts[0], gap, parts[1], gap, parts[2]], 2)
+    margin = torch.ones_like(parts[0][:, :, :8])
+    return torch.cat([parts[0], margin, parts[1], margin, parts[2]], 2)
 
 
 def _two_by_two(pictures: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def added_selection(tooltip: str) -> io.Input:
     )  # fmt: skip
 
 
-def published_places(choice: str) -> tuple[str, ...] | None:
+def published_sites(choice: str) -> tuple[str, ...] | None:
     """The layers of a published selection; None where the addresses above count."""
     return None if choice == _TYPED else preset(choice).addresses
 

@@ -47,7 +47,7 @@ FIRST = ("beard", 2.0)
 
 
 def _parts(text: str) -> list[str]:
-    """What stands between commas or line ends."""
+    """The texts between commas or line ends."""
     return text.replace("\n", ",").split(",")
 
 
@@ -141,7 +141,7 @@ def _map(space: Space, label: str) -> torch.Tensor:
 
 
 class W2WSample(io.ComfyNode):
-    """A model nobody trained."""
+    """A new model, sampled from the space."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -260,7 +260,7 @@ class W2WEdit(io.ComfyNode):
         cls, space: Space, w2w_model: W2WModel, protect: str, model: Any = None, positive: list | None = None,
         vae: Any = None, student: str = NO_STUDENT, **inputs: Any,
     ) -> io.NodeOutput:  # fmt: skip
-        """``moved``; the panel on the page is told what the sliders act on."""
+        """``moved``; the panel on the page receives what the sliders act on."""
         choices.remember(cls.hidden, sorted(listed(space)))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
         renderer = people.renderer_of(space, model, positive, vae, student)

@@ -25,6 +25,7 @@ LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
 PAGE = "page"
 NAMES = """
 import sys
+import diffusers.pipelines.pipeline_utils
 from vitrine.engine.runtime.missing_names import missing_names
 sys.exit("; ".join(missing_names()) or 0)
 """

@@ -43,7 +43,7 @@ class RunningMoments:
 
     @classmethod
     def of_one_each(cls, activation: Activation, variance: bool) -> RunningMoments:
-        """Of one sample of each picture, which is not copied: nobody else may use the activation."""
+        """Of one sample of each picture, which is not copied: nothing else may use the activation."""
         mean = activation.tensor.float()
         mean = mean.clone() if 0 in mean.stride() else mean  # one row for all pictures
         return cls(

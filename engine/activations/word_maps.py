@@ -40,12 +40,12 @@ def word_map(maps: Activations, size: tuple[int, int]) -> torch.Tensor:
     height, width = size
     total = torch.zeros(len(next(iter(maps.values())).tensor), 1, height, width)
     for address, activation in maps.items():
-        places = activation.tensor.float().mean(1).sum(-1).cpu()  # (B, Q)
-        rows = round((places.shape[1] * height / width) ** 0.5)
-        if rows * (places.shape[1] // rows) != places.shape[1]:
+        positions = activation.tensor.float().mean(1).sum(-1).cpu()  # (B, Q)
+        rows = round((positions.shape[1] * height / width) ** 0.5)
+        if rows * (positions.shape[1] // rows) != positions.shape[1]:
             accepted = f"those of a picture of {width} x {height}"
-            raise refuse(address, f"{places.shape[1]} positions", accepted, "crop it")
-        grid = places.unflatten(1, (1, rows, -1))
+            raise refuse(address, f"{positions.shape[1]} positions", accepted, "crop it")
+        grid = positions.unflatten(1, (1, rows, -1))
         total += functional.interpolate(grid / grid.mean((1, 2, 3), keepdim=True), size, mode="bicubic")
     least, most = (f(total, (1, 2, 3), keepdim=True) for f in (torch.amin, torch.amax))
     return ((total - least) / (most - least).clamp_min(1e-12))[:, 0]

@@ -42,8 +42,8 @@ class Writing:
             path = self.out / (name if self.dialect == "peft" else f"{name}.safetensors")
             path = write_lora(path, lora, self.dialect, dtype=getattr(torch, self.save_dtype))
             model[i].save(self.out / f"{name}.w2wmodel.safetensors")
-            share = change_kept(space, model.coefficients[i], lora) if self.rank else 1.0
-            kept = f"  rank {self.rank} keeps {share:.1%} of the change" if self.rank else ""
+            fraction = change_kept(space, model.coefficients[i], lora) if self.rank else 1.0
+            kept = f"  rank {self.rank} keeps {fraction:.1%} of the change" if self.rank else ""
             near = nearest(space, model.coefficients[i : i + 1])[0]
             print(f"{path}{kept}", *(f" nearest training model {n.name}, cosine {n.cosine:.2f}" for n in near))
 

@@ -95,9 +95,9 @@ class NoiseSchedule:
             return t / self.steps
         row = self._row(t)
         low = row.floor().long().clamp(max=len(self.log_sigmas) - 2)
-        share = row - low
+        fraction = row - low
         table = self._table(t.device)
-        return torch.exp((1 - share) * table[low] + share * table[low + 1])
+        return torch.exp((1 - fraction) * table[low] + fraction * table[low + 1])
 
     def timestep(self, sigma: Number) -> torch.Tensor:
         """The network's timestep at a sigma: the inverse of :meth:`sigma`, clamped to the ends of the table."""
@@ -106,8 +106,8 @@ class NoiseSchedule:
             return sigma * self.steps
         table, wanted = self._table(sigma.device), torch.log(sigma)
         low = (torch.searchsorted(table, wanted.contiguous()) - 1).clamp(0, len(table) - 2)
-        share = (wanted - table[low]) / (table[low + 1] - table[low])
-        row = low + share.clamp(0, 1)
+        fraction = (wanted - table[low]) / (table[low + 1] - table[low])
+        row = low + fraction.clamp(0, 1)
         every = self._every
         return row if every == 1 else every * (row + 1) - 1
 

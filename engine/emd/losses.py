@@ -25,8 +25,8 @@ def sample_times(
     if not 0 <= low < high <= 1:
         raise refuse("part of the schedule", (low, high), "0 <= low < high <= 1", "0.02 and 0.98 are usual")
     last = schedule.steps - 1
-    share = torch.rand(count, generator=generator, dtype=torch.float64)
-    return ((low + (high - low) * share) * last).round()
+    fraction = torch.rand(count, generator=generator, dtype=torch.float64)
+    return ((low + (high - low) * fraction) * last).round()
 
 
 def score_difference(

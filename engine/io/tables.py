@@ -102,5 +102,5 @@ def read_records(path: str | Path, columns: tuple[str, ...], what: str) -> list[
     missing = [name for name in columns if name not in head]
     if missing:
         raise refuse(what, f"{Path(path).name} without a column {missing[0]}", columns, "write a header line")
-    places = {name: head.index(name) for name in columns}
-    return [{name: bare(row[i]) if i < len(row) else "" for name, i in places.items()} for row in rows[1:]]
+    positions = {name: head.index(name) for name in columns}
+    return [{name: bare(row[i]) if i < len(row) else "" for name, i in positions.items()} for row in rows[1:]]

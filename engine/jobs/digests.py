@@ -258,9 +258,9 @@ def _adapters_off(network: nn.Module) -> list[tuple[str, str]]:
 
 def _quantised(weight: Any) -> dict[str, torch.Tensor]:
     """bitsandbytes' scales of a weight, kept as attributes of it or of its state object."""
-    beside = {key: value for key, value in vars(weight).items() if key != "grad"}
-    beside |= vars(beside.get("quant_state")) if hasattr(beside.get("quant_state"), "__dict__") else {}
-    return {key: value for key, value in beside.items() if isinstance(value, torch.Tensor)}
+    parts = {key: value for key, value in vars(weight).items() if key != "grad"}
+    parts |= vars(parts.get("quant_state")) if hasattr(parts.get("quant_state"), "__dict__") else {}
+    return {key: value for key, value in parts.items() if isinstance(value, torch.Tensor)}
 
 
 def _settings(value: Any) -> dict[str, Any]:

@@ -136,9 +136,11 @@ class Agreement:
         agreement = cls(squares(samples).mean((1, 2)).sqrt(), config, threshold, samples)
         if threshold is None:
             return agreement
-        shares = agreement.map
-        telling = torch.isfinite(shares)
-        return replace(agreement, area=float((shares[telling] < THIRD).float().mean()) if bool(telling.any()) else 0.0)
+        fractions = agreement.map
+        telling = torch.isfinite(fractions)
+        return replace(
+            agreement, area=float((fractions[telling] < THIRD).float().mean()) if bool(telling.any()) else 0.0
+        )
 
     @property
     def count(self) -> int:
@@ -181,8 +183,8 @@ class Agreement:
         if self.samples is None:
             raise refuse("samples", None, "an agreement with its samples", "detect with keep=True")
         usual = self._known.places
-        share = (local_squares(self.samples).mean(0) / usual.clamp_min(1e-12)).sqrt()
-        return torch.where(usual < PLAIN * usual.mean(), torch.inf, share)
+        fraction = (local_squares(self.samples).mean(0) / usual.clamp_min(1e-12)).sqrt()
+        return torch.where(usual < PLAIN * usual.mean(), torch.inf, fraction)
 
     @property
     def kind(self) -> str:
@@ -299,8 +301,8 @@ def sample_threshold(agreements: Sequence[Agreement], fingerprint: str = "") -> 
     """
     if not agreements:
         raise refuse("ordinary captions", 0, f"{LEAST} or more", "300 are a good start")
-    places = usual_places(agreements) / len(agreements)
-    return SampleThreshold.of([a.distance for a in agreements], places, agreements[0].config, fingerprint)
+    positions = usual_places(agreements) / len(agreements)
+    return SampleThreshold.of([a.distance for a in agreements], positions, agreements[0].config, fingerprint)
 
 
 def usual_places(agreements: Sequence[Agreement]) -> torch.Tensor:

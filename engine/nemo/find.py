@@ -201,8 +201,8 @@ def _found(
         if bool(rows.any()):
             searched[i] = _Searched(conds[i], noise[rows], unblocked[i][rows])
     # Prompts that share batches need not guess ahead: each gets its part of the rows for that.
-    share = replace(config, rows=max(1, config.rows // max(1, len(searched))))
-    levels = _levels(probe, searched, share)
+    smaller = replace(config, rows=max(1, config.rows // max(1, len(searched))))
+    levels = _levels(probe, searched, smaller)
     tasks = {i: _task(probe, prompt, statistics, levels[i]) for i, prompt in searched.items()}
     outcomes, settings = lockstep(probe, tasks, progress), settings_of(probe, config)
     judged, results = _judged(sampler, searched, outcomes, shape), []
@@ -248,8 +248,8 @@ def _levels(probe: Probe, prompts: Mapping[int, _Searched], config: SearchConfig
     signals = probe.signals([Request(p.cond, p.noise, everything) for p in prompts.values()])
     pairs = zip(prompts.values(), signals, strict=True)
     least = torch.stack([probe.similarity(prompt.unblocked, signal).max() for prompt, signal in pairs]).tolist()
-    share = config.level_share
-    return {i: replace(config, tau_search=1 - share * (1 - s)) for i, s in zip(prompts, least, strict=True)}
+    fraction = config.level_share
+    return {i: replace(config, tau_search=1 - fraction * (1 - s)) for i, s in zip(prompts, least, strict=True)}
 
 
 @dataclass

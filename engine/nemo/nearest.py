@@ -128,8 +128,8 @@ class PictureIndex:
         """
         usual = self._pairs if self.table is None else (self.usual, picture.expand_as(self.usual))
         there = _local(*usual).median(0).values
-        share = (_local(sample[None], picture[None])[0] / there.clamp_min(_PLAIN**2)).sqrt()
-        return torch.where(there < _PLAIN**2, torch.inf, share)
+        fraction = (_local(sample[None], picture[None])[0] / there.clamp_min(_PLAIN**2)).sqrt()
+        return torch.where(there < _PLAIN**2, torch.inf, fraction)
 
 
 def _local(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

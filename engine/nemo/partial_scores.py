@@ -84,5 +84,5 @@ class UsualSamples:
 
     def threshold(self, config: FewStepConfig, fingerprint: str) -> SampleThreshold:
         """The threshold, see :meth:`~vitrine.engine.nemo.sample_threshold.SampleThreshold.of`."""
-        places = self.places / max(1, len(self.distances))
-        return SampleThreshold.of(self.distances, places, config, fingerprint)
+        positions = self.places / max(1, len(self.distances))
+        return SampleThreshold.of(self.distances, positions, config, fingerprint)

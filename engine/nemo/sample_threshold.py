@@ -115,10 +115,10 @@ class SampleThreshold:
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
             tensors, header = read_artefact(path, KIND, VERSION)
             distance, usual, count = float(header["distance"]), float(header["usual"]), int(header["count"])
-            config, places = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
-            if not 0 < distance < usual < 1e6 or places.shape != (64, 64) or not bool((places >= 0).all()):
-                raise ValueError(f"distance {distance}, usual {usual}, places {tuple(places.shape)}")
-            return cls(distance, usual, places, count, config, printable(str(header["fingerprint"])))
+            config, positions = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
+            if not 0 < distance < usual < 1e6 or positions.shape != (64, 64) or not bool((positions >= 0).all()):
+                raise ValueError(f"distance {distance}, usual {usual}, places {tuple(positions.shape)}")
+            return cls(distance, usual, positions, count, config, printable(str(header["fingerprint"])))
 
 
 def _quantile(logs: torch.Tensor) -> float:

@@ -45,7 +45,7 @@ def active_patches(model: Any) -> list[ActivePatch]:
 
     Returns:
         One entry per kind and component, with the number of layers. Merged adapters are listed; weights that other code
-        overwrote in place cannot be told from a checkpoint's and are not.
+        overwrote in place cannot be distinguished from a checkpoint's and are not.
 
     Raises:
         VitrineError: If ``model`` is neither a pipeline nor a module.

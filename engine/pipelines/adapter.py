@@ -14,6 +14,7 @@ from ..errors import refuse
 from ..families import Family, Latent, family_of, trained_size
 from ..families.family import vae_factor
 from ..network.condition import Condition
+from ..runtime.compat_diffusers import execution_device
 from ..runtime.placement import device_of, dtype_of, upcast_vae
 from .prompt_encoding import empty_prompt, encoded
 
@@ -67,8 +68,7 @@ class Adapter:
     @property
     def device(self) -> torch.device:
         """Where the pipeline runs, its modules offloaded or not."""
-        device: torch.device = self.pipe._execution_device
-        return device
+        return execution_device(self.pipe)
 
     # --- sizes ---
     @property
@@ -189,7 +189,7 @@ class Adapter:
 
 
 class _Encoded:
-    """A pipeline whose prompts are encoded already: its ``encode_prompt`` makes of them what it makes of its own."""
+    """A pipeline whose prompts are encoded already: its ``encode_prompt`` returns what it would have made itself."""
 
     def __init__(self, pipe: DiffusionPipeline, texts: Mapping[str, Any]) -> None:
         self._pipe, self._texts = pipe, texts

@@ -142,7 +142,7 @@ class _Controlled(FromParts):
             sizes = one_each(size_condition or SizeCondition(), count)
             sampling = self._sampling(texts, sizes, size, gamma, settings, checkpoint, reference)
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
-            self.scheduler.set_timesteps(**grid, device=self._execution_device)  # the noise's scale depends on it
+            self.scheduler.set_timesteps(**grid, device=self._adapter.device)  # the noise's scale depends on it
             noise, extra = self._noise(count, size, noise_sources(seeds, generator, latents, count), latents, eta)
             with self.progress_bar(total=len(self.scheduler.timesteps)) as bar:
 
@@ -214,7 +214,7 @@ class _Controlled(FromParts):
         self, texts: dict[bool, Condition], sizes: list[SizeCondition], size: tuple[int, int], gamma: GammaConfig,
         guidance: GuidanceConfig, checkpoint: ControlCheckpoint | None, reference: Reference,
     ) -> ControlledSampling:  # fmt: skip
-        count, device = len(sizes), self._execution_device
+        count, device = len(sizes), self._adapter.device
         embedder, values = None, None
         if checkpoint is not None:
             embedder, spec = checkpoint.embedder.to(device), checkpoint.embedder.spec
@@ -244,7 +244,7 @@ class _Controlled(FromParts):
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Scaled noise, and what the scheduler's steps take; some sample more from the same generators."""
         shape = (count, self._network.config.in_channels, *size)
-        noise = self.prepare_latents(*shape, self._network.dtype, self._execution_device, rows, latents)
+        noise = self.prepare_latents(*shape, self._network.dtype, self._adapter.device, rows, latents)
         return noise, self.prepare_extra_step_kwargs(rows, eta)
 
     # --- after it -----------------------------------------------------------------------------------------------
@@ -274,11 +274,11 @@ class ControlConditionedPipeline(_Controlled, StableDiffusionPipeline):
     """
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        text, empty = self.encode_prompt(prompts, self._execution_device, 1, both, negative, **embeds)
+        text, empty = self.encode_prompt(prompts, self._adapter.device, 1, both, negative, **embeds)
         return {True: Condition(text)} | ({False: Condition(empty)} if both else {})
 
     def _checked(self, images: torch.Tensor) -> torch.Tensor:
-        return self.run_safety_checker(images, self._execution_device, images.dtype)[0]
+        return self.run_safety_checker(images, self._adapter.device, images.dtype)[0]
 
 
 class ControlConditionedXLPipeline(_Controlled, StableDiffusionXLPipeline):
@@ -296,7 +296,7 @@ class ControlConditionedXLPipeline(_Controlled, StableDiffusionXLPipeline):
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
         text, empty, pooled, empty_pooled = self.encode_prompt(
-            prompts, device=self._execution_device, do_classifier_free_guidance=both, negative_prompt=negative, **embeds
+            prompts, device=self._adapter.device, do_classifier_free_guidance=both, negative_prompt=negative, **embeds
         )
         return {True: Condition(text, pooled)} | ({False: Condition(empty, empty_pooled)} if both else {})
 
@@ -314,7 +314,7 @@ class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
 
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
         text, mask, empty, empty_mask = self.encode_prompt(
-            prompts, both, "" if negative is None else negative, 1, self._execution_device, **embeds
+            prompts, both, "" if negative is None else negative, 1, self._adapter.device, **embeds
         )
         encoded = {True: (text, mask)} | ({False: (empty, empty_mask)} if both else {})
         return {k: Condition(t, None, {"encoder_attention_mask": m.to(t)}) for k, (t, m) in encoded.items()}

@@ -47,7 +47,7 @@ class EntropyGuidedPipeline(Wrapping):
         """Sample, all other arguments as the pipeline takes them.
 
         Args:
-            negative_prompt: what the weakened network is told, in place of the prompt; "" adds ordinary guidance.
+            negative_prompt: what conditions the weakened network, in place of the prompt; "" adds ordinary guidance.
             seeds: one for each picture; a single prompt is repeated for them.
 
         Raises:

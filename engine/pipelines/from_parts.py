@@ -9,11 +9,10 @@ from typing import Any, ClassVar
 from diffusers import DiffusionPipeline, ModelMixin, StableDiffusionPipeline
 
 from ..errors import refuse
+from ..runtime.compat_diffusers import follow, parts_of_class, types_of_parts
 from .prompt_encoding import reads_sizes
 from .shared import SharedPipeline
 from .wrapping import whole
-
-_OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
 
 
 class FromParts(SharedPipeline, DiffusionPipeline):
@@ -36,7 +35,7 @@ class FromParts(SharedPipeline, DiffusionPipeline):
         """A pipeline of this class around the components of another, each as it is: same object, dtype and device.
 
         Of SDXL, a transformer of a known family, and for some classes image to image, inpainting and ControlNets, the
-        class for such a model is made. diffusers' own ``from_pipe`` casts the shared modules to float32 unless told
+        class for such a model is made. diffusers' own ``from_pipe`` casts the shared modules to float32 unless asked
         otherwise, and so changes the pipeline they came from.
 
         Args:
@@ -54,28 +53,25 @@ class FromParts(SharedPipeline, DiffusionPipeline):
     @classmethod
     def _from_parts(cls, pipeline: DiffusionPipeline, **kwargs: Any) -> Any:
         dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
-        modules, settings = map(set, cls._get_signature_keys(cls))
+        modules, settings, optional = parts_of_class(cls)
         source = {**pipeline.components, **{k: v for k, v in pipeline.config.items() if k in settings}}
         chosen = {k: v for k, v in source.items() if k in modules | settings} | kwargs
         cls._refuse_strangers(type(pipeline).__name__, chosen, modules)
         cls._refuse_larger(pipeline, modules)
-        made = cls(**{name: None for name in cls._optional_components if name in modules} | chosen)
-        if pipeline.config.get("_name_or_path") is not None:
-            made.register_to_config(_name_or_path=pipeline.config["_name_or_path"])
-        for name in _OFFLOADING:  # hooks sit on the modules; who frees them must know of them
-            if hasattr(pipeline, name):
-                setattr(made, name, getattr(pipeline, name))
+        made = cls(**{name: None for name in optional & modules} | chosen)
+        follow(made, pipeline)
         return made if dtype is None else made.to(dtype)
 
     @classmethod
     def _refuse_strangers(cls, name: str, chosen: dict[str, Any], modules: set[str]) -> None:
-        kinds, parameters = cls._get_signature_types(), inspect.signature(cls.__init__).parameters
+        kinds, parameters = types_of_parts(cls), inspect.signature(cls.__init__).parameters
+        may_be_none = parts_of_class(cls)[2]
         if "text_encoder_2" in modules and chosen.get("unet") is not None and not reads_sizes(chosen["unet"]):
             raise refuse("pipeline", name, "one of SDXL", f"{cls.__name__} is for another model family")
         for key in sorted(modules):
             value, optional = chosen.get(key), parameters[key].default is not inspect.Parameter.empty
-            if value is None and not optional and key not in cls._optional_components:
-                accepted = f"a pipeline with {', '.join(sorted(modules - set(cls._optional_components)))}"
+            if value is None and not optional and key not in may_be_none:
+                accepted = f"a pipeline with {', '.join(sorted(modules - may_be_none))}"
                 raise refuse("pipeline", f"{name} without {key}", accepted, f"load a pipeline that {cls.__name__} fits")
             expected = [k for k in kinds.get(key, ()) if isinstance(k, type)]
             if isinstance(value, ModelMixin) and expected and not isinstance(value, tuple(expected)):

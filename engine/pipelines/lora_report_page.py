@@ -119,7 +119,7 @@ def _add_where(page: Report, lora: Findings) -> None:
             "How far it moves the predicted clean picture, in one forward: root mean square over the prediction's "
             "standard deviation, by how much of the schedule's noise is left."
         )
-        head = ["prompt", "kind", *(f"{share:.0%}" for share in SHARES)]
+        head = ["prompt", "kind", *(f"{fraction:.0%}" for fraction in SHARES)]
         rows = [[p, lora.kinds.get(p, ""), *(f"{v:.1%}" for v in row)] for p, row in lora.changes.items()]
         page.add_table([head, *rows])
 
@@ -139,8 +139,8 @@ def _add_copies(page: Report, lora: Findings, pictures: Pictures) -> None:
         copied = any("copies" in values for values in lora.strengths.values())
         rows: list[list[str]] = [["strength", "distance", "lost", *(["copies"] if copied else [])]]
         for strength, values in lora.strengths.items():
-            share = [f"{values['copies']:.0%}"] if copied else []
-            rows.append([f"{strength:g}", f"{values['distance']:.3f}", f"{values['lost']:.0%}", *share])
+            fraction = [f"{values['copies']:.0%}"] if copied else []
+            rows.append([f"{strength:g}", f"{values['distance']:.3f}", f"{values['lost']:.0%}", *fraction])
         page.add_table(rows)
     page.add_paragraph("The nearest sample, and where: in colour below a third of the usual distance, all else dark.")
     page.add_images([entry for p in lora.own for entry in _beside(p, lora.pictures, pictures)], WIDTH)

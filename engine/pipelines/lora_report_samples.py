@@ -252,8 +252,8 @@ class Bench:
         cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
         noise = seeded_noise(self.seeds[: len(x0)], x0.shape[1:])
         predicted = []
-        for share in SHARES:
-            t = share * on.denoiser.schedule.last
+        for fraction in SHARES:
+            t = fraction * on.denoiser.schedule.last
             x = on.denoiser.network_input(x0, noise, t).to(cond.device)
             predicted.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
             self.budget.rows += len(x0)

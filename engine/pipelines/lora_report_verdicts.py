@@ -164,8 +164,8 @@ def where_it_acts(f: Findings) -> Sentence:
     rule += f"by {SAME:.0%} of that or more"
     if f.health is None or not f.health.total:
         return Sentence(topic, OPEN, "Nothing to say without its tensors.", "", rule)
-    kind, share = next(iter(f.health.fractions("kind").items()))
-    text = f"{share:.0%} of its change of the weights is in {kind}."
+    kind, fraction = next(iter(f.health.fractions("kind").items()))
+    text = f"{fraction:.0%} of its change of the weights is in {kind}."
     own, ordinary = f.kind_mean((CAPTION, TRIGGER)), f.kind_mean((ORDINARY,))
     if not own:
         return Sentence(topic, OPEN, f"{text} No model was given for forwards.", "Give its base model.", rule)

@@ -91,8 +91,8 @@ class _Matching(TapPipeline):
             first = pictures.pixels([0])
             cond, together = self._adapter.condition([prompt], (first.shape[-2], first.shape[-1])), _ENCODED
             if settings["memory"] is not None:
-                share = memory_bytes(settings["memory"]) // _SHARE
-                together = rows_within(share, lambda: self._adapter.encode(first), _ENCODED)
+                budget = memory_bytes(settings["memory"]) // _SHARE
+                together = rows_within(budget, lambda: self._adapter.encode(first), _ENCODED)
 
             def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
                 runs = (pictures.pixels([numbers[i] for i in run]) for run in in_chunks(len(numbers), together))

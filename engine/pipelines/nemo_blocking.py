@@ -53,7 +53,7 @@ def blocked(pipe: DiffusionPipeline, neurons: Neurons | None, config: BlockConfi
     """Neurons of a pipeline's network, blocked in whatever it samples while the block is open.
 
     Raises:
-        VitrineError: If the neurons belong to another model, or the rows of the requested branch cannot be told apart.
+        VitrineError: If the neurons belong to another model, or the requested branch's rows are not known.
     """
     sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
     if not any(map(len, sets)):
@@ -64,10 +64,10 @@ def blocked(pipe: DiffusionPipeline, neurons: Neurons | None, config: BlockConfi
     if config.branch == "cond" and not family_of(net).stacked:
         accepted = f"'both', or a pipeline of {', '.join(family.name for family in FAMILIES if family.stacked)}"
         raise refuse("branch", config.branch, accepted, "this one's order of prompt and negative prompt is not known")
-    share = share_of(pipe, net)
+    elapsed = share_of(pipe, net)
 
     def follow(module: torch.nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        running.update(config, share(args, kwargs), lambda: rows.of(args, kwargs))
+        running.update(config, elapsed(args, kwargs), lambda: rows.of(args, kwargs))
 
     with noted_prompts(pipe) as rows, block(net, sets[0].merged(*sets[1:]), config, running=running):
         handle = hook_before(net, follow, with_kwargs=True)

@@ -75,9 +75,9 @@ class PromptJobs(SharedPipeline):
         self, job: str, prompts: list[str], settings: Mapping[str, object], state: str | Path | None, workers: Workers
     ) -> Run:
         """A job on a list of prompts, of which this process has a share and a file."""
-        share = {"prompts": prompts, "processes": [workers.index, workers.count]}
+        part = {"prompts": prompts, "processes": [workers.index, workers.count]}
         size = {"size": self.predicted_size}
-        inputs = {**components_of(self, UNUSED), **share, **size, **settings}
+        inputs = {**components_of(self, UNUSED), **part, **size, **settings}
         return Run(None if state is None else workers.own_file(state), f"NEMO {job}", inputs)
 
     def _pixels(self) -> tuple[int, int]:

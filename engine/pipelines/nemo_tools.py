@@ -129,8 +129,8 @@ class NEMOTools(BlockedSampling, SampleDetection):
                 conds = one_each(batch)
                 scores += score_prompts(probe, conds, self.latent_shape(), tau, after)[0]
                 keep_scores(run, scores)
-        shares = workers.gather(scores)
-        return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
+        parts = workers.gather(scores)
+        return [parts[i % workers.count][i // workers.count] for i in range(len(texts))]
 
     def _fitting(self, probe: Probe, texts: list[str], budget: int) -> tuple[int, int]:
         """How many rows fit through the UNet at once, and how many prompts through the text encoder."""

@@ -39,7 +39,7 @@ class FeatureSettings(Config):
         size: side that pictures are squeezed to; None takes the model's own.
         keep_aspect: the longer side gets ``size``, the other follows, each rounded to whole tokens (DiTF: 640, which
             are multiples of 16 in Flux).
-        protocol: "gdf" taps every picture as a batch of its own and joins sites as the official code does.
+        protocol: "gdf" taps every picture as a separate batch and joins sites as the official code does.
         memory: budget for what is needed beyond the models.
 
     Raises:
@@ -91,11 +91,11 @@ def picture_features(
     side = settings.size or pipe.own_size()
     if settings.protocol == "gdf":
         return _by_protocol(pipe, files, prompts, folder, settings, progress)
-    places = None if settings.addresses is None else list(settings.addresses)
+    sites = None if settings.addresses is None else list(settings.addresses)
 
     def streamed(pictures: Mapping[str, Any], into: Path, **how: Any) -> Features:
         taps = pipe.stream(
-            pictures, into, prompts, places, settings.preset, timestep=settings.timestep, memory=settings.memory,
+            pictures, into, prompts, sites, settings.preset, timestep=settings.timestep, memory=settings.memory,
             callback=progress, seeds=settings.seeds, **settings.asked, **how,
         )  # fmt: skip
         every = [a for part in taps.parts for a in part]
@@ -144,9 +144,9 @@ def _by_protocol(
     from .activation_tap import ActivationTapPipeline
 
     tap: Any = ActivationTapPipeline.from_pipe(pipe)
-    places = None if settings.addresses is None else list(settings.addresses)
+    sites = None if settings.addresses is None else list(settings.addresses)
     config = tap_config(
-        places,
+        sites,
         settings.preset,
         settings.timestep,
         None if settings.seeds is None else list(settings.seeds),
@@ -162,7 +162,7 @@ def _by_protocol(
             made_of = digest([Path(file), prompts[name]])
             if not writer.holds(name, made_of):
                 taps = tap(
-                    open_picture(file), prompts[name], places, settings.preset, settings.timestep,
+                    open_picture(file), prompts[name], sites, settings.preset, settings.timestep,
                     size=settings.size, seeds=settings.seeds, protocol="gdf", output_type="none", **settings.asked,
                 ).activations  # fmt: skip
                 writer.add(name, taps, made_of)

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import refuse
 from ..network.condition import Condition
+from ..runtime.compat_diffusers import execution_device
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
@@ -36,9 +37,9 @@ def encoded(
         raise refuse("pooled_prompt_embeds", shown, accepted, "SDXL takes them with prompt_embeds, no other UNet does")
     texts = None if prompts is None else list(prompts)
     if not reads_sizes(pipe.unet):
-        return Condition(pipe.encode_prompt(texts, pipe._execution_device, 1, False, prompt_embeds=embeds)[0])
+        return Condition(pipe.encode_prompt(texts, execution_device(pipe), 1, False, prompt_embeds=embeds)[0])
     text, _, pooled, _ = pipe.encode_prompt(
-        texts, device=pipe._execution_device, do_classifier_free_guidance=False, prompt_embeds=embeds,
+        texts, device=execution_device(pipe), do_classifier_free_guidance=False, prompt_embeds=embeds,
         pooled_prompt_embeds=pooled,
     )  # fmt: skip
     sizes = torch.tensor([*size, 0, 0, *size], dtype=torch.float32, device=text.device)  # original, crop, target

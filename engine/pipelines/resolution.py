@@ -94,7 +94,7 @@ class ResolutionTransferPipeline(Wrapping):
                 raise refuse("target size", (width, height), f"{side * factor} a side, as built", remedy)
             return
         if "use_resolution_binning" in accepted:
-            kwargs.setdefault("use_resolution_binning", False)  # PixArt would round the size to one of its own
+            kwargs.setdefault("use_resolution_binning", False)  # PixArt would round the size to one of its bins
         for name, value in wanted.items():
             if kwargs.setdefault(name, value) != value:
                 raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")

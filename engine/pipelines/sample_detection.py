@@ -56,8 +56,8 @@ class SampleDetection(PromptJobs):
             for batch in self._encoded(own[done:]):
                 agreements += sample_agreement(sampler, one_each(batch), self.latent_shape(), after, keep=keep)
                 keep_agreements(run, agreements)
-        shares = workers.gather(agreements)
-        return [shares[i % workers.count][i // workers.count] for i in range(len(texts))]
+        parts = workers.gather(agreements)
+        return [parts[i % workers.count][i // workers.count] for i in range(len(texts))]
 
     def calibrate_samples(
         self, prompts: str | Iterable[str], config: FewStepConfig | None = None, progress: Progress = silent,

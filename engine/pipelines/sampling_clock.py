@@ -9,6 +9,7 @@ import torch
 
 from ..diffusion.forward_clock import Timesteps
 from ..families import family_of
+from ..runtime.compat_diffusers import run_length
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
@@ -47,7 +48,7 @@ def share_of(pipe: DiffusionPipeline, net: ModelMixin) -> Callable[[tuple, dict[
         times = known[1]
         step = int((times - t).abs().argmin())
         begin = step if first else begin
-        steps = min(getattr(pipe, "_num_timesteps", None) or len(times), len(times) - begin)
+        steps = min(run_length(pipe) or len(times), len(times) - begin)
         return min(max(0, step - begin), steps - 1) / steps
 
     return now

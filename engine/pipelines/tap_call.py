@@ -14,6 +14,7 @@ from ..activations.container import Activations
 from ..activations.presets import preset as find_preset
 from ..activations.tap_config import TapConfig
 from ..errors import refuse
+from ..runtime.compat_diffusers import loaded_from
 from .adapter import network_of
 from .conventions import Generators
 
@@ -94,5 +95,5 @@ def pca_pictures(
 
 def model_id(pipe: DiffusionPipeline) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
-    name = str(pipe.config.get("_name_or_path") or network_of(pipe).config.get("_name_or_path") or "")
+    name = loaded_from(pipe.config) or loaded_from(network_of(pipe).config)
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name

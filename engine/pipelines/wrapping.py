@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Wrapping(SharedPipeline):
-    """Base of the pipelines that wrap another; each has a call of its own.
+    """Base of the pipelines that wrap another; each has its own call.
 
     Attributes:
         pipe: the wrapped pipeline.

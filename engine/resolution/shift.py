@@ -125,9 +125,9 @@ def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = 
     if top == "clamp_dedupe":
         return (ratio * sigmas).clamp(max=sigma_max)
     highest = sigma_max / (1 + sigma_max)
-    share = (sigmas / (1 + sigmas) / highest).clamp(max=1)
-    tau = shift_tau(share, ratio) * highest
-    return torch.where(share < 1, tau / (1 - tau), sigma_max)
+    fraction = (sigmas / (1 + sigmas) / highest).clamp(max=1)
+    tau = shift_tau(fraction, ratio) * highest
+    return torch.where(fraction < 1, tau / (1 - tau), sigma_max)
 
 
 def resample(

@@ -1,7 +1,8 @@
-"""diffusers' hooks, read from the modules that have them; the library is not imported."""
+"""Private names of diffusers, used only here: hooks of its modules, and parts of its pipelines. It is not imported."""
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -73,6 +74,47 @@ def end_forward(group: Any) -> None:
     group.offload_()
 
 
+# --- pipelines ----------------------------------------------------------------------------------------------------
+_OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
+
+
+def execution_device(pipe: Any) -> torch.device:
+    """Where a pipeline computes, its modules offloaded or not."""
+    device: torch.device = pipe._execution_device
+    return device
+
+
+def loaded_from(config: Any) -> str:
+    """The folder or hub id in the configuration of a pipeline or network; empty for one that was built."""
+    return str(config.get("_name_or_path") or "")
+
+
+def run_length(pipe: Any) -> int | None:
+    """Number of timesteps of a pipeline's last run, None where it does not say."""
+    return getattr(pipe, "_num_timesteps", None) or None
+
+
+def parts_of_class(kind: Any) -> tuple[set[str], set[str], set[str]]:
+    """Names of a pipeline class's modules, of its settings, and of the modules that may be None."""
+    modules, settings = kind._get_signature_keys(kind)
+    return set(modules), set(settings), set(kind._optional_components)
+
+
+def types_of_parts(kind: Any) -> dict[str, Any]:
+    """Module name -> the types that a pipeline class takes for it."""
+    types: dict[str, Any] = kind._get_signature_types()
+    return types
+
+
+def follow(pipe: Any, source: Any) -> None:
+    """What ``pipe``, made of the modules of ``source``, must know of it: where it was loaded, and its offloading."""
+    if source.config.get("_name_or_path") is not None:
+        pipe.register_to_config(_name_or_path=source.config["_name_or_path"])
+    for name in _OFFLOADING:  # hooks sit on the modules; who frees them must know of them
+        if hasattr(source, name):
+            setattr(pipe, name, getattr(source, name))
+
+
 def probe() -> list[str]:
     """Names that are missing from the installed diffusers; empty if it is not installed."""
     try:
@@ -81,4 +123,7 @@ def probe() -> list[str]:
     except ImportError as error:
         return [] if error.name == "diffusers" else [f"diffusers: {error}"]
     lost = [f"HookRegistry.{n}" for n in ("get_hook",) if not hasattr(HookRegistry, n)]
-    return lost + [f"ModuleGroup.{n}" for n in ("onload_", "offload_") if not hasattr(ModuleGroup, n)]
+    lost += [f"ModuleGroup.{n}" for n in ("onload_", "offload_") if not hasattr(ModuleGroup, n)]
+    base = getattr(sys.modules.get("diffusers.pipelines.pipeline_utils"), "DiffusionPipeline", None)
+    used = ("_execution_device", "_get_signature_keys", "_get_signature_types", "_optional_components")
+    return lost + [f"DiffusionPipeline.{n}" for n in used if base is not None and not hasattr(base, n)]

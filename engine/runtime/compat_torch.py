@@ -24,6 +24,7 @@ def probe() -> list[str]:
     own = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set", *HOOKS)
     lost = [f"torch.nn.Module.{name}" for name in own if not hasattr(module, name)]
     lost += [f"torch.Tensor.{name}" for name in ("_base", "_version") if not hasattr(tensor, name)]
+    lost += ["torch.UntypedStorage._cdata"] * (not hasattr(tensor.untyped_storage(), "_cdata"))
     lost += [f"torch.nn.Conv2d.{PADDED_SIDES}"] * (not hasattr(nn.Conv2d(1, 1, 1, device="meta"), PADDED_SIDES))
     return lost + [f"torch.{name}" for name in ("_softmax_backward_data",) if not hasattr(torch, name)]
 
@@ -91,6 +92,11 @@ def set_child(module: nn.Module, name: str, child: nn.Module) -> None:
 def source_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that this one is a view of; itself if it is not a view."""
     return tensor if tensor._base is None else tensor._base
+
+
+def storage_key(storage: torch.UntypedStorage) -> int:
+    """The same number for the same storage, also where it has no memory (meta, fake tensors)."""
+    return int(storage._cdata)
 
 
 def version_of(tensor: torch.Tensor) -> int:

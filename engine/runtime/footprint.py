@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..errors import refuse
+from .compat_torch import storage_key
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _LEAST = 2**20
@@ -50,14 +51,14 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        inputs = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        inputs = {storage_key(t.untyped_storage()) for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
         for output in out if isinstance(out, (tuple, list)) else (out,):
             if isinstance(output, torch.Tensor):
                 self._count(output.untyped_storage(), inputs)
         return out
 
     def _count(self, storage: torch.UntypedStorage, inputs: set[int]) -> None:
-        key, size = storage._cdata, storage.nbytes()
+        key, size = storage_key(storage), storage.nbytes()
         if key not in self._alive and key not in inputs:  # a view of a weight is not an allocation
             self._alive.add(key)
             self.now += size

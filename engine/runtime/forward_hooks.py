@@ -34,7 +34,7 @@ _ANY_THREAD: list[bool] = []
 def act_in_any_thread() -> Callable[[], None]:
     """From now on hooks act on forwards of every thread; returns what ends that.
 
-    For a program that runs one thing at a time, and shares its forwards out to threads of its own.
+    For a program that runs one thing at a time, and distributes its forwards over its threads.
     """
     _ANY_THREAD.append(True)
     return _ANY_THREAD.clear

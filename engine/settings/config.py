@@ -128,8 +128,8 @@ def _nest(values: Mapping[str, Any], types: Mapping[str, Any]) -> dict[str, Any]
         return dict(values)
     nested = values.get("advanced", {})
     nested = nested.to_dict() if isinstance(nested, Config) else nested
-    beside = {name: value for name, value in values.items() if name not in flat}
-    return beside | {"advanced": {**nested, **flat} if isinstance(nested, Mapping) else nested}
+    others = {name: value for name, value in values.items() if name not in flat}
+    return others | {"advanced": {**nested, **flat} if isinstance(nested, Mapping) else nested}
 
 
 def _endless(field: Any) -> bool:

@@ -53,7 +53,7 @@ class Pixels:
     """Marks a number, or each of a tuple of numbers, as a side of a picture.
 
     Attributes:
-        own: whether 0 is allowed, which stands for the model's own.
+        own: whether 0 is allowed, which means the model's own.
     """
 
     own: bool = False

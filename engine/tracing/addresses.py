@@ -51,6 +51,6 @@ def usual(table: Mapping[str, Site]) -> str:
 
     Cross-attention queries if the model has them, where GDF's selections and DIFT's site are, too.
     """
-    places = [a for a, s in table.items() if isinstance(s, ModuleSite) and s.kind == "tokens" and a.endswith("-q")]
-    queries = [a for a in places if a.endswith("-cross-q")] or places or list(table)
+    sites = [a for a, s in table.items() if isinstance(s, ModuleSite) and s.kind == "tokens" and a.endswith("-q")]
+    queries = [a for a in sites if a.endswith("-cross-q")] or sites or list(table)
     return queries[3 * len(queries) // 5]

@@ -153,10 +153,10 @@ def same_weights(first: str, second: str) -> bool:
         return False
     x, y = _weights(a["weights"]), _weights(b["weights"])
     if {a["bits"], b["bits"]} in ({None, "8"}, {"8"}):
-        share, least = _OF_EIGHT_BITS
+        fraction, least = _OF_EIGHT_BITS
         sides = 1 if a["bits"] != b["bits"] else 2  # both are quantised
         away, size = (v.square().mean().sqrt() for v in (x[1] - y[1], y[1]))
-        return bool(away <= sides * (share * size + least))
+        return bool(away <= sides * (fraction * size + least))
     finest = 2.0**-24  # fp16 has nothing smaller, so tiny weights differ by more than a step of bfloat16
     return bool(((x[0] - y[0]).abs() <= 1).logical_or((x[1] - y[1]).abs() <= finest).all())
 

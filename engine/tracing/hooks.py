@@ -81,7 +81,7 @@ class Capture(_Hooks):
         self._queries: dict[str, torch.Tensor] = {}
         self._outputs: dict[str, torch.Tensor] = {}
         self._rope: Rope | None = None
-        self._places = self._group()
+        self._grouped = self._group()
         self._left: set[tuple[str, bool]] = set()
         for site in self._sites:
             self._reached.expect(site.address)
@@ -106,13 +106,13 @@ class Capture(_Hooks):
         return self.activations[address]
 
     def _group(self) -> dict[tuple[str, bool], list[Site]]:
-        places: dict[tuple[str, bool], list[Site]] = {}
+        sites: dict[tuple[str, bool], list[Site]] = {}
         for site in self._sites:
             if isinstance(site, MapSite):  # a map is complete when its keys are
-                places.setdefault((site.key, False), []).append(site)
+                sites.setdefault((site.key, False), []).append(site)
             else:
-                places.setdefault((site.path, site.before), []).append(site)
-        return places
+                sites.setdefault((site.path, site.before), []).append(site)
+        return sites
 
     def _open(self) -> None:
         self._handles += self._around.watch(self._start)
@@ -123,7 +123,7 @@ class Capture(_Hooks):
             elif isinstance(site, MapSite):
                 query = module_at(self._backbone, site.query)
                 self._handles.append(hook_after(query, _reading(self._keep_query(site))))
-        for (path, before), sites in self._places.items():
+        for (path, before), sites in self._grouped.items():
             module = module_at(self._backbone, path)
             if before:
                 self._handles.append(hook_before(module, _reading(self._on_input(sites))))
@@ -156,7 +156,7 @@ class Capture(_Hooks):
             self._reached.forwards += 1
 
     def _start(self) -> None:
-        self._left = set(self._places)
+        self._left = set(self._grouped)
         self._queries.clear()
         self._outputs.clear()
         self._rope = None

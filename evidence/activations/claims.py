@@ -116,18 +116,18 @@ def noise(model: str | None = None, progress: Progress = silent, quick: bool = F
 
     portraits = load_portraits(model)
     count = QUICK_PICTURES if quick else PICTURES
-    shares = [_noise_shares(network, count, progress) for network in (portraits, untrained(portraits))]
+    fractions = [_noise_shares(network, count, progress) for network in (portraits, untrained(portraits))]
     ratios = []
-    for share in shares:
-        down, _, early, late = share.values()
+    for fraction in fractions:
+        down, _, early, late = fraction.values()
         ratios.append(round(min(down, late) / max(early, 1e-12), 3))
     return ClaimResult(
         value=ratios[0],
         interval=None,
         holds=ratios[0] > 1.5,
         details={
-            "noise share": shares[0],
-            "noise share, untrained UNet": shares[1],
+            "noise share": fractions[0],
+            "noise share, untrained UNet": fractions[1],
             "ratio, untrained UNet": ratios[1],
         },
         arms=arms(
@@ -147,9 +147,9 @@ def _noise_shares(portraits: Model, count: int, progress: Progress) -> dict[str,
         "up-level1-repeat1-vit-out",
     ]
     taps = tap_pictures(portraits, FIRST_IDENTITY, count, addresses, progress, SEEDS, variance=True).taps
-    shares = {}
+    fractions = {}
     for address in addresses:
         over_seeds = taps.variance[address].mean((1, 2, 3))
         over_positions = taps[address].tensor.var((2, 3)).mean(1)
-        shares[address] = round((over_seeds / (over_seeds + over_positions)).mean().item(), 4)
-    return shares
+        fractions[address] = round((over_seeds / (over_seeds + over_positions)).mean().item(), 4)
+    return fractions

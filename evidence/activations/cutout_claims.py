@@ -84,7 +84,7 @@ def segmentation(
 
 
 def _objects(photographs: str | None, quick: bool) -> torch.Tensor:
-    """(B, 4, 256, 256) objects of the folder; quick: every so many, :data:`QUICK` in all."""
+    """(B, 4, 256, 256) objects of the folder; quick: evenly spaced, :data:`QUICK` in all."""
     cutouts = read_cutouts(Path(photographs) if photographs else FOLDER)
     rgba = torch.stack([cutout.rgba for cutout in cutouts])
     return rgba[:: max(1, len(rgba) // QUICK)] if quick else rgba

@@ -57,14 +57,14 @@ def judge_filter(portraits: Model, progress: Progress, quick: bool, timestep: fl
     count = QUICK_TOP if quick else TOP
     top = {name: sorted(scores, key=scores.__getitem__, reverse=True)[:count] for name, scores in tasks.items()}
     lost = sorted({a for best in top.values() for a in best if a in dropped})
-    share = len(dropped) / len(sites)
+    fraction = len(dropped) / len(sites)
     best = {a for group in top.values() for a in group}
     luck = random_rule_keeps(len(sites), len(candidates), len(best))
     keypoints, parts = tasks.values()
     return ClaimResult(
-        value=round(share, 4),
+        value=round(fraction, 4),
         interval=None,
-        holds=not lost and share >= 0.6 and luck < 0.05,
+        holds=not lost and fraction >= 0.6 and luck < 0.05,
         details={
             "places": len(sites),
             "kept": len(candidates),

@@ -207,12 +207,13 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
             features[name].append(torch.cat(batches))
         progress(number + 1, counts.sets, None)
     fids = {name: [round(frechet_distance(f, real), 2) for f in sets] for name, sets in features.items()}
-    gaps = [round(a - b, 2) for a, b in zip(fids["power-cosine"], fids["constant"], strict=True)]
-    holds = all(gap < 0 for gap in gaps)
+    differences = [round(a - b, 2) for a, b in zip(fids["power-cosine"], fids["constant"], strict=True)]
+    holds = all(difference < 0 for difference in differences)
     if quick:
         holds = _fid_gap(features["power-cosine"][0], features["constant"][0], real) < 0
     return ClaimResult(
-        round(sum(gaps) / len(gaps), 2), (min(gaps), max(gaps)), holds, {"FID by set": fids}, n=counts.samples,
+        round(sum(differences) / len(differences), 2), (min(differences), max(differences)), holds,
+        {"FID by set": fids}, n=counts.samples,
         arms=mean_arms(fids, {"power-cosine": "ours", "constant": "rival"}), seeds=counts.sets, tables=(by_set(fids),),
     )  # fmt: skip
 
@@ -243,21 +244,21 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
         rows = torch.isin(wanted, torch.tensor(codes))
         right = wanted[rows] == codes[1]
         agreement = {k: _is_right(table[attribute][rows], codes) == right for k, table in logits.items()}
-        share = {k: round(float(v.float().mean()), 3) for k, v in agreement.items()}
+        fraction = {k: round(float(v.float().mean()), 3) for k, v in agreement.items()}
         counts.append(int(rows.sum()))
-        details[f"{attribute}, {counts[-1]} captions with a side"] = share
-        slack = _share_slack(share["flip = 0"], counts[-1]) if quick else 0.0
-        ok.append(share["flip = 0"] + slack > max(share["no control"], share["flip = 1"]))
+        details[f"{attribute}, {counts[-1]} captions with a side"] = fraction
+        slack = _share_slack(fraction["flip = 0"], counts[-1]) if quick else 0.0
+        ok.append(fraction["flip = 0"] + slack > max(fraction["no control"], fraction["flip = 1"]))
     progress(1, 1, None)
     mean = sum(v["flip = 0"] for v in details.values()) / len(details)
     slack = _share_slack(mean, sum(counts))
     interval = (round(max(0.0, mean - slack), 3), round(min(1.0, mean + slack), 3))
-    shares = {k: sum(v[k] for v in details.values()) / len(details) for k in ("flip = 0", "flip = 1", "no control")}
-    lines = tuple((name, *(share[k] for k in shares)) for name, share in details.items())
+    fractions = {k: sum(v[k] for v in details.values()) / len(details) for k in ("flip = 0", "flip = 1", "no control")}
+    lines = tuple((name, *(fraction[k] for k in fractions)) for name, fraction in details.items())
     roles = {"flip = 0": "ours", "flip = 1": "reference", "no control": "trivial"}
     return ClaimResult(
-        round(mean, 3), interval, all(ok), details, arms=arms(shares, roles, {"flip = 0": interval}), n=sum(counts),
-        tables=(Table("Agreement", ("attribute", *shares), lines),),
+        round(mean, 3), interval, all(ok), details, arms=arms(fractions, roles, {"flip = 0": interval}), n=sum(counts),
+        tables=(Table("Agreement", ("attribute", *fractions), lines),),
     )  # fmt: skip
 
 
@@ -294,16 +295,16 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
             images = draw_guided(transformer, prompts, seeds, GuidanceConfig(GUIDANCE, beta))
             fids[beta].append(round(frechet_distance(readings(images).features, real), 2))
             progress(number * len(betas) + k + 1, SETS * len(betas), None)
-    gaps = [wide - plain for wide, plain in zip(fids[1.375], fids[1.0], strict=True)]
-    value = round(sum(gaps) / SETS, 2)
-    holds = all(gap < 0 for gap in gaps)
+    differences = [wide - plain for wide, plain in zip(fids[1.375], fids[1.0], strict=True)]
+    value = round(sum(differences) / SETS, 2)
+    holds = all(difference < 0 for difference in differences)
     if quick:
         holds = abs(value) < sum(fids[1.0]) / SETS / 5
     details = {f"beta {beta:g}": {"FID by set": values} for beta, values in fids.items()}
     named = {f"beta {beta:g}": values for beta, values in fids.items()}
     roles = dict.fromkeys(named, "rival") | {"beta 1": "trivial", "beta 1.375": "ours"}
     return ClaimResult(
-        value, (round(min(gaps), 2), round(max(gaps), 2)), holds, details, n=samples, seeds=SETS,
+        value, (round(min(differences), 2), round(max(differences), 2)), holds, details, n=samples, seeds=SETS,
         arms=mean_arms(named, roles), tables=(by_set(named),),
     )  # fmt: skip
 
@@ -340,9 +341,9 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     }
     value = round(float(detail["size 16"].mean() / detail["size 64"].mean()), 3)
     interval = _ratio_interval(detail["size 16"], detail["size 64"])
-    shares: dict[str, Any] = {name: row["share of size 64's"] for name, row in details.items()}
-    roles = dict.fromkeys(shares, "reference") | {"size 16": "ours", "no control": "trivial"}
+    fractions: dict[str, Any] = {name: row["share of size 64's"] for name, row in details.items()}
+    roles = dict.fromkeys(fractions, "reference") | {"size 16": "ours", "no control": "trivial"}
     return ClaimResult(
         value, interval, gains["size 16"] > 0 and gains["no control"] > 0, details, n=count,
-        arms=arms(shares, roles, {"size 16": interval}),
+        arms=arms(fractions, roles, {"size 16": interval}),
     )  # fmt: skip

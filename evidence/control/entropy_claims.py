@@ -71,7 +71,7 @@ def judged(
     Args:
         spread: precision and recall of an arm's images of all sets.
     """
-    gaps = [ours - none for ours, none in zip(fids[ENTROPY], fids[NONE], strict=True)]
+    differences = [ours - none for ours, none in zip(fids[ENTROPY], fids[NONE], strict=True)]
     gains = [mean_interval(a - b) for a, b in zip(shown[ENTROPY], shown[NONE], strict=True)]
     details: dict[str, Any] = {
         name: {"FID by set": fids[name], "shown": _span(torch.cat(shown[name]))}
@@ -85,14 +85,17 @@ def judged(
     if BOTH in shown:
         pair = torch.cat(shown[BOTH]) - torch.cat(shown[PLAIN])
         details["ERG and plain less plain, shown"] = [round(v, 3) for v in mean_interval(pair)]
-    holds = all(low > 0 for low, _ in gains) and all(gap < 0 for gap in gaps)
+    holds = all(low > 0 for low, _ in gains) and all(difference < 0 for difference in differences)
     if quick:
         holds = all(high > 0 for _, high in gains)
-    value, interval = round(sum(gaps) / len(gaps), 2), (round(min(gaps), 2), round(max(gaps), 2))
+    value, interval = (
+        round(sum(differences) / len(differences), 2),
+        (round(min(differences), 2), round(max(differences), 2)),
+    )
     roles = dict.fromkeys(fids, "rival") | {ENTROPY: "ours", NONE: "trivial"}
     means = tuple((name, float(torch.cat(values).mean())) for name, values in shown.items())
     return ClaimResult(
-        value, interval, holds, details, arms=mean_arms(fids, roles), n=len(shown[NONE][0]), seeds=len(gaps),
+        value, interval, holds, details, arms=mean_arms(fids, roles), n=len(shown[NONE][0]), seeds=len(differences),
         tables=(by_set(fids), Table("Attributes shown", ("arm", "share"), means)),
     )  # fmt: skip
 

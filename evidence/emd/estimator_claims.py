@@ -41,11 +41,14 @@ def estimators(
             rows[name].append(judge.row(*judge.draw(generate)))
             progress(len(SEEDS) * i + seed + 1, len(SEEDS) * len(NAMES), None)
     fid = {name: [row["FID"] for row in of_seeds] for name, of_seeds in rows.items()}
-    gaps = {name: spread([a - b for a, b in zip(fid["last"], fid[name], strict=True)]) for name in NAMES}
-    parts = {f"below {name}": gaps[name]["mean"] + gaps[name]["+-"] < 0 for name in (list(NAMES)[1], list(NAMES)[3])}
+    differences = {name: spread([a - b for a, b in zip(fid["last"], fid[name], strict=True)]) for name in NAMES}
+    parts = {
+        f"below {name}": differences[name]["mean"] + differences[name]["+-"] < 0
+        for name in (list(NAMES)[1], list(NAMES)[3])
+    }
     means = {name: spread(values) for name, values in fid.items()}
     spans = {name: (v["mean"] - v["+-"], v["mean"] + v["+-"]) for name, v in means.items()}
-    details: dict[str, Any] = {"of each seed": rows, "last minus each, paired": gaps}
+    details: dict[str, Any] = {"of each seed": rows, "last minus each, paired": differences}
     columns = ("FID", "recall", "precision", "agreement")
     table = tuple((n, *(spread([r[c] for r in of_seeds])["mean"] for c in columns)) for n, of_seeds in rows.items())
     return ClaimResult(

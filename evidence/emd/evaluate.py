@@ -21,6 +21,7 @@ from ...engine.emd.networks import GENERATOR
 from ...engine.emd.targets import part_of
 from ...engine.errors import refuse
 from ...engine.pipelines.emd import EMDOneStepPipeline
+from ...engine.runtime.compat_diffusers import execution_device
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance
 from .clip_score import Clip, clip_scores
@@ -138,7 +139,7 @@ def _teacher(pipe: Any, fast: Any, protocol: Protocol) -> Callable[[list[str], l
     how |= dict(zip(("height", "width"), protocol.size or (), strict=False))
 
     def draw(prompts: list[str], seeds: list[int]) -> torch.Tensor:
-        z = seeded_noise(seeds, shape).to(pipe._execution_device, pipe.unet.dtype)
+        z = seeded_noise(seeds, shape).to(execution_device(pipe), pipe.unet.dtype)
         return pipe(prompts, latents=z, **how).images.float().cpu()
 
     return draw

@@ -73,9 +73,9 @@ def best_student() -> tuple[torch.Tensor, torch.Tensor]:
 
     Noise adds the same to both covariances, so that it is best at every noise level, and at any mixture of them.
     """
-    share = _LOG_SHARE.exp()
-    mean = share @ _MODES
-    spread = (_MODES - mean).T @ torch.diag(share) @ (_MODES - mean) + _SPREAD**2 * torch.eye(2, dtype=torch.float64)
+    fraction = _LOG_SHARE.exp()
+    mean = fraction @ _MODES
+    spread = (_MODES - mean).T @ torch.diag(fraction) @ (_MODES - mean) + _SPREAD**2 * torch.eye(2, dtype=torch.float64)
     return torch.linalg.cholesky(spread), mean
 
 
@@ -136,8 +136,8 @@ def _mixture_difference(a: torch.Tensor, b: torch.Tensor, sigma: torch.Tensor) -
     precision = torch.linalg.inv(a @ a.T + each.square() * torch.eye(2, dtype=torch.float64))
 
     def difference(x: torch.Tensor) -> ScoreDifference:
-        share = torch.softmax(_log_joint(x, sigma), 1)
-        s_q = (share @ _MODES - x) / (_SPREAD**2 + sigma.square())
+        fraction = torch.softmax(_log_joint(x, sigma), 1)
+        s_q = (fraction @ _MODES - x) / (_SPREAD**2 + sigma.square())
         return ScoreDifference(sigma * (s_q + ((x - b)[:, None] @ precision)[:, 0]))
 
     return difference

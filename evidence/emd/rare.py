@@ -56,10 +56,10 @@ class RareModes:
     def denoised(self, x: torch.Tensor, sigma: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
         """E[x0 | x] at (B, 1) sigma: exact."""
         modes, var = self.modes[captions], DEVIATION**2 + sigma.square()
-        share = torch.softmax(
+        fraction = torch.softmax(
             torch.tensor(SHARES).log() - (x[:, None] - modes).square().sum(-1) / (2 * var), 1
         )  # the four modes' responsibilities
-        centre = (share[:, :, None] * modes).sum(1)
+        centre = (fraction[:, :, None] * modes).sum(1)
         return centre + DEVIATION**2 / var * (x - centre)
 
     def shares(self, samples: torch.Tensor, captions: torch.Tensor) -> list[float]:
@@ -216,11 +216,11 @@ class Run:
         self.generator.load_state_dict(self.average.values)
         drawn = self.draw(z, captions)
         self.generator.load_state_dict(live)
-        shares = self.toy.shares(drawn, captions)
+        fractions = self.toy.shares(drawn, captions)
         precision, recall = precision_recall(real[:2000], drawn[:2000])
         names = ("5 %", "2 %", "1 %")
-        row = {name: round(100 * share, 3) for name, share in zip(names, shares[1:], strict=True)}
-        return row | {"near none": round(100 * (1 - sum(shares)), 2), "precision": precision, "recall": recall}
+        row = {name: round(100 * fraction, 3) for name, fraction in zip(names, fractions[1:], strict=True)}
+        return row | {"near none": round(100 * (1 - sum(fractions)), 2), "precision": precision, "recall": recall}
 
 
 def snapshots(run: Run, calls: int, seconds: float) -> Iterator[tuple[str, dict[str, float]]]:

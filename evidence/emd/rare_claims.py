@@ -34,14 +34,14 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
     after 6,000 batches through a score network and after 5 s of processor time. Quick: one seed, K = 4 alone, a quarter
     of both.
     """
-    seeds, share = (range(1), 4) if quick else (range(3), 1)
+    seeds, divisor = (range(1), 4) if quick else (range(3), 1)
     names = ("Diff-Instruct", "EMD K = 4") if quick else tuple(ARMS)
     toy = RareModes.draw()
     net = fitted(toy, 1000)
     taken: dict[tuple[str, str], list[dict[str, float]]] = {}
     for done, (seed, name) in enumerate((s, n) for s in seeds for n in names):
         run = Run(toy, net, *ARMS[name], seed)
-        for budget, row in snapshots(run, CALLS // share, SECONDS / share):
+        for budget, row in snapshots(run, CALLS // divisor, SECONDS / divisor):
             taken.setdefault((budget, name), []).append(row)
         progress(done + 1, len(seeds) * len(names), None)
     rows: dict[str, dict] = {"teacher": {"5 %": 5.0, "2 %": 2.0, "1 %": 1.0}}
@@ -59,7 +59,7 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
     holds = all(g["mean"] - (0 if quick else g["+-"]) > 0 for g in gains.values())
     recalls = spread_arms(rows, "equal calls, ", "recall")
     recalls += (Arm("untrained student", rows["untrained"]["recall"], None, "trivial"),)
-    shares = tuple(
+    lines = tuple(
         (name, *(row[m]["mean"] for m in FIGURES[:3]))
         for name, row in rows.items()
         if name[:5] == "equal" and FIGURES[0] in row
@@ -71,5 +71,5 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
         rows,
         seeds=len(seeds),
         arms=tuple(replace(arm, role="ours") if arm.name == "EMD K = 4" else arm for arm in recalls),
-        tables=(Table("Probability of the rare modes, %", ("student", *FIGURES[:3]), shares),),
+        tables=(Table("Probability of the rare modes, %", ("student", *FIGURES[:3]), lines),),
     )

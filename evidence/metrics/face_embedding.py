@@ -1,4 +1,4 @@
-"""Face descriptors by a network that nobody here trained: dlib's, as the npm package ``@vladmandic/face-api`` ships it.
+"""Face descriptors by a network of other authors: dlib's, as the npm package ``@vladmandic/face-api`` ships it.
 
 ``npm pack @vladmandic/face-api`` fetches it (MIT); nothing of it is in this repository. A ResNet of 29 convolutions
 (King 2017, "High quality face recognition with deep metric learning"): distances of its descriptors tell people apart.

@@ -24,7 +24,7 @@ from .probed_model import DETECT, GUIDANCE, SHAPE, STEPS
 SIZES = (1, 5, 20)
 TUNING, MEASURED = 20_008_000, 20_010_000
 """First identity of the people that recipe and settings were chosen on, and of those that are measured. Those from
-20,009,000 on were measured on two captions where their LoRA knew two: the model without it told those LoRAs apart."""
+20,009,000 on were measured on two captions where their LoRA knew two: without it the model distinguished them."""
 RECIPE = LoraTrainConfig(rank=8, alpha=8.0, steps=300, batch=2, lr=4e-3, schedule="cosine", weighting="debiased")
 """As many steps for every size, so that a single portrait is seen twenty times as often as one of twenty."""
 NUMBER = "number of pictures (unknown in use)"
@@ -139,7 +139,7 @@ def measured(
     sets: Sequence[TrainingSet], budget: SampleBudget, model: str | None, progress: Progress, quick: bool
 ) -> ClaimResult:
     """Train on each set, count the copies, and correlate them with the scores; sets of one size are every third."""
-    shares, rows = [], {}
+    rates, rows = [], {}
     scores: dict[str, list[float]] = {name: [] for name in SCORED}
     without: dict[str, list[float]] = {name: [] for name in SCORED}
     with tempfile.TemporaryDirectory() as scratch:
@@ -147,32 +147,32 @@ def measured(
         names = train(folder, sets, progress, model)
         for number, name in enumerate(names):
             checked, bare = check(folder, name, budget, model), base_scores(folder, name, model)
-            shares.append(_mean([p.share for p in checked.prompts]))
+            rates.append(_mean([p.share for p in checked.prompts]))
             for score in SCORED:
                 scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
                 without[score].append(_mean([s[score] or 0.0 for s in bare]))
             area = _mean([float(p.areas.mean()) for p in checked.prompts])
-            rows[name] = {"copies": round(shares[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
+            rows[name] = {"copies": round(rates[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
             progress(number + 1, len(names), None)
-    rho = spearman(scores["nemo"], shares)
-    interval = spearman_interval(scores["nemo"], shares)
-    baseline = spearman(without["nemo"], shares)
-    by_size = {size: _mean(shares[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
-    rarity = spearman([-float(len(each.images)) for each in sets], shares)
+    rho = spearman(scores["nemo"], rates)
+    interval = spearman_interval(scores["nemo"], rates)
+    baseline = spearman(without["nemo"], rates)
+    by_size = {size: _mean(rates[i :: len(SIZES)]) for i, size in enumerate(SIZES)}
+    rarity = spearman([-float(len(each.images)) for each in sets], rates)
     likely = interval[1] if quick else rho
     return ClaimResult(
         value=round(rho, 3),
         interval=interval,
         holds=likely >= 0.6 and rho > baseline,
         details={
-            "rho of each score": {name: round(spearman(values, shares), 3) for name, values in scores.items()},
-            "... of the model without the LoRA": {n: round(spearman(v, shares), 3) for n, v in without.items()},
+            "rho of each score": {name: round(spearman(values, rates), 3) for name, values in scores.items()},
+            "... of the model without the LoRA": {n: round(spearman(v, rates), 3) for n, v in without.items()},
             "rho of the number of portraits": round(rarity, 3),
-            "share of copies by number of portraits": {size: round(share, 3) for size, share in by_size.items()},
+            "share of copies by number of portraits": {size: round(rate, 3) for size, rate in by_size.items()},
             "by LoRA": rows,
         },
         arms=arms(
-            {name: spearman(values, shares) for name, values in scores.items()}
+            {name: spearman(values, rates) for name, values in scores.items()}
             | {"NeMo's score without the LoRA": baseline,
                NUMBER: rarity},
             {"nemo": "ours", "norm": "rival", "anisotropy": "rival", "sharpness": "rival",

@@ -179,13 +179,13 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     agree = torch.tensor([[c.table[n]["agreement"] for n in ("NeMo", "control")] for c in cures]).T
     mad = float((away[1] - away[1].median()).abs().median())
     cured = (away[0] >= COPY) & (away[0] >= away[1] - mad) & (agree[0] >= agree[1] - 0.05)
-    share = float(cured.float().mean())
+    fraction = float(cured.float().mean())
     interval = share_interval(int(cured.sum()), len(cured))
     way, middle = (away[0] - away[2]) / (away[1] - away[2]), _medians(cures)
     return ClaimResult(
-        value=round(share, 3),
+        value=round(fraction, 3),
         interval=interval,
-        holds=(interval[1] if quick else share) >= 0.75,
+        holds=(interval[1] if quick else fraction) >= 0.75,
         details={
             "median over pictures": middle,
             "by picture": {p.name: _rounded(c.table) for p, c in zip(measured, cures, strict=True)},
@@ -250,10 +250,10 @@ def _harm(probed: ProbedModel, sets: Sequence[NeuronSet], count: int) -> dict[st
 
     net, scenes = load_classifier(), sample_scenes(range(ORDINARY, ORDINARY + count))
     texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
-    shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
-    shares = [s for s in shares if texts[s]]
+    parts = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
+    parts = [s for s in parts if texts[s]]
     whole = probed.sample(texts, seeds)
-    changed = torch.cat([probed.sample(texts[s], seeds[s], n) for s, n in zip(shares, sets, strict=False)])
+    changed = torch.cat([probed.sample(texts[s], seeds[s], n) for s, n in zip(parts, sets, strict=False)])
     agreement = []
     for images in (whole, changed):
         accuracy = torch.tensor(list(attribute_accuracy(look(net, images), scenes).values()))

@@ -58,20 +58,20 @@ def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> Cla
         untouched.append((outcome.away["untouched"] < outcome.copy)[outcome.copied].flatten())
     left, before = torch.cat(blocked), torch.cat(untouched)
     copies, interval = int(left.sum()), share_interval(int(left.sum()), max(1, len(left)))
-    share = copies / max(1, len(left))
+    fraction = copies / max(1, len(left))
     lost = max(o.agreement[0] - o.agreement[1] for o in outcomes.values())
     missed = sum(_missed(outcome) for outcome in outcomes.values())
     ordinary = [agreement for outcome in outcomes.values() for agreement in outcome.ordinary]
     alarms = sum(agreement.memorized for agreement in ordinary)
     span = share_interval(alarms, len(ordinary))
     parts = {
-        "at most 5 % of samples copy": (interval[0] if quick else share) <= 0.05,
+        "at most 5 % of samples copy": (interval[0] if quick else fraction) <= 0.05,
         "ordinary captions lose at most 2 points": quick or lost <= 0.02,
         "every verbatim picture that copies is detected": not missed,
         "no more than 1 % of ordinary captions are false alarms": span[0] <= 0.01,
     }
     return ClaimResult(
-        round(share, 3),
+        round(fraction, 3),
         interval,
         len(left) > 0 and all(parts.values()),
         {
@@ -81,7 +81,7 @@ def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> Cla
             "false alarms": [f"{alarms} of {len(ordinary)}", span],
             **{name: outcome.table() for name, outcome in outcomes.items()},
         },
-        arms=_arms(outcomes, share, interval),
+        arms=_arms(outcomes, fraction, interval),
         n=len(before),
         seeds=1 if quick else 3,
         parts=parts,

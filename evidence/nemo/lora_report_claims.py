@@ -68,14 +68,14 @@ def report(model: str | None = None, progress: Progress = silent, quick: bool = 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rows = measure(cases(folder, budget, progress, model), folder, budget, progress, model)
-    scores, shares = [row["score"] for row in rows.values()], [row["copies"] for row in rows.values()]
-    rho, clean = spearman(scores, shares), [row for row in rows.values() if not row["copies"]]
+    scores, fractions = [row["score"] for row in rows.values()], [row["copies"] for row in rows.values()]
+    rho, clean = spearman(scores, fractions), [row for row in rows.values() if not row["copies"]]
     alarms = sum(row["verdict"] == "bad" for row in clean)
     most = sum(row["copies"] >= 0.5 for row in rows.values())
     caught = sum(row["verdict"] == "bad" for row in rows.values() if row["copies"] >= 0.5)
-    interval, span = share_interval(alarms, len(clean)), spearman_interval(scores, shares)
+    interval, span = share_interval(alarms, len(clean)), spearman_interval(scores, fractions)
     baselines = {
-        name: spearman([sign * row[key] for row in rows.values()], shares) for name, (key, sign) in BASE.items()
+        name: spearman([sign * row[key] for row in rows.values()], fractions) for name, (key, sign) in BASE.items()
     }
     parts = {
         "rank correlation of 0.6 or more": (span[1] if quick else rho) >= 0.6,
@@ -151,7 +151,7 @@ def copies(holder: Any, facts: Any, case: Case, budget: SampleBudget, bare: dict
     Args:
         bare: caption -> thumbnails of the bare model's samples; what is missing is sampled and kept there.
     """
-    config, shares, pictures = FewStepConfig(budget.seeds, 3000, budget.steps), [], thumbnails(case.pictures)
+    config, fractions, pictures = FewStepConfig(budget.seeds, 3000, budget.steps), [], thumbnails(case.pictures)
     with holder.lora(facts) as put:
         with put.at(0.0) as on:
             for text in case.captions:
@@ -162,8 +162,8 @@ def copies(holder: Any, facts: Any, case: Case, budget: SampleBudget, bare: dict
         with put.at(1.0) as on:
             for text in case.captions:
                 away = distances(thumbnails(_full(holder, on, text, config)), pictures) / levels
-                shares.append(float((away.min(1).values < THIRD).float().mean()))
-    return max(shares)
+                fractions.append(float((away.min(1).values < THIRD).float().mean()))
+    return max(fractions)
 
 
 def _full(holder: Any, on: Any, prompt: str, config: FewStepConfig) -> Any:

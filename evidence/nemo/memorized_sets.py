@@ -104,9 +104,14 @@ class Outcome:
 
     def row(self, way: str) -> list[float]:
         """[share of samples, pictures by their median, by any sample, median RMS]."""
-        shares, away = self.shares(way), self.away[way]
+        fractions, away = self.shares(way), self.away[way]
         by_median = int((away.median(1).values < self.copy).sum())
-        return [round(float(shares.mean()), 3), by_median, int((shares > 0).sum()), round(float(away.median()), 3)]
+        return [
+            round(float(fractions.mean()), 3),
+            by_median,
+            int((fractions > 0).sum()),
+            round(float(away.median()), 3),
+        ]
 
     @property
     def copied(self) -> torch.Tensor:

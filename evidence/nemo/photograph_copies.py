@@ -32,7 +32,7 @@ def copies_of_photographs(
     budget = SampleBudget(2, 4, 4) if quick else SampleBudget()
     sets = []
     for group in range(budget.people):
-        objects = cutouts[group :: budget.people]  # every so many: neighbours by name are in other groups
+        objects = cutouts[group :: budget.people]  # evenly spaced: neighbours by name are in other groups
         sets += [_set(f"objects-{group}-of-{size}", objects[:size], group) for size in SIZES]
     return measured(sets, budget, model, progress, quick)
 

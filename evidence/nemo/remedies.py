@@ -224,8 +224,8 @@ def _with_copied(table: dict[str, dict[str, str]], pictures: Sequence[Figures]) 
         return f"{sum(picture[name][measure] < level for picture in pictures)} of {len(pictures)}"
 
     def worst(name: str) -> str:
-        shares = [picture[name]["copies"] for picture in pictures]
-        return f"{sum(s > 0 for s in shares)} of {len(pictures)}, at most {max(shares):.0%} of samples"
+        fractions = [picture[name]["copies"] for picture in pictures]
+        return f"{sum(s > 0 for s in fractions)} of {len(pictures)}, at most {max(fractions):.0%} of samples"
 
     columns = {name: {"copied": count(name, "RMS", COPY), "copied by a single sample": worst(name)} for name in table}
     return {name: line | columns[name] for name, line in table.items()}
@@ -250,8 +250,8 @@ def ordinary_figures(probed: ProbedModel, sets: Sequence[NeuronSet], budget: Sam
     count, dataset = budget.ordinary, probed.model.dataset
     net, scenes = classifier_of(probed.model), dataset.sample_scenes(range(ORDINARY, ORDINARY + count))
     prompts, seeds, each = captions(ORDINARY, count, dataset), list(range(count)), -(-count // len(sets))
-    shares = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
-    images = [probed.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(shares, sets, strict=True)]
+    parts = [slice(i * each, (i + 1) * each) for i in range(len(sets))]
+    images = [probed.sample(prompts[s], seeds[s], neurons) for s, neurons in zip(parts, sets, strict=True)]
     reading = read(net, torch.cat(images))
     others = dataset.sample_scenes(range(ORDINARY + 200, ORDINARY + 200 + budget.renders))
     real = read(net, probed.model.draw(others))

@@ -125,7 +125,7 @@ def _ways(
         return lambda: _padded(probed, prompt, seeds, padding, end)
 
     random = random_neurons(probed.model.backbone, blocked[STOP])
-    adjusting = {f"{share:g} of the usual pull, t {t:g}": (share, t) for t in TIMES for share in PULLS}
+    adjusting = {f"{fraction:g} of the usual pull, t {t:g}": (fraction, t) for t in TIMES for fraction in PULLS}
     return {
         "nothing": {"": without(NeuronSet({}))},
         "NeMo": {name: without(each) for name, each in blocked.items() if name != "published"},

@@ -1,4 +1,4 @@
-"""A toy dataset that nobody drew for it: DiceBear's Avataaars, trained by the portraits' recipe as it is.
+"""A toy dataset by other authors: DiceBear's Avataaars, trained by the portraits' recipe as it is.
 
 Every shape and colour of skin and hair of the style is used; each is a word of the caption but for eyes, brows and the
 print of a shirt, which vary freely. Poses are the portraits'. Seeds 0 to 32767 are trained on, those from 5,000,000 on
@@ -66,8 +66,8 @@ class Avataaars:
         columns = []
         for k, (name, values) in enumerate(self.attributes.items()):
             absent, count = SHARES.get(name), len(values)
-            shares = absent and (absent, *[(1 - absent) / (count - 1)] * (count - 1))
-            columns.append(choose((who if name in IDENTITY else where)[:, k], count, shares or None))
+            fractions = absent and (absent, *[(1 - absent) / (count - 1)] * (count - 1))
+            columns.append(choose((who if name in IDENTITY else where)[:, k], count, fractions or None))
         first = len(columns)
         free = np.stack([who[:, first], where[:, first], where[:, first + 1]], 1).astype(np.float32)
         pose = spread(POSE, where[:, first + 2 :])

@@ -113,13 +113,13 @@ def build_training_set(
 
 
 def save_training_set(run: Run, data: TrainingSet, **more: torch.Tensor) -> None:
-    """Write a set into the file of a run, with further tensors beside it."""
+    """Write a set into the file of a run, with further tensors."""
     own = {f.name: getattr(data, f.name).cpu() for f in fields(data) if f.name != "base"}
     run.save({"set": own, "more": {k: v.cpu() for k, v in more.items()}}, facts={"base": data.base})
 
 
 def load_training_set(run: Run, device: torch.device) -> tuple[TrainingSet, dict[str, torch.Tensor]]:
-    """What :func:`save_training_set` wrote: the set, and the tensors beside it.
+    """What :func:`save_training_set` wrote: the set, and the further tensors.
 
     Raises:
         VitrineError: If it was made with other settings, or by another model.

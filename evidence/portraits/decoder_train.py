@@ -1,7 +1,7 @@
 """Training the finished flow model's decoder on, so that it draws sharply: the latents, and all else, stay as they are.
 
 Errors of pixels alone make a decoder draw the mean of everything that its latents may stand for: strands, curls and the
-edge of a beard come out as a blur. Here a small network judges patches beside them (Rombach et al. 2022, Eq. 25; Esser
+edge of a beard come out as a blur. Here a small network judges patches as well (Rombach et al. 2022, Eq. 25; Esser
 et al. 2021, Eq. 7), and the decoder learns on what it will be given: latents that the transformer has denoised.
 
 ``vitrine train decoder --out FOLDER``

@@ -178,7 +178,7 @@ def train_flow(
 
 
 def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
-    """Run all phases; the finished model stands in ``OUT/flow-portraits`` with its card. Returns that folder.
+    """Run all phases; the finished model is in ``OUT/flow-portraits`` with its card. Returns that folder.
 
     Raises:
         OutOfTime: If ``max_seconds`` is used up; an unfinished transformer is exported to ``OUT/unfinished``.

@@ -130,7 +130,7 @@ def essential(config: Config) -> dict[str, Any]:
 
 
 def run_of(job: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, accelerator: Accelerator) -> Run:
-    """The owner of a training's folder; what phases and pictures were made of is written beside each of them."""
+    """The owner of a training's folder; what phases and pictures were made of is written next to each of them."""
     return Run(config.out, job, {"settings": essential(config)}, (), workers_of(accelerator))
 
 

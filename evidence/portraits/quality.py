@@ -57,9 +57,9 @@ class Quality:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % of ``mean_accuracy``: its binomial spread over samples x attributes, which are nearly independent."""
-        share, count = self.mean_accuracy, self.samples * len(self.prompted_accuracy)
-        spread = 1.96 * (share * (1 - share) / count) ** 0.5
-        return share - spread, min(1.0, share + spread)
+        fraction, count = self.mean_accuracy, self.samples * len(self.prompted_accuracy)
+        spread = 1.96 * (fraction * (1 - fraction) / count) ** 0.5
+        return fraction - spread, min(1.0, fraction + spread)
 
     @property
     def worst(self) -> tuple[str, float]:

@@ -90,8 +90,8 @@ def transformer_data(
         scenes = _sided(scenes, kind.sides, random) if kind.sides else scenes
         pictures, controls = _augmented(dataset, scenes, size, side, crop, kind.mirrored, random)
         latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
-        share = torch.rand(len(scenes), 1, generator=random)
-        unsaid = (torch.rand(len(scenes), len(dataset.optional), generator=random) < share).numpy()
+        fraction = torch.rand(len(scenes), 1, generator=random)
+        unsaid = (torch.rand(len(scenes), len(dataset.optional), generator=random) < fraction).numpy()
         texts.append(model.encode(dataset.caption(scenes, unsaid)))
         chunks.append(controls)
         progress(seeds.stop - first, count, None)
@@ -132,7 +132,7 @@ def _augmented(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
     count = len(scenes)
     flip = torch.rand(count, generator=random) < mirrored
-    share = torch.where(
+    fraction = torch.where(
         torch.rand(count, generator=random) < 0.5, 1.0, crop + (1 - crop) * torch.rand(count, generator=random)
     )
     where = torch.rand(count, 2, generator=random)
@@ -144,7 +144,7 @@ def _augmented(
         images = dataset.render(scenes[of_this_size.numpy()], s).images
         for row, image in zip(of_this_size.tolist(), images, strict=True):
             image = image.flip(-1) if flip[row] else image
-            cut = max(4, round(float(share[row]) * s))
+            cut = max(4, round(float(fraction[row]) * s))
             top, left = (int(w * (s - cut + 1)) for w in where[row])
             tops[row], lefts[row] = top / s, left / s
             cropped = image[None, :, top : top + cut, left : left + cut]

@@ -69,11 +69,11 @@ def judged(curves: Curves) -> ClaimResult:
         | {"ends by seed": [c[last] for c in seeds.values()]}
         for arm, seeds in curves.items()
     }
-    share = (last if reached[BEST] is None else float(reached[BEST] or 0.0)) / last
-    holds = min(ends, key=lambda arm: ends[arm]) == BEST and share <= 0.5
+    fraction = (last if reached[BEST] is None else float(reached[BEST] or 0.0)) / last
+    holds = min(ends, key=lambda arm: ends[arm]) == BEST and fraction <= 0.5
     roles = dict.fromkeys(ends, "rival") | {BEST: "ours", STRETCHED: "trivial"}
     return ClaimResult(
-        round(share, 3),
+        round(fraction, 3),
         None,
         holds,
         details,
@@ -81,7 +81,7 @@ def judged(curves: Curves) -> ClaimResult:
         seeds=max(map(len, curves.values())),
         parts={
             "both together end lowest": min(ends, key=lambda arm: ends[arm]) == BEST,
-            "at most half of the worst arm's steps": share <= 0.5,
+            "at most half of the worst arm's steps": fraction <= 0.5,
         },
     )
 

@@ -130,11 +130,11 @@ def _fitted(x: torch.Tensor, y: torch.Tensor, decay: float = 0.03) -> tuple[torc
     """(weight, bias) of a logistic regression with equally weighted classes."""
     weight, bias = torch.zeros(x.shape[1], requires_grad=True), torch.zeros(1, requires_grad=True)
     optimiser = torch.optim.LBFGS([weight, bias], max_iter=60, line_search_fn="strong_wolfe")
-    share = (1 - y.mean()) / y.mean()
+    ratio = (1 - y.mean()) / y.mean()
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()
-        error = functional.binary_cross_entropy_with_logits(x @ weight + bias, y, pos_weight=share)
+        error = functional.binary_cross_entropy_with_logits(x @ weight + bias, y, pos_weight=ratio)
         value = error + decay * weight.square().sum()
         value.backward()
         return value

@@ -103,16 +103,19 @@ def judged(by_side: Table) -> ClaimResult:
         details[f"{side} px"] = rows | {"lowest FID at scale": _lowest(means[side])}
         details[f"{side} px"] |= {"lowest FID at scale, by set": sets}
     details["judged"] = {"kept": kept, "by the law": law}
-    gaps = [a.fid - b.fid for a, b in zip(by_side[TARGET][law], by_side[TARGET][kept], strict=True)]
+    differences = [a.fid - b.fid for a, b in zip(by_side[TARGET][law], by_side[TARGET][kept], strict=True)]
     lines = {f"{side} px": [(k, round(v, 2)) for k, v in m.items()] for side, m in means.items()}
     chart = Curves("Guidance at both sizes", "guidance scale", "FID", lines)
-    value, holds = round(sum(gaps) / len(gaps), 2), law != kept and all(gap < 0 for gap in gaps)
+    value, holds = (
+        round(sum(differences) / len(differences), 2),
+        law != kept and all(difference < 0 for difference in differences),
+    )
     roles = dict.fromkeys((f"scale {k:g}" for k in by_side[TARGET]), "rival")
     roles |= {"scale 1": "trivial", f"scale {law:g}": "ours"}
     fids = {f"scale {k:g}": [look.fid for look in looks] for k, looks in by_side[TARGET].items()}
     return ClaimResult(
-        value, (round(min(gaps), 2), round(max(gaps), 2)), holds, details, (chart,), mean_arms(fids, roles),
-        seeds=len(gaps), tables=(by_set(fids),),
+        value, (round(min(differences), 2), round(max(differences), 2)), holds, details, (chart,),
+        mean_arms(fids, roles), seeds=len(differences), tables=(by_set(fids),),
     )  # fmt: skip
 
 

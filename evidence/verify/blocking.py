@@ -149,9 +149,9 @@ def median_figure(what: str, values: torch.Tensor) -> Figure:
 
 def _share(judge: Judge, table: torch.Tensor, words: str) -> Figure:
     """Fraction of samples that are copies; its interval is a bootstrap over prompts."""
-    shares = (table > judge.level).float().mean(1)
+    fractions = (table > judge.level).float().mean(1)
     what = f"fraction of samples that copy the training picture ({judge.key}), {words}"
-    return Figure(what, round(float(shares.mean()), 4), mean_interval(shares), len(shares))
+    return Figure(what, round(float(fractions.mean()), 4), mean_interval(fractions), len(fractions))
 
 
 def _missing(figures: dict[str, Figure], judge: Judge, pictures: dict[int, torch.Tensor]) -> dict[str, str]:

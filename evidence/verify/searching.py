@@ -72,7 +72,7 @@ def search_of(context: Context) -> tuple[SearchConfig, list[str]]:
 
 
 def neurons_of(context: Context, prompts: Sequence[str]) -> tuple[list[NeuronSet], list[str]]:
-    """The set of each prompt, searched some at a time, and what differs; goes on where it was stopped."""
+    """The set of each prompt, searched some at a time, and what differs; resumes where it was stopped."""
     statistics, differs = statistics_of(context)
     search, notes = search_of(context)
     settings: list[Any] = [search.to_dict(), context.settings.probe.to_dict(), statistics_mark(statistics)]

@@ -1,4 +1,4 @@
-"""How figures are measured: the papers' settings, and what a file beside the data says instead."""
+"""How figures are measured: the papers' settings, and what a file next to the data says instead."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class InversionSettings(Config):
 
 @dataclass(frozen=True)
 class SizeSettings(Config):
-    """Which sizes a model is told, and with which weight over the noise level (Berrada et al., Table 2a).
+    """Which sizes condition a model, and with which weight over the noise level (Berrada et al., Table 2a).
 
     Attributes:
-        sides: of the original sizes that a model is told, in pixels, the smallest first.
+        sides: of the original sizes in the conditions, in pixels, the smallest first.
         gamma: the weight; the curve that the paper trains with, at the exponent that is ours for training-free use.
         prompts: at most.
         steps, guidance: of the samples, as the paper evaluates its models of captions.
@@ -84,7 +84,7 @@ class VerifySettings(Config):
         scheduler: of the samples of a UNet; "" keeps the pipeline's own.
         places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
         inversion: of photos into a space of models.
-        sizes: told to the model.
+        sizes: the model's size conditions.
     """
 
     detect: ProbeConfig = ProbeConfig(data_range=None)

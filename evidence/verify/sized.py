@@ -1,4 +1,4 @@
-"""The shipped model that is told sizes in the role of SDXL, which was trained under a constant weight of them too."""
+"""The shipped model with size conditions in the role of SDXL, which was trained under a constant weight of them too."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Size conditioning weighted over the noise level, without training: does the picture stay the same at every told size?
+"""Size conditioning weighted over the noise level, without training: is the picture the same at every size?
 
 The paper (Berrada et al., Table 2a) trains one model for each weight. A published SDXL has seen sizes with a constant
-weight alone; what is measured is the training-free blend on it, and the published figures stand beside that.
+weight alone; what is measured is the training-free blend on it, and the published figures are listed next to it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PUBLISHED = tuple(
 )  # fmt: skip
 Distance = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 COARSE = 16
-"""Side in pixels at which every told size is as sharp as the smallest: what differs there is content."""
+"""Side in pixels at which pictures of every size condition are as sharp as the smallest's: what differs is content."""
 
 
 def fits(context: Context) -> str:
-    """Why this model cannot be told sizes; empty where it can."""
+    """Why this model takes no size conditions; empty where it can."""
     if context.asked.world:
         return ""
     if context.kind == "SDXL":
@@ -84,8 +84,8 @@ def sizes(context: Context) -> Measured:
         columns = {arm: table[:, number] for arm, table in tables.items()}
         for arm, values in columns.items():
             figures[f"sizes.{key}.{arm}"] = _figure(f"{what} across sizes, {ARMS[arm]}", values)
-        shares = (columns["weighted"], columns["constant"])
-        figures[f"sizes.{key}.share"] = _ratio(f"{what}, the second over the first", *shares)
+        both = (columns["weighted"], columns["constant"])
+        figures[f"sizes.{key}.share"] = _ratio(f"{what}, the second over the first", *both)
         apart = tables["constant"][:, len(measures) + number]
         figures[f"sizes.{key}.noise"] = _figure(f"{what} of two noises at the model's own size, for comparison", apart)
     for arm, table in tables.items():
@@ -138,7 +138,7 @@ def coarse_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _table(
     context: Context, measures: dict[str, tuple[str, Distance]], prompts: list[str], arm: str, gamma: GammaConfig
 ) -> torch.Tensor:  # fmt: skip
-    """(N, 2 M + 2): M distances across sizes, M between two noises, detail told the smallest and the own size."""
+    """(N, 2 M + 2): M distances across sizes, M between two noises, detail under the smallest and the own size."""
     settings, bar = context.settings.sizes, context.bar(f"sizes, {arm}")
     facts = [arm, gamma.to_dict(), settings.to_dict(), list(measures), context.data_sums_of("lpips"), prompts]
     with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), 2 * len(measures) + 2)) as table:
@@ -167,10 +167,10 @@ def _row(
 def drawn(
     context: Context, prompt: str, sides: Sequence[int], seeds: Sequence[int], gamma: GammaConfig
 ) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1]: one prompt under told sizes and seeds, as many together as the budget allows."""
+    """(B, 3, H, W) in [0, 1]: one prompt under size conditions and seeds, as many together as the budget allows."""
     settings, images = context.settings.sizes, []
     together = context.pace.pictures_within(context.budget, len(sides))
-    # both halves are told the same size, as diffusers does, so that a constant weight is the stock model
+    # both halves have the same size condition, as diffusers does, so that a constant weight is the stock model
     guidance = GuidanceConfig(settings.guidance, negative="positive")
     for start in range(0, len(sides), together):
         part = slice(start, start + together)

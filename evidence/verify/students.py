@@ -1,6 +1,6 @@
 """Published few-step students: through the student preset, and as their authors run them in stock diffusers.
 
-There is no figure of a paper beside it: at equal seeds both must draw the same picture.
+There is no published figure to compare with: at equal seeds both must give the same picture.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ...engine.io.files import read_artefact, save_artefact
 from ...engine.nemo.blocked_copies import picture_distance
 from ...engine.pipelines import EMDOneStepPipeline
 from ...engine.pipelines.few_step_sampling import student_scheduler
+from ...engine.runtime.compat_diffusers import parts_of_class
 from .context import SETTINGS, Context
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
@@ -137,7 +138,7 @@ def _loaded(context: Context, student: Student) -> Iterator[tuple[Any, Any]]:
     ours.set_progress_bar_config(disable=True)
     ours.load_student(student.file, preset=student.preset)
     own = type(context.pipe)
-    names = own._get_signature_keys(own)[0]
+    names, _, _ = parts_of_class(own)
     stock = own(**{name: part for name, part in ours.components.items() if name in names}, **_settings(context.pipe))
     stock.set_progress_bar_config(disable=True)
     try:

@@ -100,7 +100,7 @@ def inversion(context: Context) -> Measured:
     rows = _inverted(context, space, paths)
     made = _drawn(context, judge, space, torch.cat([rows, torch.zeros(1, rows.shape[1])]))
     of_photos = torch.stack([judge.describe(_photo(context, path))[0] for path in paths])
-    usual = made[-1]  # of the mean model: nobody's pictures
+    usual = made[-1]  # of the mean model
 
     def alike(pictures: torch.Tensor, shift: int = 0) -> torch.Tensor:
         photos = of_photos.roll(-shift, 0)

@@ -1,4 +1,4 @@
-"""A space of people that nobody here drew: ``vitrine reproduce 'w2w.*.avataaars' --avataaars FOLDER``.
+"""A space of people by other authors: ``vitrine reproduce 'w2w.*.avataaars' --avataaars FOLDER``.
 
 Recipe and settings are the portraits'. 200 people are trained: the first 160 make the space whose sliders are measured,
 24 of these tune them, and the last 40 are edited.

@@ -51,8 +51,8 @@ def calibrated(
         maps = {label: sitting.tuned().whole}
         change = shipped_change(space, label)
         if change is not None:
-            shares, at_1 = sitting.tuned(change).whole, space.info["pair_sliders"][name_of(label)]
-            maps[name_of(label)] = StrengthMap(tuple(at_1 * s for s in shares.strengths), shares.start)
+            fitted, at_1 = sitting.tuned(change).whole, space.info["pair_sliders"][name_of(label)]
+            maps[name_of(label)] = StrengthMap(tuple(at_1 * s for s in fitted.strengths), fitted.start)
         space = with_strength_maps(space, maps)
         progress(i + 1, len(labels), None)
     return space

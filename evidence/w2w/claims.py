@@ -147,12 +147,12 @@ def delayed(model: str | None = None, progress: Progress = silent, quick: bool =
     studio, (people, pictures) = Studio.open(model, smaller_space()), (3, 2) if quick else (10, 3)
     starts = (1000, 700, 400, -1) if quick else (1000, 900, 800, 700, 600, 400, 200, -1)
     sitting = Sitting.open(studio, "glasses", MEASURED, people, studio.steps)
-    nobody = torch.zeros(1, studio.space.dimension)
+    zero = torch.zeros(1, studio.space.dimension)
     strengths = {"glasses": 2.5, "dark skin": 2.5, "bald": 2.0}
-    after, reversed_order = edit(studio.space, nobody, strengths), nobody
+    after, reversed_order = edit(studio.space, zero, strengths), zero
     for label in reversed(strengths):
         reversed_order = edit(studio.space, reversed_order, {label: strengths[label]})
-    mean, edited, again = studio.flat(torch.cat([nobody, after, reversed_order]))[0]
+    mean, edited, again = studio.flat(torch.cat([zero, after, reversed_order]))[0]
     order = float((edited - again).abs().max())
     plain = studio.draw_weights(studio.manifest, sitting.weights, pictures)
     table, gains, moves = {}, list[float](), list[float]()
@@ -187,7 +187,7 @@ def delayed(model: str | None = None, progress: Progress = silent, quick: bool =
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """32 people of no space: inversion, LoRA on 20 pictures, LoRA on one; on 8 fewer components, and other styles.
 
-    Judged with one prompt for every picture, as in the paper ("sks person"). Beside it, prompts that say what stands
+    Judged with one prompt for every picture, as in the paper ("sks person"). Next to it, prompts that say what is shown
     around the person, which the portraits world alone can give; there one picture is enough for a LoRA too.
 
     Quick: 2 people, one prompt for every picture, no trends.

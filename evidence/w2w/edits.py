@@ -16,7 +16,7 @@ from ..portraits.identities import context_caption, identity_similarity, portrai
 from .concept_sliders import SliderConfig, train_sliders
 from .drawing import EDIT_STEPS, WORDS, with_word
 from .graded import MEASURED, TUNED_ON, Sitting
-from .measures import beside, variation
+from .measures import side_effects, variation
 from .people import LABELS, RECIPE, Studio
 
 SLIDER_STRENGTHS = (0.0, 0.5, 1.0, 1.5, 2.0)
@@ -70,7 +70,7 @@ def measure_sweep(studio: Studio, label: str, strengths: Sequence[float], pictur
     target, others, identity, pixels, most = [], [], [], [], ("", 0.0)
     for (features, attributes), images in zip(readings, pictures, strict=True):
         target.append(float(studio.likelihood(attributes, label).mean()))
-        changes = {name: variation(change) for name, change in beside(base[1], attributes, edited).items()}
+        changes = {name: variation(change) for name, change in side_effects(base[1], attributes, edited).items()}
         name = max(changes, key=changes.__getitem__)
         most = max(most, (name, changes[name]), key=lambda pair: pair[1])
         others.append(changes[name])

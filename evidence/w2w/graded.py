@@ -14,7 +14,7 @@ from ...engine.w2w.space.directions import direction_named, joint_directions, wi
 from ...engine.w2w.space.space import WeightSpace
 from ..portraits.identities import identity_similarity
 from .drawing import WORDS, draw_once, with_word
-from .measures import beside
+from .measures import side_effects
 from .pair_sliders import lacking
 from .people import EXCLUSIVE, Studio, labels, people_space, subspace
 
@@ -58,7 +58,7 @@ class Graded:
 
     Attributes:
         probability: (5, M) of the label for each person.
-        shifts: other attribute -> (5, M, values) change of each person's distribution; NaN as ``measures.beside`` says.
+        shifts: other attribute -> (5, M, values) change of each person's distribution; NaN as in ``side_effects``.
         likeness: (5, M) cosine of each person's identity features to position 0.
     """
 
@@ -89,8 +89,8 @@ class Graded:
         """
         people = self.probability.shape[1]
         drawn = torch.randint(people, (resamples, people), generator=torch.Generator().manual_seed(0))
-        share = torch.zeros(resamples, people).scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float32))
-        each = [_weighted(share, v).abs().sum(2) / 2 for v in self.shifts.values()]
+        weights = torch.zeros(resamples, people).scatter_add_(1, drawn, torch.ones_like(drawn, dtype=torch.float32))
+        each = [_weighted(weights, v).abs().sum(2) / 2 for v in self.shifts.values()]
         low, high = torch.quantile(torch.stack(each).amax((0, 2)), torch.tensor([0.025, 0.975])).tolist()
         most = {name: float((v.nanmean(1).abs().sum(1) / 2).max()) for name, v in self.shifts.items()}
         name = max(most, key=most.__getitem__)
@@ -230,7 +230,7 @@ class Sitting:
         shown = [float(likelihood(read(self.moved(strength, change, t))[1], self.label).mean()) for t in STARTS]
         unmoved = float(likelihood(read(self.unmoved)[1], self.label).mean())
         enough = min(max(shown), unmoved + ENOUGH * (max(shown) - unmoved))  # their maximum where none rises
-        return min(t for t, share in zip(STARTS, shown, strict=True) if share >= enough)
+        return min(t for t, fraction in zip(STARTS, shown, strict=True) if fraction >= enough)
 
     def tuned(self, change: torch.Tensor | None = None) -> Tuned:
         """What these people make of the space's direction, or of a trained (D,) change."""
@@ -249,7 +249,7 @@ class Sitting:
         studio, edited = self.studio, self.studio.labels[self.label][0]
         readings = [studio.read(draw(v)) for v in values]
         features, base = readings[0]
-        changes = [beside(base, read, edited) for _, read in readings]
+        changes = [side_effects(base, read, edited) for _, read in readings]
         shifts = {n: torch.stack([change[n].mean(1) for change in changes]) for n in changes[0]}
         likeness = torch.stack([identity_similarity(f, features).mean(1) for f, _ in readings])
         probability = torch.stack([studio.likelihood(read, self.label).mean(1) for _, read in readings])

@@ -51,7 +51,7 @@ def shares(studio: Studio, attributes: Mapping[str, torch.Tensor]) -> dict[str, 
     return by_label
 
 
-def beside(
+def side_effects(
     before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor], edited: str
 ) -> dict[str, torch.Tensor]:
     """Attribute other than the edited one -> (M, P, values) change of its probabilities from (M, P, values) to those.

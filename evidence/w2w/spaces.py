@@ -31,12 +31,14 @@ def measure_sampling(
     within, between = distances(features)
     near, limit = [n[0].cosine for n in nearest(space, coefficients)], closeness(space)
     progress(1, 4, None)
-    gaps, training_gaps = ({}, {}) if tolerance is None else _gaps(studio, attributes, models, pictures, progress)
+    differences, training_gaps = (
+        ({}, {}) if tolerance is None else _gaps(studio, attributes, models, pictures, progress)
+    )
     paper = SampleConfig(components=space.dimension, attributes="gaussian")
     gaussian = studio.draw(sample(space, range(models), paper), pictures)
     within_gaussian, between_gaussian = distances(studio.read(gaussian)[0])
     progress(4, 4, None)
-    worst = max(gaps, key=lambda k: abs(gaps[k]), default="")
+    worst = max(differences, key=lambda k: abs(differences[k]), default="")
     separate = float(torch.quantile(within, 0.95)) < float(torch.quantile(between, 0.05))
     ours, gaussians = consistent(within, between), consistent(within_gaussian, between_gaussian)
     details = {
@@ -49,9 +51,9 @@ def measure_sampling(
     }
     parts = {"consistent": separate, "new": max(near) < limit}
     if tolerance is not None:
-        details |= {"largest gap of an attribute's share": f"{worst} {gaps[worst]:+.3f}", "gaps": gaps}
+        details |= {"largest gap of an attribute's share": f"{worst} {differences[worst]:+.3f}", "gaps": differences}
         details["training LoRAs' own gaps"] = training_gaps
-        parts["as varied"] = abs(gaps[worst]) <= tolerance
+        parts["as varied"] = abs(differences[worst]) <= tolerance
     plot = Curves("Identity distance of two pictures", "cosine distance", "share below", distributions(within, between))
     return ClaimResult(
         round(float(within.mean() / between.mean()), 3), None, all(parts.values()), details, (plot,),
@@ -84,8 +86,8 @@ def _gaps(
     pooled = {k: torch.cat([v.mean(1, keepdim=True), more[k].mean(1, keepdim=True)]) for k, v in attributes.items()}
     sampled_shares = shares(studio, pooled)
     progress(3, 4, None)
-    gaps = {k: round(sampled_shares[k] - wanted[k], 3) for k in LABELS}
-    return gaps, {k: round(trained_shares[k] - wanted[k], 3) for k in LABELS}
+    differences = {k: round(sampled_shares[k] - wanted[k], 3) for k in LABELS}
+    return differences, {k: round(trained_shares[k] - wanted[k], 3) for k in LABELS}
 
 
 def measure_directions(space: WeightSpace, components: int | None = None) -> ClaimResult:

@@ -50,7 +50,7 @@ def _plain(value: Any, depth: int = _DEPTH, own: frozenset[int] = frozenset()) -
     Args:
         own: ``id`` of each module of the MODEL's own network.
     """
-    beside, below = (partial(_plain, depth=d, own=own) for d in (depth, depth - 1))
+    same, below = (partial(_plain, depth=d, own=own) for d in (depth, depth - 1))
     if value is None or isinstance(value, (bool, int, float, str, bytes, torch.Tensor)):
         return value
     whole = hasattr(value, "model_options") or hasattr(value, "diffusion_model")  # MODEL, or what is in one
@@ -59,11 +59,11 @@ def _plain(value: Any, depth: int = _DEPTH, own: frozenset[int] = frozenset()) -
     if isinstance(value, nn.Module):
         return [network_digest(value), {key: below(entry) for key, entry in vars(value).items() if key[:1] != "_"}]
     if isinstance(value, Mapping):
-        return {str(key): beside(entry) for key, entry in value.items()}
+        return {str(key): same(entry) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        return [beside(entry) for entry in value]
+        return [same(entry) for entry in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(map(beside, value), key=str)  # sets of texts have another order in each process
+        return sorted(map(same, value), key=str)  # sets of texts have another order in each process
     if isinstance(value, partial):
         return [below(value.func), below(value.args), below(value.keywords)]
     if isinstance(value, MethodType):

@@ -172,7 +172,7 @@ def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") ->
     Nothing is put on the modules between calls, and no weight changes. Applied twice, the last one counts.
 
     Raises:
-        VitrineError: The model has no size inputs, or has a control checkpoint with a curve of its own.
+        VitrineError: The model has no size inputs, or has a control checkpoint with its own curve.
     """
     vector, before = size_input(model.model).size is not None, weighting_of(model)
     if before is not None and before.checkpoint is not None:

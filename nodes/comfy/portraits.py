@@ -180,7 +180,7 @@ def _unet_config(config: dict) -> dict:
 
 @contextmanager
 def _groups_of_autoencoders(groups: int) -> Iterator[None]:
-    """While open, core builds autoencoders with so many groups: with its 32 it cannot build one of 16 channels."""
+    """While open, core builds autoencoders with that many groups: with its 32 it cannot build one of 16 channels."""
     layers = comfy.ldm.modules.diffusionmodules.model
     before = layers.ops
 

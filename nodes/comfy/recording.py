@@ -153,14 +153,14 @@ def record_sampling(
         watch: called with the prompted half of each recorded step, as soon as that is over.
         first: number of a run's first step, where it is the later part of another.
     """
-    places = [site.address for site in resolve(backbone_of(model), addresses)]
-    refuse_other_tokens(model, places)
+    sites = [site.address for site in resolve(backbone_of(model), addresses)]
+    refuse_other_tokens(model, sites)
     recorder = Recorder()
     wanted = steps if callable(steps) else steps.__contains__
 
     @contextmanager
     def recording(run: Run) -> Iterator[None]:
-        refuse_other_tokens(run.guider.model_patcher, places)  # also a node behind this one
+        refuse_other_tokens(run.guider.model_patcher, sites)  # also a node behind this one
         running, began = run.running, dict[int, int]()
         watched_steps = _Watched(watch)
 

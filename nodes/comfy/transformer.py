@@ -109,13 +109,13 @@ def converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch
     Raises:
         VitrineError: A weight fits nowhere.
     """
-    places = core.pixart_to_diffusers(config)
-    lost = sorted(set(weights) - set(places))
+    paths = core.pixart_to_diffusers(config)
+    lost = sorted(set(weights) - set(paths))
     if lost:
         raise refuse("transformer weights", lost[:3], "a PixArt-shaped transformer", "use a folder of one that ships")
     slices: dict[str, dict[int, torch.Tensor]] = {}
     for name, value in weights.items():
-        where = places[name]
+        where = paths[name]
         key, start = (where, 0) if isinstance(where, str) else (where[0], where[1][1])
         slices.setdefault(key, {})[start] = value
     joined = {key: torch.cat([v[start] for start in sorted(v)]) for key, v in slices.items()}

@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.portraits import render
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, portraits_of
 from vitrine.evidence.w2w.graded import Graded
-from vitrine.evidence.w2w.measures import beside, variation
+from vitrine.evidence.w2w.measures import side_effects, variation
 from vitrine.evidence.w2w.pair_sliders import lacking
 from vitrine.evidence.w2w.people import LABELS, Studio, people_space
 
@@ -25,11 +25,11 @@ def test_a_perfect_edit_changes_nothing_else(studio, label):
     after = torch.cat([render(s.with_attributes(**{attribute: value})).images for s in scenes])[:, None]
     old, new = (studio.read(pictures)[1] for pictures in (before, after))
     assert studio.likelihood(new, label).mean() > 0.95
-    assert max(map(variation, beside(old, new, attribute).values())) < 0.03
+    assert max(map(variation, side_effects(old, new, attribute).values())) < 0.03
     if attribute == "skin":  # what is said of the hair of bald heads follows their skin
         raw = new["hair_color"] - old["hair_color"]
         assert variation(raw) > 0.05
-        assert beside(old, new, attribute)["hair_color"].isnan().any()
+        assert side_effects(old, new, attribute)["hair_color"].isnan().any()
 
 
 def test_intervals_leave_out_the_same_people():

@@ -186,11 +186,11 @@ def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None
     """
     if not models or len({m.shape for m in models}) != 1:
         raise refuse("models", [tuple(m.shape) for m in models], "one or more of one space", "use models of one space")
-    shares = torch.tensor([1.0] * len(models) if weights is None else list(weights), dtype=torch.float64)
-    refuse_unless_finite("weights", *shares.tolist())
-    if len(shares) != len(models) or abs(float(shares.sum())) < 1e-9:
+    fractions = torch.tensor([1.0] * len(models) if weights is None else list(weights), dtype=torch.float64)
+    refuse_unless_finite("weights", *fractions.tolist())
+    if len(fractions) != len(models) or abs(float(fractions.sum())) < 1e-9:
         raise refuse("weights", weights, f"{len(models)} numbers that do not sum to 0", "0.5 and 0.5 is the mean")
-    mixed = (shares / shares.sum()) @ torch.stack([m.double() for m in models])
+    mixed = (fractions / fractions.sum()) @ torch.stack([m.double() for m in models])
     return mixed.float()
 
 

@@ -73,7 +73,7 @@ class LoraRules:
 
 
 def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
-    """The settings of a LoRA file, from the JSON file beside it or from its header.
+    """The settings of a LoRA file, from the JSON file next to it or from its header.
 
     Raises:
         VitrineError: If PEFT's JSON file is damaged.

@@ -137,5 +137,9 @@ def test_blocks():
     assert block_of("x_embedder.proj") == "x_embedder.proj"
 
 
-def test_the_installed_libraries_have_every_name():
+def test_the_installed_libraries_have_every_name(monkeypatch):
+    from diffusers import DiffusionPipeline
+
     assert not missing_names()
+    monkeypatch.delattr(DiffusionPipeline, "_optional_components")
+    assert missing_names() == ["DiffusionPipeline._optional_components"]
