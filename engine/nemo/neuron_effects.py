@@ -37,8 +37,9 @@ class NeuronStats:
         return cls(magnitudes.mean(1).mean(0), strongest.indices, strongest.values)
 
     def cpu(self) -> NeuronStats:
-        """On the CPU, where one waits once for a site and not once for each of its neurons."""
-        return NeuronStats(self.activations.cpu(), self.tokens.cpu(), self.strongest.cpu())
+        """On the CPU, with one wait for the device; positions of tokens are exact in float32."""
+        rows = torch.cat([self.activations[None], self.tokens.float(), self.strongest]).cpu()
+        return NeuronStats(rows[0], rows[1 : 1 + len(self.tokens)].long(), rows[1 + len(self.tokens) :])
 
 
 def holdings(
