@@ -157,6 +157,8 @@ def address(driver, tmp_path_factory):
 def test_the_docs_show_todays_widget(driver, address, show):
     picture, faults = asyncio.run(_photograph(driver, address, show, WIDGETS[show]))
     assert not faults and ImageStat.Stat(picture.convert("L")).stddev[0] > 10
+    if os.environ.get("VITRINE_PAGE"):
+        return  # the docs show the pinned page
     file = PICTURES / f"widget_{show.__name__}.jpg"
     if os.environ.get("VITRINE_WRITE_DOCS"):
         picture.save(file, quality=85)
