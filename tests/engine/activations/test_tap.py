@@ -264,12 +264,12 @@ def test_the_demo_section_writes_itself(model, monkeypatch) -> None:
     from vitrine.evidence.activations import page as report
 
     monkeypatch.setattr(report, "MEASURED", 4)
-    monkeypatch.setattr(report, "_filter", lambda *args: list(report.PLACES)[:2])
+    monkeypatch.setattr(report, "_filter", lambda *args: list(report.SITES)[:2])
     page = Report("t")
     report.section(page, model=model)
     text = page.to_html()
-    assert text.count("<img") == 4 * (1 + len(report.PLACES)) and "copied coordinates" in text and "raw pixels" in text
-    assert text.count("<td>kept</td>") == 2 and text.count("<td>dropped</td>") == len(report.PLACES) - 2
+    assert text.count("<img") == 4 * (1 + len(report.SITES)) and "copied coordinates" in text and "raw pixels" in text
+    assert text.count("<td>kept</td>") == 2 and text.count("<td>dropped</td>") == len(report.SITES) - 2
 
 
 def test_maps_are_averaged_over_seeds_and_sum_to_one(denoiser, latents, cond) -> None:
