@@ -65,8 +65,8 @@ PAGES = tuple(sorted(
 """Tests that open ComfyUI's page."""
 LONG = (
     Piece("rounding, as AVX2", ("tests", "-m", "rounding"), AVX2),
-    *(Piece(f"machine, every cell, {name.name}", (f"tests/machine/{name.name}", *EVERY), {"VITRINE_MACHINE": "full"})
-      for name in sorted((ROOT / "tests" / "machine").glob("test_*.py"))),
+    *(Piece(f"machine, every cell, {path.name}", (f"tests/machine/{path.name}", *EVERY), {"VITRINE_MACHINE": "full"})
+      for path in sorted((ROOT / "tests" / "machine").glob("test_*.py"))),
     Piece("hard use, full numbers", ("tests/comfy/test_hard_use.py", "tests/comfy/test_points.py", *EVERY),
           {"VITRINE_HARD": "1"}),
     *(Piece(f"newest page, {Path(name).name}", (name, *EVERY), {"VITRINE_PAGE": "newest"}) for name in PAGES),

@@ -58,9 +58,9 @@ def shown(name, sample):
     began = time.perf_counter()
     images = sample().images.float().cpu()
     seconds = (time.perf_counter() - began) / len(images)
-    told = attribute_accuracy(read(load_classifier(), interpolate(images, (64, 64), mode="area")), scenes)
+    seen = attribute_accuracy(read(load_classifier(), interpolate(images, (64, 64), mode="area")), scenes)
     print(f"{name}: {sum(rows) / len(images):.0f} network rows and {1000 * seconds:.0f} ms a picture,", end=" ")
-    print(f"{sum(told.values()) / len(told):.0%} of the prompt's attributes shown")
+    print(f"{sum(seen.values()) / len(seen):.0%} of the prompt's attributes shown")
     return images
 
 

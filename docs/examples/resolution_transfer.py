@@ -47,9 +47,9 @@ images = {name: ResolutionTransferPipeline(base, config)(prompts, **settings).im
 
 # %% Do the pictures show what the prompts say? A network that reads portraits tells (it knows no photographs).
 for name, made in images.items():
-    told = attribute_accuracy(read(load_classifier(), interpolate(made.float().cpu(), (64, 64), mode="area")), scenes)
-    worst = min(told, key=told.__getitem__)
-    print(f"{name}: {sum(told.values()) / len(told):.1%} of attributes shown; least {worst}, {told[worst]:.0%}")
+    seen = attribute_accuracy(read(load_classifier(), interpolate(made.float().cpu(), (64, 64), mode="area")), scenes)
+    worst = min(seen, key=seen.__getitem__)
+    print(f"{name}: {sum(seen.values()) / len(seen):.1%} of attributes shown; least {worst}, {seen[worst]:.0%}")
 
 # %% Training size, untouched, resampled, spread.
 grid = [picture for made in images.values() for picture in to_pil(made.float().cpu())]

@@ -111,7 +111,7 @@ class Side:
 
 def kl_scaled(vae: Any, z: torch.Tensor) -> torch.Tensor:
     """(z - shift) * scaling, as diffusers scales every AutoencoderKL; (z - mean) * scaling / std where it has both."""
-    moments = _moments(vae, z)
+    moments = _moments(vae, z, z.dtype)
     if moments is not None:
         return (z - moments[0]) * vae.config.scaling_factor / moments[1]
     return (z - (getattr(vae.config, "shift_factor", None) or 0.0)) * vae.config.scaling_factor
@@ -119,7 +119,7 @@ def kl_scaled(vae: Any, z: torch.Tensor) -> torch.Tensor:
 
 def kl_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`kl_scaled`."""
-    moments = _moments(vae, x)
+    moments = _moments(vae, x, x.dtype)
     if moments is not None:
         return x * moments[1] / vae.config.scaling_factor + moments[0]
     z = x / vae.config.scaling_factor
@@ -127,31 +127,30 @@ def kl_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
     return z if shift is None else z + shift
 
 
-def _moments(vae: Any, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Mean and standard deviation per channel, (1, C, 1, 1), of a VAE that names them (Playground 2.5's)."""
-    mean, std = (getattr(vae.config, name, None) for name in ("latents_mean", "latents_std"))
-    if mean is None or std is None:
+def _moments(vae: Any, like: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Mean and standard deviation per channel, (1, C, 1, 1), with frames (1, C, 1, 1, 1), of a VAE that has both."""
+    values = [getattr(vae.config, name, None) for name in ("latents_mean", "latents_std")]
+    if None in values:
         return None
-    return torch.tensor(mean).view(1, -1, 1, 1).to(like), torch.tensor(std).view(1, -1, 1, 1).to(like)
+    shape = (1, -1, *[1] * (like.ndim - 2))
+    mean, std = (torch.tensor(value, device=like.device, dtype=dtype).view(shape) for value in values)
+    return mean, std
 
 
 def per_channel(vae: Any, z: torch.Tensor) -> torch.Tensor:
     """(z - mean) / std per channel, (B, C, 1, h, w) -> (B, C, h, w): the VAEs of Wan and Qwen-Image."""
-    mean, std = (
-        torch.tensor(v, device=z.device).view(1, -1, 1, 1, 1) for v in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    scaled = (z - mean) / std
+    moments = _moments(vae, z, torch.float32)
+    assert moments is not None
+    scaled = (z - moments[0]) / moments[1]
     return scaled[:, :, 0] if scaled.shape[2] == 1 else scaled
 
 
 def per_channel_unscaled(vae: Any, x: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`per_channel`: (B, C, h, w), or with frames -> (B, C, T, h, w)."""
     x = x[:, :, None] if x.ndim == 4 else x
-    mean, std = (
-        torch.tensor(v, device=x.device, dtype=x.dtype).view(1, -1, 1, 1, 1)
-        for v in (vae.config.latents_mean, vae.config.latents_std)
-    )
-    return x * std + mean
+    moments = _moments(vae, x, x.dtype)
+    assert moments is not None
+    return x * moments[1] + moments[0]
 
 
 def vae_factor(vae: Any) -> int:

@@ -165,8 +165,8 @@ def test_layers_of_every_format_that_core_reads_are_found_in_a_file(comfy):
     asked, name = Asked(), "lora_unet_down.blocks.0_to_q"
     for adapter in comfy.weight_adapter.adapters:
         adapter.load(name, asked, None, None, set())
-    found = list(dict.keys(asked))
-    assert len(found) >= 8
-    for tensor in found:
+    tensors = list(dict.keys(asked))
+    assert len(tensors) >= 8
+    for tensor in tensors:
         kept = _named_in({tensor: torch.ones(1)}, {name: "weight", "other": "weight", f"{name}_q": "weight"})
         assert kept == {name: "weight"}, tensor
