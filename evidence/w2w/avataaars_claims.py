@@ -139,6 +139,9 @@ def _sitting(studio: Studio, people: WeightSpace, label: str, numbers: range, mo
     """Those of the numbered people who lack the attribute, ``most`` at most."""
     lacks = known(people.names, studio.portraits.dataset)[label] == 0
     who = [i for i in numbers if bool(lacks[i])][:most]
+    if not who:
+        given = f"{len(numbers)} people from number {numbers.start}, each of them with {label}"
+        raise refuse("people", given, "one or more who lack the attribute", "train more with `vitrine w2w train-loras`")
     return Sitting(studio, label, people.decode(people.coefficients[who]), EDIT_STEPS)
 
 

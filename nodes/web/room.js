@@ -26,6 +26,10 @@ const SHOWS = {
 const GROWTH = 232, MARK = "data-vitrine-room";
 const GROWN = `[${MARK}]:has(.shrink-0 > .lg-node-content > .image-preview)`;
 document.head.append(styled("style", "", `.lg-node${GROWN} { min-height: calc(var(--node-height) - ${GROWTH}px); }`));
+
+/** In Nodes 2.0 a node that sent a live picture and then has pictures of its own shows the live one twice. */
+const LIVE = `[${MARK}] :has(> .lg-node-content .image-preview) ~ img`;
+document.head.append(styled("style", "", `${LIVE}, ${LIVE} + div { display: none; }`));
 let resized = null; // {node, element} while a hand pulls at a corner: the page's own measures hold then
 
 const nodeOf = (element) => app.canvas?.graph?.getNodeById(element.dataset.nodeId);
