@@ -70,8 +70,9 @@ LONG = (
     Piece("hard use, full numbers", ("tests/comfy/test_hard_use.py", "tests/comfy/test_points.py", *EVERY),
           {"VITRINE_HARD": "1"}),
     *(Piece(f"newest page, {Path(name).name}", (name, *EVERY), {"VITRINE_PAGE": "newest"}) for name in PAGES),
-    Piece("full size, sd15", ("tests/full_size",), {"VITRINE_FULL_SIZE": "sd15"}, alone=True),
-    Piece("full size, sdxl", ("tests/full_size",), {"VITRINE_FULL_SIZE": "sdxl"}, alone=True),
+    *(Piece(f"full size, {family}, {path.name}", (f"tests/full_size/{path.name}",), {"VITRINE_FULL_SIZE": family},
+            alone=True)
+      for family in ("sd15", "sdxl") for path in sorted((ROOT / "tests" / "full_size").glob("test_*.py"))),
     Piece("benchmarks", ("tests/benchmarks",), {"VITRINE_BENCH": "1"}, alone=True),
     Piece("hostile headers", ("tests/attacks/test_headers.py",), {"VITRINE_HEADERS": "500"}),
     Piece("large jobs", ("tests/engine/jobs/test_large_jobs.py", *EVERY), {"VITRINE_LARGE": "1"}),
