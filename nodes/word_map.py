@@ -20,6 +20,7 @@ from .tap_inputs import tap_images
 
 SEEN = 0.45
 """How much of the picture is seen through its map."""
+TEMPLATE = "<template>"
 
 
 class WordMap(io.ComfyNode):
@@ -86,9 +87,13 @@ class WordMap(io.ComfyNode):
 def positions_of(word: str, words: list[str]) -> list[int]:
     """Where a word, or several in a row, is among the words at a prompt's positions; all of its tokens.
 
+    :data:`TEMPLATE` is every position that is not the prompt's own: start, end, padding, the encoder's template.
+
     Raises:
         VitrineError: It is nowhere.
     """
+    if word.strip() == TEMPLATE and (outside := [k for k, w in enumerate(words) if w.startswith("<")]):
+        return outside
     wanted, said = word.casefold().split(), [w.casefold().strip(",.;:!?") for w in words]
     spans = [(k, w) for k, w in enumerate(said) if not w.startswith("<")]
     if wanted and set(wanted) <= {w for _, w in spans}:

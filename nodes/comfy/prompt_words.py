@@ -8,6 +8,8 @@ _HOPS = 20
 """Nodes between a prompt and its reader that are looked through, at most."""
 _PASSED_ON = ("text", "conditioning", "positive", "value", "string")
 """Inputs of core's nodes that pass a prompt or its text on."""
+_BEGINS, _NEWLINE = "\u2581\u0120", "\u010a"
+"""What T5 and Qwen write before a word's first piece, and Qwen for a newline."""
 
 
 def text_behind(hidden: Any, name: str) -> str | None:
@@ -30,11 +32,18 @@ def text_behind(hidden: Any, name: str) -> str | None:
 def words_at(clip: Any, text: str, length: int) -> list[str]:
     """The word at each of the ``length`` positions of an encoded prompt; empty where no encoder has as many.
 
-    A word of several tokens is at each of them; start, end and padding are in angle brackets.
+    A word of several tokens is at each of them. What is not the prompt's own is in angle brackets: start, end, padding,
+    and the template that encoders such as Qwen put around it ("<assistant>").
     """
+    empty = clip.tokenize("", return_word_ids=True)
     for name, chunks in clip.tokenize(text, return_word_ids=True).items():
-        if sum(map(len, chunks)) == length and (encoder := _encoder(clip.tokenizer, name)) is not None:
-            return [word for chunk in chunks for word in _words(encoder, chunk)]
+        if (encoder := _encoder(clip.tokenizer, name)) is None:
+            continue
+        pieces = _pieces(encoder, chunks)
+        own = _own(pieces, _pieces(encoder, empty[name]))
+        words = _words(_bracketed(pieces, own))
+        if (dropped := len(words) - length) in (0, _header(pieces)):
+            return words[dropped:]
     return []
 
 
@@ -43,20 +52,42 @@ def _encoder(tokenizer: Any, name: str) -> Any:
     return next((encoder for encoder in encoders if hasattr(encoder, "inv_vocab")), None)
 
 
-def _words(encoder: Any, chunk: list) -> list[str]:
+def _pieces(encoder: Any, chunks: list) -> list[str]:
+    """What the vocabulary says for each token."""
     special = {encoder.pad_token: "<padding>", encoder.end_token: "<end>", encoder.start_token: "<start>"}
-    pieces, words = [], []
-    for token, _, _ in chunk:
-        piece = "<embedding>" if not isinstance(token, int) else special.get(token) or encoder.inv_vocab.get(token, "?")
-        pieces.append(piece)
-    for at, piece in enumerate(pieces):
-        words.append(piece if piece.startswith("<") else _whole(pieces, at))
-    return words
+    tokens = [token for chunk in chunks for token, *_ in chunk]
+    return [special.get(t) or encoder.inv_vocab.get(t, "?") if isinstance(t, int) else "<embedding>" for t in tokens]
+
+
+def _own(pieces: list[str], empty: list[str]) -> range:
+    """Positions of the prompt's own tokens: neither at the front nor at the end as without a prompt."""
+    most = min(len(pieces), len(empty))
+    front = next((k for k in range(most) if pieces[k] != empty[k]), most)
+    end = next((k for k in range(most - front) if pieces[-1 - k] != empty[-1 - k]), most - front)
+    return range(front, len(pieces) - end)
+
+
+def _bracketed(pieces: list[str], own: range) -> list[str]:
+    """Newlines too, which are in no word."""
+    inside = [piece.strip(_BEGINS).replace(_NEWLINE, "newline") for piece in pieces]
+    return [
+        p if p.startswith("<") or (k in own and _NEWLINE not in p) else f"<{inside[k]}>" for k, p in enumerate(pieces)
+    ]
+
+
+def _header(pieces: list[str]) -> int:
+    """Tokens up to the newline after a chat's last "<|im_start|>user", which Qwen-Image's encoders drop."""
+    starts = [at for at in range(len(pieces)) if pieces[at : at + 3] == ["<|im_start|>", "user", _NEWLINE]]
+    return starts[-1] + 3 if starts else 0
+
+
+def _words(pieces: list[str]) -> list[str]:
+    return [piece if piece.startswith("<") else _whole(pieces, at) for at, piece in enumerate(pieces)]
 
 
 def _whole(pieces: list[str], at: int) -> str:
     """The word that the piece at a position belongs to: CLIP marks a word's last piece, T5 and Qwen its first."""
-    ends, begins = "</w>", ("\u2581", "\u0120")
+    ends, begins = "</w>", tuple(_BEGINS)
     first = last = at
     if any(piece.endswith(ends) for piece in pieces):
         while first and not pieces[first - 1].endswith(ends) and not pieces[first - 1].startswith("<"):
@@ -64,8 +95,8 @@ def _whole(pieces: list[str], at: int) -> str:
         while not pieces[last].endswith(ends) and last + 1 < len(pieces):
             last += 1
     else:
-        while first and not pieces[first].startswith(begins):
+        while first and not pieces[first].startswith(begins) and not pieces[first - 1].startswith("<"):
             first -= 1
         while last + 1 < len(pieces) and not pieces[last + 1].startswith((*begins, "<")):
             last += 1
-    return "".join(pieces[first : last + 1]).replace(ends, "").strip("".join(begins))
+    return "".join(pieces[first : last + 1]).replace(ends, "").strip(_BEGINS)

@@ -1,5 +1,6 @@
 """Word Map in real ComfyUI: the word's tokens, against attention written out, and what it refuses; words of tokens."""
 
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -93,6 +94,33 @@ def test_a_word_of_several_tokens_is_whole_at_each(comfy, pieces, whole):
     special = {"pad_token": -1, "end_token": len(pieces) - 1 if "<e>" in pieces else -2}
     encoder = SimpleNamespace(inv_vocab=inner, start_token=0 if "<s>" in pieces else None, **special)
     tokens = [(k, 1.0, 1) for k in range(len(pieces))]
-    clip = SimpleNamespace(tokenizer=SimpleNamespace(x=encoder), tokenize=lambda *_, **__: {"x": [tokens]})
-    named = [w.replace("<start>", "<s>").replace("<end>", "<e>") for w in words_at(clip, "", len(pieces))]
-    assert named == whole and words_at(clip, "", 99) == []
+    clip = SimpleNamespace(
+        tokenizer=SimpleNamespace(x=encoder), tokenize=lambda text, **_: {"x": [tokens if text else []]}
+    )
+    named = [w.replace("<start>", "<s>").replace("<end>", "<e>") for w in words_at(clip, "text", len(pieces))]
+    assert named == whole and words_at(clip, "text", 99) == []
+
+
+SAID = "a zorbal fox"
+
+
+@pytest.mark.parametrize(("module", "tokenizer", "dropped"), [
+    ("z_image", "ZImageTokenizer", 0), ("qwen_image", "QwenImageTokenizer", 34),
+])  # fmt: skip
+def test_an_encoders_template_is_told_from_the_prompt(comfy, module, tokenizer, dropped):
+    """Z-Image's network reads the whole template, Qwen-Image's what follows the 34 tokens before the prompt."""
+    from comfy import text_encoders
+    from vitrine.nodes.comfy.prompt_words import words_at
+    from vitrine.nodes.word_map import TEMPLATE, positions_of
+
+    tokens = getattr(importlib.import_module(f"{text_encoders.__name__}.{module}"), tokenizer)()
+    clip = SimpleNamespace(tokenizer=tokens, tokenize=tokens.tokenize_with_weights)
+    ((name, (chunk,)),) = clip.tokenize(SAID).items()
+    words = words_at(clip, SAID, len(chunk) - dropped)
+    own = [k for k, word in enumerate(words) if not word.startswith("<")]
+    assert len(words) == len(chunk) - dropped and [words[k] for k in own] == ["a", *3 * ["zorbal"], "fox"]
+    assert own == list(range(own[0], own[-1] + 1)) and words[own[-1] + 1] == "<|im_end|>"
+    assert words[-2:] == ["<assistant>", "<newline>"] and ("<user>" in words) == (not dropped)
+    assert positions_of(TEMPLATE, words) == [k for k in range(len(words)) if k not in own]
+    assert words_at(clip, SAID, len(chunk) - 7) == []
+    assert "fox" in words_at(clip, "zorbal\nfox", len(clip.tokenize("zorbal\nfox")[name][0]))
