@@ -41,6 +41,8 @@ def made_small(graph, family):
             given["prompts"] = "\n".join(given["prompts"].splitlines()[:4])
         if node["class_type"] == "VitrineW2WInvert":
             given["steps"] = 1
+        if node["class_type"] == "VitrineNEMOFindNeurons":
+            given.update(share=0.001, mode="fast")  # what random weights copy hangs on thousands of neurons
         if node["class_type"] == "VitrineRankActivations":
             given.update(
                 noise=0.0, granularity=0.0
