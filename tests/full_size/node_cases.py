@@ -220,7 +220,7 @@ def nemo_copy_check(s: Scene) -> Tensors:
 def lora_report(s: Scene) -> Tensors:
     models = {"model": s.model, "clip": s.clip, "vae": s.vae, "latent": s.latent(side=SMALL)}
     few = {"seeds": 2, "steps": 1, "prompts": 1, "compare": False, "name": f"full_{s.family}"}
-    asked = {"lora": STUDENT, "captions": PROMPT, "ordinary": CAPTIONS}
+    asked = {"lora": f"people-{s.family}/{s.family}-0.safetensors", "captions": PROMPT, "ordinary": CAPTIONS}
     report, shown, _ = s.call("VitrineLoRAReport", **asked, **models, **few)
     assert "what it is" in report
     return [shown]
@@ -295,21 +295,22 @@ def w2w_invert(s: Scene) -> Tensors:
 # --- EMD ----------------------------------------------------------------------------------------------------------
 @case("VitrineEMDOneStepGenerator")
 def emd_one_step(s: Scene) -> Tensors:
-    latent, z = s.one_step
+    latent, z, *_ = s.one_step
     return [latent["samples"], z["samples"]]
 
 
 @case("VitrineEMDMCMCCorrect")
 def emd_correct(s: Scene) -> Tensors:
     roles = {"teacher": s.model, "score": s.model, "model": s.model, "z": s.one_step[1]}
-    told = {"steps": 1, "contract": STUDENT[s.family]}
+    told = {"steps": 1, "student": f"people-{s.family}/{s.family}-0.safetensors", "contract": STUDENT[s.family]}
     return [s.call("VitrineEMDMCMCCorrect", positive=s.positive, **roles, **told)[0]["samples"]]
 
 
 # --- resolution, control ------------------------------------------------------------------------------------------
 @case("VitrineResolutionTransferLoader")
 def resolution(s: Scene) -> Tensors:
-    model, guidance, report = s.call("VitrineResolutionTransferLoader", model=s.model, target_width=2048)
+    sides = {"train_width": s.side // 2, "train_height": s.side // 2, "target_width": s.side, "target_height": s.side}
+    model, guidance, report = s.call("VitrineResolutionTransferLoader", model=s.model, **sides)
     assert guidance and report
     return _changed(s, model)
 

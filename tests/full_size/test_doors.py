@@ -26,10 +26,11 @@ def test_taps_are_equal(family, scene, loaded):
 def test_one_step_pictures_are_equal_sd15(scene, loaded):
     """Without a student file: any base is run as a student by hand."""
     from vitrine.engine.emd import StudentPreset
+    from vitrine.nodes.comfy.lora import NO_STUDENT
 
     s = scene("sd15")
     told = {"contract": "manual", "timestep": 999.0, "noise": "unit"}
-    asked = {"positive": s.positive, "latent": s.latent(), "seed": 0}
+    asked = {"positive": s.positive, "latent": s.latent(), "seed": 0, "student": NO_STUDENT}
     latent, z, *_ = s.call("VitrineEMDOneStepGenerator", model=s.model, **asked, **told)
     theirs, noise = latent["samples"].clone(), z["samples"].clone()
     pipe = loaded("sd15").of("EMDOneStep")
