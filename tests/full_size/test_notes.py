@@ -1,6 +1,7 @@
 """The notes "Your own model" of all workflows on full-size checkpoints: what they say is done, and the graph runs.
 
-What a note does not speak of is made small: steps, batches, seeds, and by one factor for all the sides of pictures.
+What a note does not speak of is made small: steps, batches, seeds, and by one factor for all the sides of pictures,
+also those that a model is fitted to, all of which networks take.
 """
 
 from pathlib import Path
@@ -15,10 +16,10 @@ from vitrine_tests.full_size.notes import OWN_SIDES, Following, families_of, not
 from vitrine_tests.full_size.scene import STUDENT
 from vitrine_tests.templates import SHIPPED
 
-WORKFLOWS = [p.stem for p in SHIPPED]
+WORKFLOWS = [p.stem for p in SHIPPED if note(p.stem)]
 FEW = {
-    "steps": 2, "batch_size": 1, "seeds": 4, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1, "rank": 2,
-    "most": 2, "seed": 0,
+    "steps": 2, "batch_size": 1, "seeds": 4, "samples": 2, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1,
+    "rank": 2, "most": 2, "seed": 0,
 }  # fmt: skip
 """Numbers of which fewer cost less time."""
 
@@ -31,14 +32,17 @@ def made_small(graph, family):
     for node in graph.values():
         given = node["inputs"]
         given.update({k: min(v, few[k]) for k, v in given.items() if k in few and isinstance(v, int)})
-        if node["class_type"] == "EmptyLatentImage":
-            given.update(width=given["width"] // factor, height=given["height"] // factor)
+        if node["class_type"] == "VitrineResolutionTransferLoader":
+            given.update(train_width=SIDE, train_height=SIDE)  # 0 is the family's side, which is not SIDE
+        if node["class_type"] in ("VitrineResolutionTransferLoader", "EmptyLatentImage"):
+            sides = {"width", "height", "target_width", "target_height"} & given.keys()
+            given.update({k: given[k] // factor // 32 * 32 for k in sides})
         if node["class_type"] == "VitrineTapDuringSampling":
             given["steps"] = "0 1"
         if node["class_type"] == "VitrineCollectTaps":
             given["step"] = min(given["step"], 1)
-        if "prompts" in given:
-            given["prompts"] = "\n".join(given["prompts"].splitlines()[:4])
+        few_lines = {k: "\n".join(v.splitlines()[:4]) for k, v in given.items() if isinstance(v, str)}
+        given.update({k: few_lines[k] for k in ("prompts", "ordinary") if k in few_lines})
         if node["class_type"] == "VitrineW2WInvert":
             given["steps"] = 1
         if node["class_type"] == "VitrineNEMOFindNeurons":

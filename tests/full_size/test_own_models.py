@@ -41,18 +41,6 @@ def for_family(graph, family):
             given["student"] = given["student"].replace("SD15", "SDXL")
 
 
-def fitting_sides(graph, family):
-    """The size that a model is fitted to by the same factor as the pictures'; all sides what networks take."""
-    factor = OWN_SIDES[family] // SIDE
-    for node in graph.values():
-        given = node["inputs"]
-        if node["class_type"] == "VitrineResolutionTransferLoader":
-            given.update(target_width=given["target_width"] // factor, target_height=given["target_height"] // factor)
-            given.update(train_width=SIDE, train_height=SIDE)  # 0 is the family's side, which is not SIDE
-        if node["class_type"] in ("VitrineResolutionTransferLoader", "EmptyLatentImage"):
-            given.update({k: given[k] // 32 * 32 for k in SIZES if k in given})
-
-
 CASES = [(w, f) for w in ON_YOUR_MODEL for f in families() if family_of(graph_of(w)) in ("sd15", f)]
 
 
@@ -87,7 +75,6 @@ def test_the_template_runs_on_your_model(workflow, family, comfy, users_files, p
     for_family(graph, family)
     users_files(family)
     made_small(graph, family)
-    fitting_sides(graph, family)
     precision(family)
     with measuring("own", workflow.stem, family):
         history, error = comfy.run(graph)

@@ -33,7 +33,7 @@ def test_what_did_not_run_is_on_the_page():
 
 def test_a_glob_in_a_note_is_typed_whole():
     following = Following.start("Find the same part (demo)", "sd15", {})
-    (part,) = [p for p in note("Find the same part (demo)").split("; ") if "places" in p]
+    (part,) = [p for p in note("Find the same part (demo)").split("; ") if p.startswith("set layers of Rank Layers")]
     following.follow(part)
     (ranker,) = following.of("Rank Layers")
     assert following.inputs(ranker)["places"] == "up-*"
