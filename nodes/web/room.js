@@ -28,7 +28,7 @@ const GROWN = `[${MARK}]:has(.shrink-0 > .lg-node-content > .image-preview)`;
 document.head.append(styled("style", "", `.lg-node${GROWN} { min-height: calc(var(--node-height) - ${GROWTH}px); }`));
 
 /** In Nodes 2.0 a node that sent a live picture and then has pictures of its own shows the live one twice. */
-const LIVE = `[${MARK}] :has(> .lg-node-content .image-preview) ~ img`;
+const OURS = "data-vitrine-shows", LIVE = `[${OURS}] :has(> .lg-node-content .image-preview) ~ img`;
 document.head.append(styled("style", "", `${LIVE}, ${LIVE} + div { display: none; }`));
 let resized = null; // {node, element} while a hand pulls at a corner: the page's own measures hold then
 
@@ -41,7 +41,10 @@ function grow(node, by) {
 new MutationObserver(() => {
   for (const picture of document.getElementsByClassName("image-preview")) {
     const element = picture.closest("[data-node-id]");
-    if (element && element !== resized?.element) element.toggleAttribute(MARK, nodeOf(element)?.comfyClass in SHOWS);
+    if (!element) continue;
+    const ours = nodeOf(element)?.comfyClass in SHOWS;
+    element.toggleAttribute(OURS, ours);
+    if (element !== resized?.element) element.toggleAttribute(MARK, ours);
   }
 }).observe(document.body, { childList: true, subtree: true });
 
