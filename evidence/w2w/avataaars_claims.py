@@ -140,8 +140,8 @@ def _sitting(studio: Studio, people: WeightSpace, label: str, numbers: range, mo
     lacks = known(people.names, studio.portraits.dataset)[label] == 0
     who = [i for i in numbers if bool(lacks[i])][:most]
     if not who:
-        given = f"{len(numbers)} people from number {numbers.start}, each of them with {label}"
-        raise refuse("people", given, "one or more who lack the attribute", "train more with `vitrine w2w train-loras`")
+        all_have_it = f"{len(numbers)} people from number {numbers.start}, each of them with {label}"
+        raise refuse("people", all_have_it, "one who lacks the attribute", "train more with `vitrine w2w train-loras`")
     return Sitting(studio, label, people.decode(people.coefficients[who]), EDIT_STEPS)
 
 
