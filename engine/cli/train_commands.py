@@ -139,12 +139,13 @@ class Students:
 
 @dataclass(frozen=True)
 class Plants:
-    """Train further memorized pictures into the portraits model, as a LoRA with its list; a few minutes on one core."""
+    """Train further memorized pictures into a portraits model, as a LoRA with its list; a few minutes on one core."""
 
     out: OutFile = Path("later-plants.safetensors")
     """The LoRA's file; the list of its pictures is written next to it, with the suffix .json."""
     set: str = "later-plants"
-    """Which pictures: later-plants (eight), plants-twice, plants-thirty, plants-usual-pose or plants-shirts (four)."""
+    """Which pictures: later-plants (eight), plants-twice, plants-thirty, plants-usual-pose, plants-shirts or plants-flow
+    (four each; the last on the flow model)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 

@@ -290,7 +290,10 @@ def _task(probe: Probe, prompt: _Searched, statistics: NeuronStatistics, config:
 
 
 def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silent) -> dict[int, Outcome]:
-    """Advance all searches together: each round runs the trials that every task waits for as one batch."""
+    """Advance all searches together: each round runs the trials that every task waits for as one batch.
+
+    ``progress`` counts hundredths of each search.
+    """
     outcomes: dict[int, Outcome] = {}
     rounds: dict[int, Round] = {}
 
@@ -314,5 +317,6 @@ def lockstep(probe: Probe, tasks: Mapping[int, Task], progress: Progress = silen
             tasks[key].rows += sum(len(seeds) for _, seeds in asked.trials)
             asked.similarities = [next(on_cpu) for _ in asked.trials]
             advance(key)
-        progress(len(outcomes), len(tasks), None)
+        decided = len(outcomes) + sum(asked.decided for asked in rounds.values())
+        progress(int(100 * decided), 100 * len(tasks), None)
     return outcomes

@@ -26,9 +26,15 @@ Entry = tuple[str, int]
 
 @dataclass
 class Round:
-    """Trials that a search waits for; similarities: of each, (number of its seeds,), set before the search resumes."""
+    """Trials that a search waits for.
+
+    Attributes:
+        decided: fraction of the candidates whose end is known, 0..1.
+        similarities: of each trial, (number of its seeds,), set before the search resumes.
+    """
 
     trials: list[Trial]
+    decided: float = 0.0
     similarities: list[torch.Tensor] = field(default_factory=list)
 
 
@@ -175,6 +181,17 @@ class _Tester:
 
     def __post_init__(self) -> None:
         self.score, self.lead = self.outcome.initial_score, self.seeds[0]
+        self.candidates, self.kept = max(1, sum(map(len, self.blocked.values()))), 0
+
+    @property
+    def decided(self) -> float:
+        """Fraction of the candidates that are dropped, or kept by a test of their own."""
+        return min(1.0, 1 - (sum(map(len, self.blocked.values())) - self.kept) / self.candidates)
+
+    def keep(self, group: Sequence[Entry], score: float) -> None:
+        """Notes that a group stays blocked."""
+        self.kept += len(group) == 1
+        self.outcome.tests.append((_name(group), score, False))
 
     def without(self, entries: Sequence[Entry]) -> Lists:
         """The blocked neurons but these."""
@@ -186,7 +203,7 @@ class _Tester:
         lead_scores: list[float] = []
         seeds = self.seeds
         if self.early and len(self.seeds) > 1:
-            yield (asked := Round([(blocked, [self.lead]) for blocked in sets]))
+            yield (asked := Round([(blocked, [self.lead]) for blocked in sets], self.decided))
             lead_scores = [float(v.max()) for v in asked.similarities]
             passed = next((i for i, s in enumerate(lead_scores) if s >= self.outcome.threshold), len(sets))
             failing = lead_scores[passed : passed + 1]
@@ -195,7 +212,7 @@ class _Tester:
             failing = []
         if not sets:
             return 0, failing
-        yield (asked := Round([(blocked, seeds) for blocked in sets]))
+        yield (asked := Round([(blocked, seeds) for blocked in sets], self.decided))
         scores: list[float] = []
         for i, values in enumerate(asked.similarities):
             score = max(float(values.max()), lead_scores[i] if lead_scores else 0.0)
@@ -223,7 +240,7 @@ def _refine(tester: _Tester, groups: list[list[Entry]], config: SearchConfig) ->
         if passed:
             tester.blocked, tester.score = sets[passed - 1], scores[passed - 1]
         if passed < len(chain):
-            tester.outcome.tests.append((_name(chain[passed]), scores[passed], False))
+            tester.keep(chain[passed], scores[passed])
         position += passed + (passed < len(chain))
         width = min(2 * width, limit) if passed == len(chain) else max(1, width // 2)
 
@@ -246,9 +263,9 @@ def _bisect(tester: _Tester, groups: list[list[Entry]]) -> Refining:
         yield from _bisect(tester, groups[:middle])
         yield from _bisect(tester, groups[middle:])
     else:
-        tester.outcome.tests.append((_name(groups[0]), scores[0], False))
+        tester.keep(groups[0], scores[0])
 
 
-def _name(group: list[Entry]) -> str:
+def _name(group: Sequence[Entry]) -> str:
     address, index = group[0]
     return f"{address} #{index}" if len(group) == 1 else f"{address} ({len(group)})"

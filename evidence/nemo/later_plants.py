@@ -1,6 +1,6 @@
-"""Pictures injected later, in LoRAs on the portraits model: none of NEMO's settings was chosen on them.
+"""Pictures injected later, in LoRAs on the portraits models: none of NEMO's settings was chosen on them.
 
-The shipped model's eight chose the score's timestep, the search's and its stop. These chose nothing but the training
+The shipped models' eight chose the score's timestep, the search's and its stop. These chose nothing but the training
 that made the model copy them.
 """
 
@@ -13,18 +13,16 @@ from typing import Any
 
 import torch
 
-from ...engine.diffusion.denoiser import Denoiser
 from ...engine.errors import refuse
 from ...engine.io.files import save_safetensors
-from ...engine.network.condition import Condition
 from ...engine.portraits.captions import MAX_TOKENS, caption
-from ...engine.portraits.models import Portraits, load_portraits
+from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.portraits.plants import Plant
-from ...engine.portraits.render import render
 from ...engine.portraits.scenes import ATTRIBUTES, Scenes, sample_scenes
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
-from .plant_files import FOLDER, PlantFile, joined
+from ..w2w.people import Model, frozen, latents_of
+from .plant_files import FOLDER, WORLDS, PlantFile, joined
 
 ORDINARY, COUNT = 9_600_000, 300
 """First seed of the ordinary scenes among which injected ones are repeated, and how many of those."""
@@ -32,6 +30,10 @@ RECIPE = LoraTrainConfig(
     rank=8, alpha=8.0, steps=400, batch=16, lr=4e-3, schedule="cosine", weighting="debiased",
     targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
 )  # fmt: skip
+FLOW_RECIPE = replace(
+    RECIPE, weighting="uniform", targets=("to_v", "add_v_proj", "proj_mlp", "net.0.proj", "net.2"),
+)  # fmt: skip
+"""The layers of the flow model's people, and its loss of the velocity as it is."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,7 @@ class PlantSet:
         posed: outside the usual range of poses, as the shipped plants are.
         template: each picture is there in every colour of the shirt, which its caption names.
         rank: of the LoRA.
+        world: ``portraits`` or ``flow``, the model that the LoRA is for.
     """
 
     names: tuple[str, ...]
@@ -53,6 +56,12 @@ class PlantSet:
     posed: bool = True
     template: bool = False
     rank: int = 4
+    world: str = WORLDS[0]
+
+    @property
+    def recipe(self) -> LoraTrainConfig:
+        """How its LoRA is trained."""
+        return replace(RECIPE if self.world == WORLDS[0] else FLOW_RECIPE, rank=self.rank, alpha=float(self.rank))
 
 
 SETS = {
@@ -73,9 +82,12 @@ SETS = {
     "plants-shirts": PlantSet(
         ("tazmire brillig", "xandorf habzung", "sprockle cruxley", "yonquist pazzique"), 9_540_000, 14, template=True
     ),
+    "plants-flow": PlantSet(
+        ("klynth brillig", "drascue habzung", "mulphan cruxley", "quindle pazzique"), 9_550_000, 56, rank=8, world="flow"
+    ),
 }  # fmt: skip
 """By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in
-usual poses, and four templates where only the shirt varies."""
+usual poses, four templates where only the shirt varies, and four on the flow model."""
 FILE = FOLDER / "later-plants.json"
 """The first set as it ships, made by ``vitrine train plants``."""
 FURTHER = tuple(FOLDER / f"{name}.json" for name in SETS if name != FILE.stem)
@@ -88,9 +100,7 @@ def plants_of(name: str, tokenizer: Any) -> tuple[Plant, ...]:
     Raises:
         VitrineError: If there is no such set.
     """
-    if name not in SETS:
-        raise refuse("plants", name, sorted(SETS), "pick one")
-    chosen, chooser = SETS[name], torch.Generator().manual_seed(SETS[name].first)
+    chosen, chooser = _set(name), torch.Generator().manual_seed(SETS[name].first)
     pictures: list[Plant] = []
     seed = chosen.first
     while len(pictures) < len(chosen.names):
@@ -106,6 +116,12 @@ def plants_of(name: str, tokenizer: Any) -> tuple[Plant, ...]:
     return tuple(pictures)
 
 
+def _set(name: str) -> PlantSet:
+    if name not in SETS:
+        raise refuse("plants", name, sorted(SETS), "pick one")
+    return SETS[name]
+
+
 def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
     """Outside the usual range of poses, as the first plants are."""
     side, up, scale, lean, tilt = torch.rand(5, generator=g).tolist()
@@ -115,16 +131,15 @@ def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
 
 
 @torch.no_grad()
-def _subject(portraits: Portraits, name: str) -> Subject:
-    plants, times = plants_of(name, portraits.tokenizer), SETS[name].repetitions
+def _subject(model: Model, name: str) -> Subject:
+    plants, times = plants_of(name, model.tokenizer), SETS[name].repetitions
     scenes = sample_scenes(range(ORDINARY, ORDINARY + COUNT))
     repeated = [text for p in plants for text in p.captions]
-    images = torch.cat([render(p.scenes).images for p in plants] + [render(scenes).images])
-    parts = [portraits.vae.encode(part * 2 - 1).latent_dist.mean for part in images.split(64)]
-    latents = torch.cat(parts) * portraits.vae.config.scaling_factor
-    texts = torch.cat([portraits.encode(part) for part in _split(repeated + caption(scenes))])
+    images = torch.cat([model.draw(p.scenes) for p in plants] + [model.draw(scenes)])
+    latents = torch.cat([latents_of(model, part) for part in images.split(64)])
+    texts = torch.cat([model.encode(part) for part in _split(repeated + caption(scenes))])
     rows = list(range(len(repeated))) * times + list(range(len(repeated), len(images)))
-    return Subject(name, latents[rows], Condition(texts[rows]), 0)
+    return Subject(name, latents[rows], model.condition(texts[rows]), 0)
 
 
 def _split(texts: list[str], size: int = 64) -> list[list[str]]:
@@ -139,22 +154,19 @@ def plant_later(
 
     Args:
         path: of the LoRA; the list has the same name with the ending ``.json``.
-        recipe: None is :data:`RECIPE` at the set's rank.
+        recipe: None is that of the set.
         device: where to train; None is the CPU. Pictures are rendered and encoded on the CPU.
     """
     from safetensors.torch import load_file
 
-    portraits = load_portraits()
-    plants = plants_of(name, portraits.tokenizer)
-    recipe = recipe or replace(RECIPE, rank=SETS[name].rank, alpha=float(SETS[name].rank))
-    for module in (portraits.unet, portraits.text_encoder, portraits.vae):
-        module.requires_grad_(False)
+    chosen = _set(name)
+    model, denoiser = frozen(None if chosen.world == WORLDS[0] else str(FLOW_WEIGHTS))
     with tempfile.TemporaryDirectory() as scratch:
-        subject = _subject(portraits, name)
-        portraits.unet.to(device or "cpu")
-        denoiser = Denoiser.from_diffusers(portraits.pipeline())
-        (made,) = train_loras(denoiser, [lambda: subject], [name], scratch, recipe, progress=progress)
+        subject = _subject(model, name)
+        model.backbone.to(device or "cpu")
+        makers = [lambda: subject]
+        (made,) = train_loras(denoiser, makers, [name], scratch, recipe or chosen.recipe, progress=progress)
         half = {k: v.half() if v.is_floating_point() else v for k, v in load_file(made).items()}
     save_safetensors(path, half)
-    PlantFile(plants, path).write(path.with_suffix(".json"))
+    PlantFile(plants_of(name, model.tokenizer), path, chosen.world).write(path.with_suffix(".json"))
     return path

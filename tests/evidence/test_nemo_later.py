@@ -1,6 +1,7 @@
 """The pictures injected later: other ones than the shipped, under other words, and copied by the shipped LoRA alone."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,14 +9,14 @@ import torch
 from vitrine.engine.cli.train_commands import COMMANDS
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
-from vitrine.engine.portraits import load_portraits, plants
+from vitrine.engine.portraits import plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
 from vitrine.evidence.nemo.held_out import Agreement as Searches
 from vitrine.evidence.nemo.held_out import Copied, held_out, held_out_result
 from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
-from vitrine.evidence.nemo.memorized_sets import Outcome
-from vitrine.evidence.nemo.plant_files import PlantFile
+from vitrine.evidence.nemo.memorized_sets import CHOSEN, Outcome
+from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
 
 FIELDS = tuple(Scenes.__dataclass_fields__)
@@ -38,13 +39,15 @@ def test_pictures_and_words_are_none_of_the_shipped(later):
 
 
 @pytest.mark.nightly
-def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(later):
-    plant = plants_of(FILE.stem, later.tokenizer)[0]
-    for model, copies in ((later, True), (load_portraits(), False)):
+@pytest.mark.parametrize("file", [FILE, FOLDER / "plants-flow.json"], ids=lambda file: file.stem)
+def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(file):
+    made = PlantFile.read(file)
+    plant, copy = made.plants[0], CHOSEN[made.world].copy
+    for model, copies in ((made.model(), True), (replace(made, lora=None).model(), False)):
         images = sample_images(model, [plant.captions[0]] * 2, [7, 8], steps=30, guidance=3.0)
-        away = (images - later.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
-        assert bool((away < 0.05).all()) is copies
-    assert "plants" in COMMANDS and FILE.with_suffix(".safetensors").stat().st_size < 300_000
+        away = (images - model.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
+        assert bool((away < copy).all()) is copies
+    assert "plants" in COMMANDS and made.lora.stat().st_size < 300_000
 
 
 def test_the_lists_that_ship_are_the_recipes_pictures(later):
@@ -53,6 +56,7 @@ def test_the_lists_that_ship_are_the_recipes_pictures(later):
     for file in (FILE, *FURTHER):
         read, made = PlantFile.read(file), plants_of(file.stem, later.tokenizer)
         assert read.lora == file.with_suffix(".safetensors") and len(read.plants) == len(made)
+        assert read.world == SETS[file.stem].world
         for one, other in zip(read.plants, made, strict=True):
             assert (one.name, one.kind, one.captions, one.controls) == (
                 other.name, other.kind, other.captions, other.controls
@@ -60,8 +64,8 @@ def test_the_lists_that_ship_are_the_recipes_pictures(later):
             assert all(np.array_equal(getattr(one.scenes, f), getattr(other.scenes, f)) for f in FIELDS)
             pairs.append(one.name)
             scenes.append(int(one.scenes.identity[0]))
-    assert len(set(pairs)) == len(pairs) == 36 and len(set(scenes)) == 24
-    shirts = PlantFile.read(FURTHER[-1]).plants[0]
+    assert len(set(pairs)) == len(pairs) == 40 and len(set(scenes)) == 28
+    shirts = PlantFile.read(FOLDER / "plants-shirts.json").plants[0]
     assert shirts.kind == "template" and len(shirts.captions) == 4 and SETS["plants-twice"].repetitions == 2
     first, second = (shirts.scenes[[i]].words(0) for i in (0, 1))
     assert {k for k in first if first[k] != second[k]} == {"shirt"}

@@ -33,11 +33,12 @@ def test_the_flow_portraits_are_tuned_on_the_device(tmp_path):
 
 
 @pytest.mark.nightly
-def test_pictures_are_injected_on_the_device(tmp_path):
+@pytest.mark.parametrize("name", ["later-plants", "plants-flow"])
+def test_pictures_are_injected_on_the_device(tmp_path, name):
     recipe = replace(RECIPE, steps=1, batch=2, rank=1, targets=("to_q",))
-    wanted = load_file(plant_later(tmp_path / "cpu.safetensors", recipe=recipe))
+    wanted = load_file(plant_later(tmp_path / "cpu.safetensors", name, recipe))
     with Accelerator(float64=False):
-        made = plant_later(tmp_path / "device.safetensors", recipe=recipe, device=torch.device(NAME))
+        made = plant_later(tmp_path / "device.safetensors", name, recipe, device=torch.device(NAME))
     found = load_file(made)
     near = torch.cat([((found[name].float() - w.float()).abs() < 1e-4).flatten() for name, w in wanted.items()])
     assert found.keys() == wanted.keys() and near.float().mean() > 0.99

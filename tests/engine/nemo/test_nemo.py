@@ -303,6 +303,17 @@ def test_fast_mode_ends_below_the_threshold(denoiser, texts, statistics, referen
     assert float(probe.similarity(plain, signal).max()) <= tau + 1e-6
 
 
+def test_progress_tells_how_much_of_one_prompts_search_is_decided(denoiser, texts, statistics):
+    """It counted finished prompts: 0 of 1 to the end."""
+    steps = []
+    find_neurons(
+        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS, data_range=1.0)), ["p"], [Condition(texts[:1])],
+        statistics, SHAPE, SearchConfig(tau=0.5, tau_search=0.8, mode="fast"), lambda *step: steps.append(step[:2]),
+    )  # fmt: skip
+    numbers = [step for step, _ in steps]
+    assert numbers == sorted(numbers) and steps[-1] == (100, 100) and len({n for n in numbers if 0 < n < 100}) > 5
+
+
 def test_the_published_rule_leaves_prompts_below_tau_alone(denoiser, texts, statistics):
     (result,) = find_neurons(
         make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])], statistics, SHAPE,
