@@ -33,6 +33,7 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_port
 from ...engine.portraits.models import WEIGHTS, Portraits, load_portraits
 from ...engine.portraits.plants import Plant
 from ...engine.portraits.scenes import ATTRIBUTE_NAMES, ATTRIBUTES, POSE_NAMES, Scenes, sample_scenes
+from ...engine.runtime.quiet import quiet_libraries
 
 FOLDER = WEIGHTS / "plants"
 """The shipped LoRAs and their lists."""
@@ -77,6 +78,7 @@ class PlantFile:
         facts: dict[str, Any] = {"lora": "" if self.lora is None else self.lora.name, "world": self.world}
         return write_json(path, facts | {"plants": [_facts(plant) for plant in self.plants]})
 
+    @quiet_libraries()
     def model(self, folder: str | None = None) -> Portraits | FlowPortraits:
         """The world's model with the LoRA in its weights.
 
