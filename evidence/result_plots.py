@@ -8,8 +8,8 @@ from typing import Any
 
 from .registry import OURS, REFERENCE, RIVAL, TRIVIAL
 
-WIDTH, LEFT, RIGHT, ROW, TOP = 480, 16, 464, 36, 30
-"""Pixels. Names are above their dots, so that the plot is readable at a width of 360 pixels."""
+WIDTH, LEFT, RIGHT, ROW, TOP = 480, 16, 464, 44, 30
+"""Pixels. Names are above their dots' lines, so that the plot is readable at a width of 360 pixels."""
 SHAPES = {OURS: "circle", RIVAL: "diamond", TRIVIAL: "cross", REFERENCE: "square"}
 LEGEND = {OURS: "ours", RIVAL: "other method", TRIVIAL: "trivial baseline", REFERENCE: "reference"}
 # Okabe and Ito's colours, distinguishable for colour-blind readers; contrast of at least 3:1 on both backgrounds
@@ -74,10 +74,11 @@ def _axis_title(result: dict[str, Any]) -> str:
 
 
 def _arm(arm: dict[str, Any], y: int, x: Any) -> list[str]:
-    """Name and figure, the interval below, and its dot."""
-    role, line = arm["role"], y + 26
+    """Name and figure above a line with the interval and the dot."""
+    role, line = arm["role"], y + 27
     parts = [f'<text x="{LEFT}" y="{y + 14}">{html.escape(arm["name"])}</text>',
-             f'<text x="{RIGHT}" y="{y + 14}" text-anchor="end">{number(arm["value"])}</text>']  # fmt: skip
+             f'<text x="{RIGHT}" y="{y + 14}" text-anchor="end">{number(arm["value"])}</text>',
+             f'<path stroke="var(--line)" d="M{LEFT} {line}H{RIGHT}"/>']  # fmt: skip
     if arm["interval"]:
         ends = [x(v) for v in arm["interval"]]
         parts.append(f'<path class="{role}" stroke-width="2" d="M{ends[0]} {line}H{ends[1]}"/>')
