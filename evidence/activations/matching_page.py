@@ -77,7 +77,7 @@ def _parts(report: Report, labelled: Pictures, test: Pictures, choices: dict[str
         f"renderer's own parts, one colour each. Mean IoU over {_MEASURED} misaligned portraits."
     )
     legend = [(to_pil(colour_parts(torch.full((8, 8), i))), name) for i, name in enumerate(PARTS)]
-    report.add_images(legend, width=48)
+    report.add_images(legend, width=72)
     report.add_images([(to_pil(colour_parts(p)), "truth") for p in test.parts[:_SHOWN]], width=128)
     table: list[tuple[object, ...]] = [("features", "channels", "mIoU")]
     for name, addresses in (choices | {"raw pixels": ("pixels",), "Fourier coordinates": ("coordinates",)}).items():
