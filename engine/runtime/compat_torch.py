@@ -27,8 +27,7 @@ def probe() -> list[str]:
     lost = [f"torch.nn.Module.{name}" for name in own if not hasattr(module, name)]
     lost += [f"torch.Tensor.{name}" for name in ("_base", "_version") if not hasattr(tensor, name)]
     lost += ["torch.UntypedStorage._cdata"] * (not hasattr(tensor.untyped_storage(), "_cdata"))
-    lost += [f"torch.nn.Conv2d.{PADDED_SIDES}"] * (not hasattr(nn.Conv2d(1, 1, 1, device="meta"), PADDED_SIDES))
-    return lost + [f"torch.{name}" for name in ("_softmax_backward_data",) if not hasattr(torch, name)]
+    return lost + [f"torch.nn.Conv2d.{PADDED_SIDES}"] * (not hasattr(nn.Conv2d(1, 1, 1, device="meta"), PADDED_SIDES))
 
 
 # --- modules ------------------------------------------------------------------------------------------------------
@@ -104,11 +103,6 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def version_of(tensor: torch.Tensor) -> int:
     """A number that changes with every write to the tensor; -1 for tensors of inference mode."""
     return -1 if tensor.is_inference() else int(tensor._version)
-
-
-def softmax_backward(gradient: torch.Tensor, output: torch.Tensor) -> None:
-    """In place, float32: the gradient at the output of a softmax over the last axis -> the gradient at its input."""
-    torch._softmax_backward_data(gradient, output, -1, torch.float32, grad_input=gradient)
 
 
 # --- compiled code ------------------------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ from ...jobs.digests import digest
 from ...jobs.run import Run, other_inputs
 from ...jobs.training import learning_rate, set_rate
 from ...network.condition import Condition
-from ...network.narrow_heads import NarrowHeads
 from ...runtime.finite import FiniteLosses
 from ...runtime.placement import refuse_offloaded
 from ...runtime.processes import Workers
@@ -175,7 +174,7 @@ class BatchedTrainer:
         batches = [s.sample(self.config.batch, g) for s, g in zip(self.subjects, self._random, strict=True)]
         x0, t, noise = (torch.cat(tensors).to(self.device) for tensors in list(zip(*batches, strict=True))[:3])
         cond = Condition.batch([sample[3] for sample in batches]).to(self.device)
-        with BatchedLora(self.model.backbone, self.manifest, self.weights), NarrowHeads():
+        with BatchedLora(self.model.backbone, self.manifest, self.weights):
             x_t = self.model.network_input(x0, noise, t)
             output = self.model.forward(x_t, t, cond)
         error = self.model.error(output, x_t, x0, noise, t).square().flatten(1).mean(1)

@@ -35,7 +35,6 @@ NO_CHANGE = {
     "CopyReader": "a file",
     "Bench": "two runs, which refuse it",
     "named": "an error's file name",
-    "NarrowHeads": "a kernel, without state",
     "Peak": "a count of bytes, PyTorch's own kind of block",
     "_OpenBlock": "other blocks, within one run",
     "ForwardClock": "a base", "_Added": "a base", "_Hooks": "a base", "OneBlock": "a base",
