@@ -83,7 +83,8 @@ SETS = {
         ("tazmire brillig", "xandorf habzung", "sprockle cruxley", "yonquist pazzique"), 9_540_000, 14, template=True
     ),
     "plants-flow": PlantSet(
-        ("klynth brillig", "drascue habzung", "mulphan cruxley", "quindle pazzique"), 9_550_000, 56, rank=8, world="flow"
+        ("klynth brillig", "drascue habzung", "mulphan cruxley", "quindle pazzique"),
+        9_550_000, 56, rank=8, world="flow",
     ),
 }  # fmt: skip
 """By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in

@@ -1,10 +1,10 @@
-"""What several searches agree on."""
+"""What several searches agree on, and neurons as text."""
 
 import pytest
 from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, consensus, jaccard
-from vitrine.engine.nemo.neurons import parse_neurons
+from vitrine.engine.nemo.neurons import export_lists, import_csv, parse_neurons
 
 
 def sets(*choices, fingerprint="aa"):
@@ -72,3 +72,12 @@ def test_the_command_writes_what_searches_agree_on(tmp_path, capsys):
     assert main(["nemo", "consensus", files[0], *none, "--out", str(tmp_path / "out.json")]) == 0
     assert "pairs agree by 0.00, 1 of two empty sets left out" in capsys.readouterr().out
     assert main(["nemo", "consensus", files[0]]) == 2
+
+
+def test_official_csv_and_its_line(tmp_path):
+    path = tmp_path / "official.csv"
+    path.write_text("Caption;Refined Neurons\nsome prompt;[[221], [], [3, 4]]\n")
+    ((prompt, neurons),) = import_csv(path, ["a", "b", "c"])
+    assert prompt == "some prompt" and export_lists(neurons.neurons, ["a", "b", "c"]) == "[[221], [], [3, 4]]"
+    with pytest.raises(VitrineError, match="2 layers"):
+        import_csv(path, ["a", "b"])

@@ -27,7 +27,6 @@ from vitrine.engine.nemo import (
     value_sites,
 )
 from vitrine.engine.nemo.find import Task, lockstep
-from vitrine.engine.nemo.neurons import export_lists, import_csv
 from vitrine.engine.nemo.noise_similarity import Request, ddim_timestep, probe_noise
 from vitrine.engine.nemo.search import candidates, search
 from vitrine.engine.nemo.ssim import betas_for, ms_ssim
@@ -394,12 +393,3 @@ def test_a_set_of_another_model_is_refused(unet):
     ):
         with pytest.raises(VitrineError, match=word), block(unet, neurons):
             pass
-
-
-def test_official_csv_and_its_line(tmp_path):
-    path = tmp_path / "official.csv"
-    path.write_text("Caption;Refined Neurons\nsome prompt;[[221], [], [3, 4]]\n")
-    ((prompt, neurons),) = import_csv(path, ["a", "b", "c"])
-    assert prompt == "some prompt" and export_lists(neurons.neurons, ["a", "b", "c"]) == "[[221], [], [3, 4]]"
-    with pytest.raises(VitrineError, match="2 layers"):
-        import_csv(path, ["a", "b"])
