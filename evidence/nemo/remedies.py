@@ -23,7 +23,7 @@ from .baselines import (
     random_tokens,
     without_padding,
 )
-from .probed_model import ORDINARY, PAPER, SHAPE, ProbedModel, SampleBudget, budget_of, captions, setting, verbatim
+from .probed_model import ORDINARY, PAPER, ProbedModel, SampleBudget, budget_of, captions, setting, verbatim
 
 SEEDS = tuple(range(100, 110))
 COPY = 0.05
@@ -177,7 +177,7 @@ def adjusted(
     """Samples of an embedding moved until guidance pulls no more than a share of what ordinary captions' does at t."""
     cond, empty = probed.conditions([prompt, ""])
     config = AdjustConfig(target=share * _usual_pull(probed, t=t), steps=50, t=t)
-    moved = adjusted_embedding(probed.denoiser, cond, empty, _noise(), config)
+    moved = adjusted_embedding(probed.denoiser, cond, empty, _noise(probed), config)
     assert moved.text is not None
     return probed.sample(moved.text.expand(len(seeds), -1, -1), seeds)
 
@@ -193,8 +193,8 @@ def scaled(probed: ProbedModel, prompt: str, seeds: Sequence[int], factor: float
         return probed.sample(text.expand(n, -1, -1), seeds)
 
 
-def _noise() -> torch.Tensor:
-    return torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(0))
+def _noise(probed: ProbedModel) -> torch.Tensor:
+    return torch.randn(8, *probed.model.latent_shape, generator=torch.Generator().manual_seed(0))
 
 
 def _usual_pull(probed: ProbedModel, count: int = 32, t: float = 981.0) -> float:
@@ -202,7 +202,7 @@ def _usual_pull(probed: ProbedModel, count: int = 32, t: float = 981.0) -> float
     conds = probed.conditions(captions(ORDINARY, count, probed.model.dataset))
     (empty,) = probed.conditions([""])
     both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
-    noise = _noise()[:1].expand(count, *SHAPE)
+    noise = _noise(probed)[:1].repeat(count, 1, 1, 1)
     with torch.no_grad():
         full, null = (probed.denoiser.predict(noise, t, cond).eps for cond in both)
     return float((full - null).flatten(1).norm(dim=1).median())
