@@ -1,7 +1,7 @@
 """Pictures injected later, in LoRAs on the portraits models: none of NEMO's settings was chosen on them.
 
-The shipped models' eight chose the score's timestep, the search's and its stop. These chose nothing but the training
-that made the model copy them.
+The timesteps of score and search, and where the search stops, were chosen on the pictures that the shipped models
+memorized.
 """
 
 from __future__ import annotations

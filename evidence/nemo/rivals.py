@@ -1,4 +1,4 @@
-"""Rivals of the search on pictures that chose nothing, each at the setting that was best on the shipped plants."""
+"""Rivals of the search on held-out pictures, each at the setting that was best on the shipped plants."""
 
 from __future__ import annotations
 

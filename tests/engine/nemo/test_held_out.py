@@ -1,4 +1,4 @@
-"""The score of a choice of places is measured on pictures that chose nothing."""
+"""The score of a choice of places is measured on held-out pictures."""
 
 import pytest
 import torch
