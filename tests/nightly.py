@@ -66,18 +66,19 @@ PAGES = tuple(sorted(
 LONG = (
     Piece("rounding, as AVX2", ("tests", "-m", "rounding"), AVX2),
     *(Piece(f"machine, every cell, {path.name}", (f"tests/machine/{path.name}", *EVERY), {"VITRINE_MACHINE": "full"})
-      for path in sorted((ROOT / "tests" / "machine").glob("test_*.py"))),
+      for path in sorted((ROOT / "tests" / "machine").glob("test_*.py")) if path.name != "test_accelerator.py"),
     Piece("hard use, full numbers", ("tests/comfy/test_hard_use.py", "tests/comfy/test_points.py", *EVERY),
           {"VITRINE_HARD": "1"}),
     *(Piece(f"newest page, {Path(name).name}", (name, *EVERY), {"VITRINE_PAGE": "newest"}) for name in PAGES),
     *(Piece(f"full size, {family}, {path.name}", (f"tests/full_size/{path.name}",), {"VITRINE_FULL_SIZE": family},
             alone=True)
       for family in ("sd15", "sdxl") for path in sorted((ROOT / "tests" / "full_size").glob("test_*.py"))),
-    Piece("benchmarks", ("tests/benchmarks",), {"VITRINE_BENCH": "1"}, alone=True),
+    *(Piece(f"benchmarks, {path.name}", (f"tests/benchmarks/{path.name}",), {"VITRINE_BENCH": "1"}, alone=True)
+      for path in sorted((ROOT / "tests" / "benchmarks").glob("test_*.py"))),
     Piece("hostile headers", ("tests/attacks/test_headers.py",), {"VITRINE_HEADERS": "500"}),
     Piece("large jobs", ("tests/engine/jobs/test_large_jobs.py", *EVERY), {"VITRINE_LARGE": "1"}),
 )  # fmt: skip
-"""Runs that an environment variable makes larger. Those that take hours come last."""
+"""Runs that an environment variable makes larger. Those that take hours come last. A GPU's tests skip without one."""
 
 
 def pieces() -> list[Piece]:

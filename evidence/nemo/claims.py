@@ -57,31 +57,25 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     both = [probed.conditions(each) for each in texts]
     steps = (4,) if quick else (1, 2, 4)
     detectors = {f"{k} steps": _few_steps(probed, both, FewStepConfig(steps=k), progress) for k in steps}
+    published = _one_step(probed, both, progress)
     positive, ordinary = detectors["4 steps"].scores
     lengths = [torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in each]) for each in texts]
-    hits = positive > ordinary.quantile(0.99)
+    interval, hits = auroc_interval(positive, ordinary), positive > ordinary.quantile(0.99)
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
-    interval = auroc_interval(positive, ordinary)
     likely = (interval[1], share_interval(int(hits.sum()), len(hits))[1]) if quick else (area, rate)
+    tables = {name: d.table() for name, d in (detectors | {"published score, one step": published}).items()}
+    columns = ("AUROC", "TPR at 1 % FPR", "rows a caption", "seconds")
+    values = {"ours": area, "published score, one step": auroc(*published.scores), "number of tokens": auroc(*lengths)}
+    spans = {"ours": interval, "published score, one step": auroc_interval(*published.scores)}
     return ClaimResult(
         value=round(area, 4),
         interval=interval,
         holds=likely[0] >= 0.98 and likely[1] >= 0.9,
-        details={
-            "TPR at 1 % FPR": round(rate, 3),
-            "samples of 4 seeds, by steps": {name: each.table() for name, each in detectors.items()},
-            "published score: one step, t index 15 of 50, single-scale SSIM on 16 x 16 latents": _one_step(
-                probed, both, progress
-            ).table(),
-            "captions, planted and ordinary": [len(memorized), budget.ordinary],
-        },
-        arms=arms(
-            {"ours": area, "number of tokens": auroc(*lengths)}, {"ours": "ours", "number of tokens": "trivial"},
-            {"ours": interval},
-        ),
+        details={"detectors": tables, "captions, planted and ordinary": [len(memorized), budget.ordinary]},
+        arms=arms(values, dict(zip(values, ("ours", "rival", "trivial"), strict=True)), spans),
         n=len(memorized),
-        tables=(Table("At 1 % false alarms", ("", "share"), (("planted captions found", rate),)),),
-    )  # fmt: skip
+        tables=(Table("Detectors", ("", *columns), tuple((n, *(t[c] for c in columns)) for n, t in tables.items())),),
+    )
 
 
 @claim(

@@ -33,6 +33,7 @@ trained ones cost. Made by
 
 which fails where a ratio has risen by more than 15 % and more than its spread.
 """
+SHORT_FORWARDS = "It waits for Python between the layers of so small a batch, so a hook shows more than on a CPU."
 COLUMNS = "| method | against | model | of the | ratio (CPU) | rounds | peak memory, ours / theirs | GPU |"
 
 
@@ -57,7 +58,8 @@ def render(rows):
     if not other:
         parts.append("GPU: no GPU was at hand.\n")
     else:
-        parts.append(f"GPU: {', '.join(sorted({r['device'] for r in other}))}, {other[0]['dtype']}.\n")
+        names = ", ".join(sorted({r["device"] for r in other}))
+        parts.append(f"GPU: {names}, {other[0]['dtype']}. {SHORT_FORWARDS}\n")
     lines = [COLUMNS, "|---" * COLUMNS.count(" | ") + "|---|"] if rows else []
     for row in cpu:
         there = fast.pop(key(row)[:-1], None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,51 +18,51 @@ from .stock import backbone, modules, stock
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-def _group(kind: str) -> Callable[[Any], None]:
-    def place(pipe: Any) -> None:
+def _group(kind: str) -> Callable[[Any, str], None]:
+    def place(pipe: Any, device: str) -> None:
         # The VAE's blocks are cut through by its own forward, and diffusers leaves them whole at block level.
         whole = {"num_blocks_per_group": 1} if kind == "block_level" else {}
         pipe.enable_group_offload(
-            torch.device(NAME, 0), torch.device("cpu"), offload_type=kind, use_stream=False, **whole
+            torch.device(device, 0), torch.device("cpu"), offload_type=kind, use_stream=False, **whole
         )
 
     return place
 
 
-def _compile(pipe: Any) -> None:
+def _compile(pipe: Any, device: str) -> None:
     """In place, as diffusers advises, after a first forward; ``eager`` traces and compiles nothing."""
-    pipe.to(NAME)
+    pipe.to(device)
     backbone(pipe).compile(backend="eager")
 
 
-def _adapter(pipe: Any) -> None:
+def _adapter(pipe: Any, device: str) -> None:
     from peft import LoraConfig, inject_adapter_in_model
 
     net = backbone(pipe)
     inject_adapter_in_model(LoraConfig(r=2, lora_alpha=2, target_modules=["to_q", "to_v"]), net, "extra")
     net.requires_grad_(False)
-    pipe.to(NAME)
+    pipe.to(device)
 
 
-def _sliced(pipe: Any) -> None:
-    pipe.to(NAME)
+def _sliced(pipe: Any, device: str) -> None:
+    pipe.to(device)
     pipe.vae.enable_slicing()
     pipe.vae.enable_tiling()
     if hasattr(backbone(pipe), "set_attention_slice"):
         pipe.enable_attention_slicing("max")
 
 
-MODES: dict[str, Callable[[Any], Any]] = {
-    "on the device": lambda pipe: pipe.to(NAME),
-    "model offload": lambda pipe: pipe.enable_model_cpu_offload(device=NAME),
-    "sequential offload": lambda pipe: pipe.enable_sequential_cpu_offload(device=NAME),
+MODES: dict[str, Callable[[Any, str], Any]] = {
+    "on the device": lambda pipe, device: pipe.to(device),
+    "model offload": lambda pipe, device: pipe.enable_model_cpu_offload(device=device),
+    "sequential offload": lambda pipe, device: pipe.enable_sequential_cpu_offload(device=device),
     "groups, leaves": _group("leaf_level"),
     "groups, blocks": _group("block_level"),
     "slicing, tiling": _sliced,
     "LoRA loaded": _adapter,
     "compiled": _compile,
 }
-"""Mode -> function that places a pipeline so."""
+"""Mode -> function that places a pipeline so, on a device."""
 
 OFFLOADED = ("model offload", "sequential offload", "groups, leaves", "groups, blocks")
 
@@ -77,7 +78,7 @@ def where(pipe: Any) -> dict[str, str]:
 
 def on_the_cpu(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """float32 copies."""
-    return [(t.inner if isinstance(t, DeviceTensor) else t).detach().float().clone() for t in tensors]
+    return [(t.inner if isinstance(t, DeviceTensor) else t).detach().float().cpu().clone() for t in tensors]
 
 
 @functools.cache
@@ -91,16 +92,16 @@ def plain(name: str, family: str, dtype: str = "fp32") -> list[torch.Tensor]:
     return made
 
 
-def placed(name: str, family: str, mode: str, dtype: str = "fp32") -> list[torch.Tensor]:
-    """What it makes on the pretend device.
+def placed(name: str, family: str, mode: str, dtype: str = "fp32", device: str = NAME) -> list[torch.Tensor]:
+    """What it makes on a device, by default the pretended one.
 
     Raises:
         AssertionError: a module was moved or cast.
     """
     call = CALLS[name]
-    with Accelerator():
+    with Accelerator() if device == NAME else nullcontext():
         pipe = call.pipeline(family).to(DTYPES[dtype])
-        MODES[mode](pipe)
+        MODES[mode](pipe, device)
         before = where(pipe)
         torch.manual_seed(0)
         made = on_the_cpu(call.run(pipe))

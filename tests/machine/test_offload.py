@@ -80,8 +80,8 @@ HALVED = [
 def test_a_network_may_be_put_inside_torch_compile(name, family, monkeypatch):
     """``pipe.unet = torch.compile(pipe.unet)``: what stands in its place has neither a length nor a truth value."""
 
-    def wrap(pipe):
-        pipe.to(NAME)
+    def wrap(pipe, device):
+        pipe.to(device)
         attribute = "unet" if getattr(pipe, "unet", None) is not None else "transformer"
         setattr(pipe, attribute, torch.compile(backbone(pipe), backend="eager"))
 
@@ -110,7 +110,7 @@ def test_a_copy_is_whole_and_without_hooks(mode):
     wanted = {k: v.clone() for k, v in stock("sdxl").unet.state_dict().items()}
     with Accelerator():
         pipe = stock("sdxl")
-        MODES[mode](pipe)
+        MODES[mode](pipe, NAME)
         before = where(pipe)
         made = copied(pipe.unet, torch.float64)
         assert where(pipe) == before and {p.device.type for p in made.parameters()} == {NAME}
@@ -142,7 +142,7 @@ def test_sdxls_vae_is_upcast_where_its_weights_are_away(name, mode):
 def test_an_upcast_vae_computes_in_float32_and_gets_its_weights_back(mode):
     with Accelerator():
         pipe = stock("sdxl").to(torch.float16)
-        MODES[mode](pipe)
+        MODES[mode](pipe, NAME)
         weights = {k: (v.inner if isinstance(v, DeviceTensor) else v) for k, v in pipe.vae.state_dict().items()}
         latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(0)).to(NAME)
         with upcast_vae(pipe.vae) as vae, torch.no_grad():
