@@ -159,7 +159,7 @@ def avataaars(layers: Path) -> Dataset:
         VitrineError: If it is no such file.
     """
     own = Avataaars(FaceLayers.open(layers))
-    parts = ("background", *own.layers.order)
+    parts = ("background", *own.layers.labels)
     return Dataset(
         "avataaars", own.attributes, IDENTITY, OPTIONAL, parts, tuple(KEYPOINTS), tuple(own.vocabulary()),
         own.sample_scenes, own.caption, own.context_caption, own.render, own.plants, own.shown, layers,
@@ -178,16 +178,18 @@ def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
 def train_avataaars(
     layers: str | Path, config: TrainConfig, progress: Callable[[str], Progress] = lambda name: silent
 ) -> Path:
-    """The portraits' training on the faces of a file of layers; returns the model's folder, which has the layers too.
+    """The portraits' training on the faces of a file of layers; returns the model's folder, with layers and a sheet.
 
     Raises:
         VitrineError: If the file is not one of layers.
         OutOfTime: As :func:`train.main`; the same call resumes.
     """
+    from .card import SHEET, write_sheet
     from .train import main
 
     folder = main(config, progress, avataaars(Path(layers)))
     shutil.copyfile(layers, folder / LAYERS)
+    write_sheet(open_model(folder), folder / SHEET)
     return folder
 
 

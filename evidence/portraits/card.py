@@ -9,10 +9,8 @@ from typing import Any
 import torch
 
 from ...engine.io.files import write_text, write_whole
-from ...engine.portraits.captions import caption
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import WEIGHTS, Portraits
-from ...engine.portraits.scenes import sample_scenes
 from ...engine.runtime.progress import Progress, silent
 from .classifier import CLASSIFIER_FILE, load_classifier
 from .quality import Copy, Quality, attribute_table, measure_copies, measure_quality
@@ -98,8 +96,8 @@ def write_sheet(
     """24 held-out prompts: a row as the renderer draws them, below it as the model does, three times; a JPEG file."""
     from .page import to_pil
 
-    scenes = sample_scenes(range(6_500_000, 6_500_024))
-    samples = sample_images(model, caption(scenes), list(range(24)), steps=steps, progress=progress)
+    scenes = model.dataset.sample_scenes(range(6_500_000, 6_500_024))
+    samples = sample_images(model, model.dataset.caption(scenes), list(range(24)), steps=steps, progress=progress)
     pairs = zip(model.draw(scenes).split(8), samples.split(8), strict=True)
     sheet = torch.cat([torch.cat(list(row), dim=2) for pair in pairs for row in pair], dim=1)
     return write_whole(path, lambda scratch: to_pil(sheet[None], 1)[0].save(scratch, "JPEG", quality=90))

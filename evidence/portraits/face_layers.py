@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -25,6 +26,8 @@ KEYPOINTS = {
 }  # fmt: skip
 """In units of the drawing, which is 280 wide and high."""
 CANVAS, TOGETHER = 280, 4
+OPAQUE = 127
+"""Of 255: above it a pixel is the layer's part."""
 Choice = tuple[str, tuple[tuple[str, str], ...]]
 """A value of a part, and the colours that its layer depends on: ((kind, word), ...)."""
 
@@ -64,6 +67,12 @@ class FaceLayers:
         pixels = F.pad(pixels.movedim(-1, 1), (0, 0, 0, 0, 0, 0, 0, 1)).contiguous()
         return cls(Path(path), pixels, tuple(header["order"]), header["palettes"], numbers)
 
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The parts that cover what is below them somewhere; Avataaars' nose is a faint shadow and never does."""
+        covers = (self.pixels[:, 3] > OPAQUE).flatten(1).any(1)
+        return tuple(part for part in self.order if bool(covers[list(self.numbers[part].values())].any()))
+
     def values(self, part: str) -> tuple[str, ...]:
         """The values of a part, in the file's order."""
         return tuple(dict.fromkeys(value for value, _ in self.numbers[part]))
@@ -81,17 +90,18 @@ class FaceLayers:
     def compose(self, choice: torch.Tensor, backgrounds: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """(B, P) layers in the order of painting, on B backgrounds -> (B, 3, S, S) colours and (B, S, S) part indices.
 
-        Part 0 is the background.
+        Part 0 is the background, the others are ``labels``.
         """
         side = self.pixels.shape[-1]
         rgb = [[int(self.palettes["background"][word][i : i + 2], 16) / 255 for i in (0, 2, 4)] for word in backgrounds]
         colour = torch.tensor(rgb)[..., None, None].expand(-1, -1, side, side)
         parts = torch.zeros(len(choice), side, side)
-        for k in range(len(self.order)):
+        for k, part in enumerate(self.order):
             layer = self.pixels[choice[:, k]].float() / 255
             # Porter and Duff 1984: over, of premultiplied colours
             colour = layer[:, :3] + (1 - layer[:, 3:]) * colour
-            parts = torch.where(layer[:, 3] > 0.5, k + 1.0, parts)
+            if part in self.labels:
+                parts = torch.where(self.pixels[choice[:, k], 3] > OPAQUE, 1.0 + self.labels.index(part), parts)
         return colour, parts
 
     def render(self, choice: torch.Tensor, scenes: Scenes, size: int) -> Pictures:
@@ -107,7 +117,7 @@ class FaceLayers:
             images.append(F.interpolate(drawn, (size, size), mode="bilinear", antialias=True, align_corners=False))
             parts.append(F.interpolate(labels, (size, size), mode="nearest-exact")[:, 0].to(torch.uint8))
         labelled = torch.cat(parts)
-        points = _visible(_face_in_page(scenes), labelled, 1 + self.order.index("top"))
+        points = _visible(_face_in_page(scenes), labelled, 1 + self.labels.index("top"))
         return Pictures(torch.cat(images).clamp(0, 1), labelled, points)
 
 

@@ -15,6 +15,11 @@ ON_README = (
     "emd.mixture", "emd.student", "control.cross_size", "resolution.receptive",
 )  # fmt: skip
 WRITTEN = "<!-- Written by VITRINE_WRITE_DOCS=1 pytest tests/docs/test_results.py from results/*.json -->\n\n"
+SHEETS = {
+    "portraits.quality.avataaars":
+        "![24 held-out captions: a row as drawn, below it as the model samples it](../pictures/avataaars.jpg)\n",
+}  # fmt: skip
+"""Claim -> a picture for its section; `vitrine train avataaars` writes this one as samples.jpg."""
 SAID = {"paper": "From: ", "figure": "Figure: ", "target": "Target: "}
 HEAD = "| verdict | claim | ours | best other method | trivial baseline | n |\n|---|---|---|---|---|---|\n"
 LEAD = """# Results
@@ -94,7 +99,7 @@ def _claim(result):
     parts = [f'<a id="{result["claim"]}"></a>\n\n## {result["title"]}\n\n{_verdict(result)}\n']
     if _drawn(result):
         parts.append(f"![{result['title']}: {result['metric']}]({_plot(result)})\n")
-    parts.append(f"{result['about']}\n")
+    parts += [f"{result['about']}\n", *filter(None, [SHEETS.get(result["claim"])])]
     if result["verdict"] == "partly":
         parts.append("".join(f"- {'met' if met else '**not met**'}: {part}\n" for part, met in result["parts"].items()))
     if result["tables"]:

@@ -6,12 +6,14 @@ import struct
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.evidence.control.claims import _Counts
 from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
+from vitrine.evidence.portraits.card import SHEET
 from vitrine.evidence.registry import all_claims
 
 SIDE, BODY = 128, slice(44, 84)
@@ -49,7 +51,8 @@ def layers(tmp_path_factory):
             for word in PALETTES[kinds[0]] if kinds else [None]:
                 rgb = bytes.fromhex(PALETTES[kinds[0]][word]) if word else bytes([20, 20, 20])
                 layer = np.zeros((SIDE, SIDE, 4), np.uint8)
-                layer[rows, columns] = [*rgb, 255]
+                faint = 40 if part == "nose" else 255
+                layer[rows, columns] = [*(c * faint // 255 for c in rgb), faint]
                 pixels.append(layer)
                 table.append({"part": part, "value": value, "colours": {kinds[0]: word} if word else {}})
     data = np.stack(pixels).tobytes()
@@ -75,6 +78,7 @@ def test_pictures_show_their_labels(layers):
     assert torch.allclose(drawn.images[0, :, 2, 2], torch.tensor([255, 255, 177]) / 255, atol=1e-3)
     assert torch.allclose(drawn.images[0, :, 40, 64], torch.tensor([255, 219, 180]) / 255, atol=1e-3)
     assert faces.parts[0] == "background" and drawn.parts[0, 2, 2] == 0
+    assert "nose" not in faces.parts, "it covers nothing, so no pixel is its own"
     for value, (rows, columns, kinds) in DRAWN["top"].items():
         word = "ginger" if kinds == ("hair",) else "azure"
         worn = faces.render(plain.with_attributes(top=value, hair_color="ginger", clothes_color="azure"), SIDE)
@@ -184,6 +188,8 @@ def test_the_recipe_trains_on_them(finished, layers):
     words = [len(text.split()) + 2 for text in prompts]
     assert [len(row) for row in ids[:50]] == words  # every word is one token
     assert model.encode(["a smile face"]).shape == (1, 24, 64)
+    with Image.open(finished / SHEET) as sheet:
+        assert sheet.size == (8 * 64, 6 * 64)
 
 
 @pytest.mark.nightly
