@@ -64,7 +64,7 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     area, rate = auroc(positive, ordinary), float(hits.float().mean())
     likely = (interval[1], share_interval(int(hits.sum()), len(hits))[1]) if quick else (area, rate)
     tables = {name: d.table() for name, d in (detectors | {"published score, one step": published}).items()}
-    columns = ("AUROC", "TPR at 1 % FPR", "rows a caption", "seconds")
+    columns = ("AUROC", "TPR at 1 % FPR", "batch rows a caption", "seconds")
     values = {"ours": area, "published score, one step": auroc(*published.scores), "number of tokens": auroc(*lengths)}
     spans = {"ours": interval, "published score, one step": auroc_interval(*published.scores)}
     return ClaimResult(
@@ -109,7 +109,7 @@ class Detector:
             "TPR at 1 % FPR": round(float((memorized > ordinary.quantile(0.99)).float().mean()), 3),
             "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
-            "rows a caption": self.rows,
+            "batch rows a caption": self.rows,
             "seconds": round(self.seconds, 1),
         }
 

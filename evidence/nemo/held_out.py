@@ -112,7 +112,7 @@ def _tables(outcomes: Mapping[str, Outcome], alarms: Sequence[float]) -> tuple[T
     detected.append(("all, false alarms with 95 %", "", f"{count} of {of}: {low:g} to {high:g}"))
     return (
         Table("Fraction of samples that copy", ("LoRA", *ways), tuple(copies)),
-        Table("Share of the caption's attributes that samples show", ("remedy", *outcomes), tuple(shown)),
+        Table("Fraction of the caption's attributes that samples show", ("remedy", *outcomes), tuple(shown)),
         Table("Detection by few-step samples", ("LoRA", "memorized pictures found", "false alarms"), tuple(detected)),
     )
 

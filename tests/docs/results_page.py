@@ -17,7 +17,7 @@ ON_README = (
 WRITTEN = "<!-- Written by VITRINE_WRITE_DOCS=1 pytest tests/docs/test_results.py from results/*.json -->\n\n"
 SHEETS = {
     "portraits.quality.avataaars":
-        "![24 held-out captions: a row as drawn, below it as the model samples it](../pictures/avataaars.jpg)\n",
+        "![24 held-out captions: pictures of the dataset, below each the model's sample](../pictures/avataaars.jpg)\n",
 }  # fmt: skip
 """Claim -> a picture for its section; `vitrine train avataaars` writes this one as samples.jpg."""
 SAID = {"paper": "From: ", "figure": "Figure: ", "target": "Target: "}
