@@ -196,4 +196,5 @@ def _add_method(page: Report, table: Mapping[str, Any]) -> None:
             "pixels at 64 px; a copy is nearer than a third of the usual distance (Gu et al. 2023). A copy that is "
             "shifted, mirrored or recoloured is not seen."
         )
-    page.add_table([["part", "seconds"], *([part, f"{value:.1f}"] for part, value in spent["seconds"].items())])
+    rows = ([part, str(spent["network_rows_of"][part]), f"{value:.1f}"] for part, value in spent["seconds"].items())
+    page.add_table([["part", "evaluations of the network", "seconds"], *rows])

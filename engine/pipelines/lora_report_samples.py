@@ -134,13 +134,15 @@ class Budget:
     Attributes:
         minutes: None is without end.
         skipped: what was left out for it, in words.
-        seconds: name of a part of the report -> what its samples took, in this call.
-        rows: evaluations of the network, in this call.
+        seconds, rows_of: name of a part of the report -> what its samples took, and evaluations of the network, in this
+            call.
+        rows: all of these evaluations.
     """
 
     minutes: float | None = None
     skipped: list[str] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    rows_of: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     began: float = field(default_factory=time.monotonic)
 
@@ -151,12 +153,13 @@ class Budget:
 
     @contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Counts the seconds of the block under a part of the report."""
-        began = time.monotonic()
+        """Counts the seconds and evaluations of the block under a part of the report."""
+        began, before = time.monotonic(), self.rows
         try:
             yield
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.monotonic() - began
+            self.rows_of[part] = self.rows_of.get(part, 0) + self.rows - before
 
 
 class Bench:

@@ -94,7 +94,8 @@ class LoraReport:
         """As JSON."""
         seconds = {part: round(value, 2) for part, value in self.budget.seconds.items()}
         settings = None if self.config is None else self.config.to_dict()
-        spent = {"seconds": seconds, "network_rows": self.budget.rows, "minutes_allowed": self.budget.minutes}
+        rows = {"network_rows": self.budget.rows, "network_rows_of": dict(self.budget.rows_of)}
+        spent = {"seconds": seconds, **rows, "minutes_allowed": self.budget.minutes}
         return {"loras": [lora.to_dict() for lora in self.loras], "settings": settings, "spent": spent}
 
 

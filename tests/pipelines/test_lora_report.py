@@ -73,6 +73,7 @@ def test_equal_samples_have_no_distance_and_a_prompt_loses_what_the_lora_takes(t
 
 def test_the_same_call_samples_nothing_and_another_model_is_refused(report, holder):
     again = lora_report([FILE], report.folder, lambda: holder, MATERIAL, CONFIG)
+    assert sum(report.budget.rows_of.values()) == report.budget.rows > 0
     assert again.budget.rows == 0 and again.loras[0].to_dict() == report.loras[0].to_dict()
     with pytest.raises(VitrineError, match="begun with"):
         lora_report([FILE], report.folder, lambda: holder, MATERIAL, ReportConfig(seeds=3, steps=2, prompts=1))
