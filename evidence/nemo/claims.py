@@ -66,13 +66,14 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     tables = {name: d.table() for name, d in (detectors | {"published score, one step": published}).items()}
     columns = ("AUROC", "TPR at 1 % FPR", "batch rows a caption", "seconds")
     values = {"ours": area, "published score, one step": auroc(*published.scores), "number of tokens": auroc(*lengths)}
+    roles = {"ours": "ours", "published score, one step": "rival", "number of tokens": "trivial"}
     spans = {"ours": interval, "published score, one step": auroc_interval(*published.scores)}
     return ClaimResult(
         value=round(area, 4),
         interval=interval,
         holds=likely[0] >= 0.98 and likely[1] >= 0.9,
-        details={"detectors": tables, "captions, planted and ordinary": [len(memorized), budget.ordinary]},
-        arms=arms(values, dict(zip(values, ("ours", "rival", "trivial"), strict=True)), spans),
+        details={"detectors": tables, "captions, memorized and ordinary": [len(memorized), budget.ordinary]},
+        arms=arms(values, roles, spans),
         n=len(memorized),
         tables=(Table("Detectors", ("", *columns), tuple((n, *(t[c] for c in columns)) for n, t in tables.items())),),
     )
@@ -107,7 +108,7 @@ class Detector:
         return {
             "AUROC": round(auroc(memorized, ordinary), 4),
             "TPR at 1 % FPR": round(float((memorized > ordinary.quantile(0.99)).float().mean()), 3),
-            "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
+            "memorized [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
             "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
             "batch rows a caption": self.rows,
             "seconds": round(self.seconds, 1),
