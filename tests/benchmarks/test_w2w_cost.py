@@ -165,7 +165,7 @@ def peft_step(net, subject):
     device = next(unet.parameters()).device
 
     def step():
-        x0, t, noise, told = (v.to(device) for v in subject.draw(1, random))
+        x0, t, noise, told = (v.to(device) for v in subject.sample(1, random))
         found = denoiser.predict(denoiser.network_input(x0, noise, t), t, told).eps
         (found - noise).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(learnt, RECIPE.clip)
