@@ -46,7 +46,7 @@ class ReportConfig(Config):
         seeds, first_seed: samples of each prompt.
         steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.few_step_detection`.
         strengths: of the LoRA, for the strength where copying begins; 1 is always measured.
-        prompts: of each kind, at most.
+        prompts: captions, and natural prompts made from them, at most.
 
     Raises:
         VitrineError: If a number is too small, or a strength is not above 0.

@@ -37,7 +37,7 @@ def prompts_of(
     facts: LoraFacts, captions: Sequence[str], triggers: Sequence[str], ordinary: Sequence[str] = USUAL, most: int = 4,
     pieces: Callable[[str], int] | None = None,
 ) -> list[AskedPrompt]:  # fmt: skip
-    """The prompts of a report on one LoRA, at most ``most`` of each kind, without repetition.
+    """The prompts of a report on one LoRA: at most ``most`` captions, and all ordinary prompts, without repetition.
 
     Without captions the header's tags replace them; without tags, the trigger before ordinary prompts; without either,
     the ordinary prompts themselves, since such a LoRA affects all prompts.
