@@ -47,7 +47,7 @@ class Piece:
         name: its key in the record.
         arguments: of pytest.
         environ: variables that the run needs, beside the caller's.
-        alone: its figures need the whole machine; nothing runs next to it.
+        alone: its figures need the whole machine, with every core; nothing runs next to it.
     """
 
     name: str
@@ -93,7 +93,7 @@ def run(piece: Piece) -> dict[str, Any] | None:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", *piece.arguments, f"--junitxml={report}", "-p", "no:cacheprovider"]
-        environ = {"OMP_NUM_THREADS": "1", **os.environ, **piece.environ}
+        environ = {**({} if piece.alone else {"OMP_NUM_THREADS": "1"}), **os.environ, **piece.environ}
         start = time.monotonic()
         ended = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
         seconds = round(time.monotonic() - start)
