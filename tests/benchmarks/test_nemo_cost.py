@@ -79,7 +79,7 @@ def test_lockstep_of_32_prompts_against_the_published_procedure(bench):
     assert len(prompts) == 32
     count = 2 if bench.tiny else int(os.environ.get("VITRINE_BENCH_PROMPTS", "32"))
     prompts = prompts[:: 32 // count]
-    probed.find(prompts[:1])  # warm
+    probed.find(prompts[:1], protocol="nemo")  # warm
     probe = make_probe(probed.denoiser, config=SEARCH)
 
     def published():
@@ -87,7 +87,7 @@ def test_lockstep_of_32_prompts_against_the_published_procedure(bench):
         found["theirs"] = [r.run() for r in found["runs"]]
 
     def lockstep():
-        found["ours"] = probed.find(prompts)
+        found["ours"] = probed.find(prompts, protocol="nemo")
 
     method = f"NEMO search, {len(prompts)} prompts"
     row = bench.compare(method, "portraits", lockstep, {"published search": published}, 1, 0)["published search"]
