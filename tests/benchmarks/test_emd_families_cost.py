@@ -140,6 +140,6 @@ def test_a_training_step_costs_its_calls_in_every_family(bench, family, tmp_path
     trainer = Trainer(net, cond.take(torch.zeros(1).long()), shape, config, tmp_path)
     found = bench.compare(
         f"EMD, training step with a chain of {STEPS}", label, trainer.step,
-        {"its forwards and backwards": calls_alone(trainer, x, t, cond)}, 3, grad=True,
+        {"its forwards and backwards": calls_alone(trainer, x, t, cond)}, 10, grad=True,
     )  # fmt: skip
     bench.at_most("of its counted cost", found["its forwards and backwards"].ratio, 1.15)
