@@ -69,7 +69,7 @@ def test_capture_adds_less_than_three_percent(bench, model, places):
             full()
         kept.update(taps.activations)
 
-    row = bench.compare(f"tap, {places}", full.label, tapped, {"bare forward": full})["bare forward"]
+    row = bench.compare(f"tap, {places}", full.label, tapped, {"bare forward": full}, 8)["bare forward"]
     sources = [found.tensor for found in kept.values()]
     copies = min(bench.seconds(lambda: [tensor.clone() for tensor in sources]) for _ in range(3))
     extra = (row.ours - copies) / row.theirs - 1
