@@ -121,8 +121,21 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     home = next((home for home, names in _HOMES.items() if name in names), ".engine.pipelines")
-    globals()[name] = value = getattr(importlib.import_module(home, __name__), name)
+    try:
+        globals()[name] = value = getattr(importlib.import_module(home, __name__), name)
+    except ModuleNotFoundError as error:
+        raise _with_remedy(name, error) from error
     return value
+
+
+def _with_remedy(name: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """The error with what to install, if a library is missing; a missing module of this package stays as it is."""
+    if (error.name or "vitrine").split(".")[0] == "vitrine":
+        return error
+    from .engine.io import packages
+
+    remedy = packages.install("diffusers", "torch")
+    return ModuleNotFoundError(f"vitrine.{name} needs {error.name}, which is not installed: {remedy}", name=error.name)
 
 
 def __dir__() -> list[str]:

@@ -73,6 +73,25 @@ def test_the_import_loads_nothing_heavy():
     assert json.loads(done.stdout) == [[], True, "vitrine.engine.errors", []]
 
 
+WITHOUT_DIFFUSERS = """
+import sys
+class Missing:
+    def find_spec(name, path=None, target=None):
+        if name == "diffusers":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Missing)
+from vitrine import NEMOPipeline
+"""
+
+
+def test_a_missing_library_is_named_with_what_to_install():
+    done = subprocess.run([sys.executable, "-c", WITHOUT_DIFFUSERS], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.strip().endswith(
+        "ModuleNotFoundError: vitrine.NEMOPipeline needs diffusers, which is not installed: "
+        "pip install torch 'vitrine-diffusion[diffusers]'"
+    )
+
+
 def test_under_the_name_that_comfyui_makes_there_are_no_second_copies():
     name = "/custom_nodes/some-folder"
     where = {"submodule_search_locations": [str(ROOT)]}

@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import refuse
 from . import compat_accelerate as accelerate
 from . import compat_diffusers as diffusers
-from .compat_torch import modules_in
+from .compat_torch import modules_in, uncompiled
 from .stored_weights import is_packed, shape_of
 
 
@@ -26,7 +26,7 @@ def device_of(module: nn.Module) -> torch.device:
     tensor = next((t for tensors in (module.parameters(), module.buffers()) for t in tensors), None)
     if tensor is not None and tensor.device.type not in ("cpu", "meta"):
         return tensor.device  # offloaded weights are on the CPU
-    for child in modules_in(module):
+    for child in filter(_hooked, modules_in(module)):
         device = next(filter(None, map(accelerate.device_of, accelerate.hooks_of(child))), None)
         if device is not None:
             return device
@@ -42,11 +42,21 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     diffusers' models store it, also if weights have fewer bits or some layers stay in float32. For other modules it is
     the dtype of the first floating-point weight, or float32 if that is stored in 8 bits.
     """
-    known = getattr(module, "dtype", None)
+    known = _first_dtype(module) or getattr(module, "dtype", None)
     if isinstance(known, torch.dtype) and known.is_floating_point:
         return _wide_enough(known)
     weight = next((p for p in module.parameters() if p.is_floating_point()), None)
     return torch.float32 if weight is None else _wide_enough(weight.dtype)
+
+
+def _first_dtype(module: nn.Module) -> torch.dtype | None:
+    """What diffusers' ``model.dtype`` finds where nothing is hooked, without its walk through all modules."""
+    module = uncompiled(module)
+    kept = getattr(type(module), "_keep_in_fp32_modules", ())  # () for other modules than models
+    if kept == () or any(map(_hooked, modules_in(module))):
+        return None
+    weights = ((name, p) for name, p in module.named_parameters() if p.is_floating_point())
+    return next((p.dtype for name, p in weights if not any(part in name for part in kept or ())), None)
 
 
 def _wide_enough(dtype: torch.dtype) -> torch.dtype:

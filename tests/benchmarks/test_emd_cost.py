@@ -31,8 +31,7 @@ def test_one_step_costs_one_forward(bench, model, batch, rounds):
     against = {"bare forward": lambda: full.net(z, t, full.text), "50 DDIM steps": (ddim_step, 50)}
     found = bench.compare("EMD, one-step picture", full.label, lambda: one_step(student, z, cond, preset), against,
                           rounds)  # fmt: skip
-    most = 1.1 if model == "portraits" else 1.05  # the dtype and offload hooks of 300 modules are read at each call
-    bench.at_most("forwards", found["bare forward"].ratio, most)
+    bench.at_most("forwards", found["bare forward"].ratio, 1.05)
     bench.at_most("share of 50 steps", found["50 DDIM steps"].ratio, 1 / 40)
 
 
