@@ -18,7 +18,7 @@ import torch
 
 from ...engine.errors import refuse
 from ...engine.portraits.captions import RARE_WORDS
-from ...engine.portraits.dataset import Dataset
+from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.flow import FlowPortraits, load_either
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.plants import FIRST_SEED, TEMPLATES, VERBATIM, Plant, plant_of, posed, recoloured
@@ -167,12 +167,21 @@ def avataaars(layers: Path) -> Dataset:
 
 
 def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
-    """A model with the dataset that it was trained on: that of the layers in its folder, else the portraits."""
+    """A model with the dataset that it was trained on: that of the layers in its folder, else the portraits.
+
+    Raises:
+        VitrineError: If the folder is none of a model, or one of these faces without the layers.
+    """
     model = load_either(folder)
     layers = Path(folder or "") / LAYERS
-    if folder is None or not layers.is_file() or isinstance(model, FlowPortraits):
-        return model
-    return replace(model, dataset=avataaars(layers))
+    if folder is not None and layers.is_file() and not isinstance(model, FlowPortraits):
+        return replace(model, dataset=avataaars(layers))
+    if not {f"{word}</w>" for word in PORTRAITS.vocabulary} <= set(model.tokenizer.get_vocab()):
+        raise refuse(
+            "model folder", str(folder), f"a model of portraits, or of other faces with {LAYERS} beside it",
+            "draw the layers as the folder's README.md says",
+        )  # fmt: skip
+    return model
 
 
 def train_avataaars(

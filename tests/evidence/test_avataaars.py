@@ -1,6 +1,7 @@
 """Faces put together from layers: labels, parts and keypoints are exact, and the portraits' recipe trains on them."""
 
 import json
+import shutil
 import struct
 
 import numpy as np
@@ -13,7 +14,7 @@ from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.evidence.control.claims import _Counts
 from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
-from vitrine.evidence.portraits.card import SHEET
+from vitrine.evidence.portraits.card import SHEET, write_card
 from vitrine.evidence.registry import all_claims
 
 SIDE, BODY = 128, slice(44, 84)
@@ -190,6 +191,20 @@ def test_the_recipe_trains_on_them(finished, layers):
     assert model.encode(["a smile face"]).shape == (1, 24, 64)
     with Image.open(finished / SHEET) as sheet:
         assert sheet.size == (8 * 64, 6 * 64)
+
+
+def test_a_model_without_its_drawings_is_not_taken_for_the_portraits(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "model")
+    (folder / LAYERS).unlink()
+    with pytest.raises(VitrineError, match="draw the layers"):
+        open_model(folder)
+
+
+@pytest.mark.nightly
+def test_the_card_says_whose_design_it_is(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "model")
+    text = write_card(folder, samples=4, seeds=1, steps=1).read_text(encoding="utf-8")
+    assert "Pablo\nStanley" in text.replace("  ", "") and "| facial_hair |" in text and text.count("| no |") == 8
 
 
 @pytest.mark.nightly
