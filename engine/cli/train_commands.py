@@ -46,7 +46,7 @@ class Avataaars(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.avataaars import train_avataaars
+        from ...evidence.portraits.avataaars_train import train_avataaars
         from ...evidence.portraits.train import STAGES
 
         return _train(partial(train_avataaars, self.layers), self.recipe(), STAGES)

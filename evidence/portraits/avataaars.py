@@ -7,8 +7,6 @@ test, as for the portraits; people of spaces begin at ``identities.FIRST_IDENTIT
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -24,9 +22,7 @@ from ...engine.portraits.models import Portraits
 from ...engine.portraits.plants import FIRST_SEED, TEMPLATES, VERBATIM, Plant, plant_of, posed, recoloured
 from ...engine.portraits.render import Pictures
 from ...engine.portraits.scenes import POSE, Scenes, choose, spread, uniforms
-from ...engine.runtime.progress import Progress, silent
 from .face_layers import KEYPOINTS, FaceLayers
-from .train_config import TrainConfig
 
 LAYERS = "layers.safetensors"
 """In a model's folder: the drawings that its dataset consists of."""
@@ -178,28 +174,10 @@ def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
         return replace(model, dataset=avataaars(layers))
     if not {f"{word}</w>" for word in PORTRAITS.vocabulary} <= set(model.tokenizer.get_vocab()):
         raise refuse(
-            "model folder", str(folder), f"a model of portraits, or of other faces with {LAYERS} beside it",
-            "draw the layers as the folder's README.md says",
+            "model folder", str(folder), f"a model of portraits, or of other faces and {LAYERS}",
+            "make the layers as the folder's README.md says",
         )  # fmt: skip
     return model
-
-
-def train_avataaars(
-    layers: str | Path, config: TrainConfig, progress: Callable[[str], Progress] = lambda name: silent
-) -> Path:
-    """The portraits' training on the faces of a file of layers; returns the model's folder, with layers and a sheet.
-
-    Raises:
-        VitrineError: If the file is not one of layers.
-        OutOfTime: As :func:`train.main`; the same call resumes.
-    """
-    from .card import SHEET, write_sheet
-    from .train import main
-
-    folder = main(config, progress, avataaars(Path(layers)))
-    shutil.copyfile(layers, folder / LAYERS)
-    write_sheet(open_model(folder), folder / SHEET)
-    return folder
 
 
 def avataaars_folder(model: str | None, folder: str | None) -> str:

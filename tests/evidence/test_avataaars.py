@@ -196,7 +196,7 @@ def test_the_recipe_trains_on_them(finished, layers):
 def test_a_model_without_its_drawings_is_not_taken_for_the_portraits(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "model")
     (folder / LAYERS).unlink()
-    with pytest.raises(VitrineError, match="draw the layers"):
+    with pytest.raises(VitrineError, match="make the layers"):
         open_model(folder)
 
 
@@ -204,7 +204,7 @@ def test_a_model_without_its_drawings_is_not_taken_for_the_portraits(finished, t
 def test_the_card_says_whose_design_it_is(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "model")
     text = write_card(folder, samples=4, seeds=1, steps=1).read_text(encoding="utf-8")
-    assert "Pablo\nStanley" in text.replace("  ", "") and "| facial_hair |" in text and text.count("| no |") == 8
+    assert "Avataaars by Pablo" in text and "| facial_hair |" in text and text.count("| no |") == 8
 
 
 @pytest.mark.nightly
