@@ -69,7 +69,7 @@ def test_capture_adds_less_than_three_percent(bench, model, places):
             full()
         kept.update(taps.activations)
 
-    row = bench.compare(f"tap, {places}", full.label, tapped, {"bare forward": full}, 8)["bare forward"]
+    row = bench.compare(f"tap, {places}", full.label, tapped, {"bare forward": full}, 16)["bare forward"]
     sources = [found.tensor for found in kept.values()]
     copies = min(bench.seconds(lambda: [tensor.clone() for tensor in sources]) for _ in range(3))
     extra = (row.ours - copies) / row.theirs - 1
@@ -99,7 +99,7 @@ def test_early_exit_takes_its_share_of_the_flops(bench, model, places):
         handle.remove()
 
     against = {"bare forward": bare, "whole forward with plain hooks": lambda: naive(full, addresses)}
-    found = bench.compare(f"tap with early exit, {places}", full.label, lambda: stopped(full, addresses), against, 2)
+    found = bench.compare(f"tap with early exit, {places}", full.label, lambda: stopped(full, addresses), against, 4)
     if model == "portraits":
         return
     twin = bench.full(model, BATCH, device="meta")
