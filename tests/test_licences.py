@@ -7,6 +7,7 @@ import tomllib
 
 ROOT = Path(__file__).parents[1]
 WEIGHTS = ROOT / "engine" / "portraits" / "weights"
+AVATAAARS = ROOT / "tests" / "data" / "avataaars"
 PAGE = (ROOT / "LICENSES.md").read_text(encoding="utf-8")
 FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.S)
 
@@ -17,9 +18,10 @@ def card_of(path):
 
 
 def test_every_weight_has_a_card_that_names_its_licence():
-    files = [p for p in WEIGHTS.rglob("*") if p.suffix in (".safetensors", ".npy")]
+    files = [p for p in (*WEIGHTS.rglob("*"), *AVATAAARS.rglob("*")) if p.suffix in (".safetensors", ".npy")]
     cards = {card_of(path) for path in files} | set(WEIGHTS.rglob("README.md"))
-    assert len(files) > 50 and len(cards) >= 7 and all(card.is_relative_to(WEIGHTS) for card in cards)
+    assert len(files) > 50 and len(cards) >= 8
+    assert all(card.is_relative_to(WEIGHTS) or card.is_relative_to(AVATAAARS) for card in cards)
     for card in cards:
         text = card.read_text(encoding="utf-8")
         front = FRONT.match(text)
@@ -30,9 +32,9 @@ def test_every_weight_has_a_card_that_names_its_licence():
 def test_the_card_that_a_command_writes_names_it_too():
     from vitrine.evidence.portraits import card
 
-    for head, folder in ((card._HEAD, WEIGHTS), (card._FLOW_HEAD, WEIGHTS / "flow")):
+    for head, folder in ((card._HEAD, WEIGHTS), (card._FLOW_HEAD, WEIGHTS / "flow"), (card._AVATAAARS_HEAD, AVATAAARS)):
         shipped = (folder / "README.md").read_text(encoding="utf-8")
-        assert head.split("* Parts")[0] == shipped.split("* Parts")[0]
+        assert head.split("* Parts")[0] == shipped.split("* Parts")[0] and (folder / "training.json").is_file()
 
 
 def test_the_page_says_it_of_every_kind_of_file():
@@ -46,7 +48,8 @@ def test_the_page_says_it_of_every_kind_of_file():
 
 def test_there_are_no_fonts_and_no_pictures_elsewhere():
     folders = {p.parent.relative_to(ROOT).as_posix() for kind in ("jpg", "png", "webp") for p in files_of(kind)}
-    assert folders <= {"docs", "docs/pictures", "engine/portraits/weights/flow", "nodes/web/docs/pictures", "workflows"}
+    assert folders <= {"docs", "docs/pictures", "engine/portraits/weights/flow", "nodes/web/docs/pictures",
+                       "tests/data/avataaars", "workflows"}  # fmt: skip
     assert not [p for kind in ("ttf", "otf", "woff", "woff2") for p in files_of(kind)]
 
 

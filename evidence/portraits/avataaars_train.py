@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from ...engine.runtime.processes import launched
 from ...engine.runtime.progress import Progress, silent
 from .avataaars import LAYERS, avataaars, open_model
 from .card import SHEET, write_sheet
@@ -23,6 +24,7 @@ def train_avataaars(
         OutOfTime: As :func:`train.main`; the same call resumes.
     """
     folder = main(config, progress, avataaars(Path(layers)))
-    shutil.copyfile(layers, folder / LAYERS)
-    write_sheet(open_model(folder), folder / SHEET)
+    if launched().index == 0:  # the others may be here before the first has written the model
+        shutil.copyfile(layers, folder / LAYERS)
+        write_sheet(open_model(folder), folder / SHEET)
     return folder

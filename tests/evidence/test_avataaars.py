@@ -1,8 +1,12 @@
 """Faces put together from layers: labels, parts and keypoints are exact, and the portraits' recipe trains on them."""
 
 import json
+import os
 import shutil
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +15,15 @@ from PIL import Image
 from vitrine.engine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
+from vitrine.engine.portraits.models import load_portraits
 from vitrine.evidence.control.claims import _Counts
 from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
 from vitrine.evidence.portraits.card import SHEET, write_card
+from vitrine.evidence.portraits.sampling import sample_latents
 from vitrine.evidence.registry import all_claims
 
+SHIPPED = Path(__file__).parents[1] / "data" / "avataaars"
 SIDE, BODY = 128, slice(44, 84)
 PALETTES = {
     "skin": {"pale": "ffdbb4", "brown": "d08b5b"}, "hair": {"raven": "2c1b18", "ginger": "c93305"},
@@ -196,8 +203,28 @@ def test_the_recipe_trains_on_them(finished, layers):
 def test_a_model_without_its_drawings_is_not_taken_for_the_portraits(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "model")
     (folder / LAYERS).unlink()
-    with pytest.raises(VitrineError, match="make the layers"):
-        open_model(folder)
+    for without in (folder, SHIPPED):
+        with pytest.raises(VitrineError, match="make the layers"):
+            open_model(without)
+
+
+def test_the_model_in_the_repository_knows_these_faces():
+    model = load_portraits(SHIPPED)
+    assert {"bob</w>", "hoodie</w>"} <= set(model.tokenizer.get_vocab())
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 12e6
+    latents = sample_latents(model, ["a smile pale face with bob ginger hair navy hoodie on sky"], [0], steps=2)
+    assert torch.isfinite(latents).all()
+
+
+@pytest.mark.nightly
+def test_two_processes_write_one_model(layers, tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["-m", "vitrine.engine.cli.main", "train", "avataaars", str(layers), "--out", str(tmp_path / "run")]
+    done = subprocess.run(
+        [*launch, *command, *FLAGS], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "run" / "avataaars" / LAYERS).is_file() and (tmp_path / "run" / "avataaars" / SHEET).is_file()
 
 
 @pytest.mark.nightly
