@@ -166,7 +166,7 @@ def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
     """A model with the dataset that it was trained on: that of the layers in its folder, else the portraits.
 
     Raises:
-        VitrineError: If the folder is none of a model, or one of these faces without the layers.
+        VitrineError: If the folder is not a model's, or its faces are these and the layers are missing.
     """
     model = load_either(folder)
     layers = Path(folder or "") / LAYERS

@@ -65,7 +65,7 @@ license: apache-2.0
 
 # Faces of DiceBear's Avataaars
 
-A tiny text-to-image diffusion model of faces, 64 px, that nobody here drew: the portraits' recipe as it is, on npm's
+A tiny text-to-image diffusion model of faces, 64 px: the portraits' recipe on a design by others, npm's
 `@dicebear/avataaars`. It is good for measuring methods and for nothing else.
 
 * Parts: CLIPTextModel, UNet2DConditionModel, AutoencoderKL (f = 4) in diffusers' layout, fp16; an attribute classifier.

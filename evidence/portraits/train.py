@@ -3,9 +3,11 @@
 Every phase writes a resumable state: what is finished is skipped and what was interrupted resumes, bit for bit, because
 the batch of a step depends on (seed, step) only. One CPU core will do; a GPU makes it minutes.
 
-``vitrine train portraits --out FOLDER``, or, on CPU cores, ``torchrun --nproc-per-node 2 -m vitrine.engine.cli.main``
-``train portraits``: processes share the rows of each batch. On two cores two processes of one thread are a
-third faster than one of two threads (0.24 against 0.34 seconds a step).
+Run ``vitrine train portraits``, or on CPU cores, where the processes share the rows of each batch::
+
+    torchrun --nproc-per-node 2 -m vitrine.engine.cli.main train portraits
+
+On two cores two processes of one thread are a third faster than one of two (0.24 against 0.34 seconds a step).
 """
 
 from __future__ import annotations
