@@ -62,15 +62,15 @@ class Bench:
         net = self._network(name) if device is None else build(name, device, self.tiny)
         with torch.device(device or self.device):
             x, text = torch.randn(batch, 4, side, side), torch.randn(batch, 77, net.config.cross_attention_dim)
-            t, told = torch.tensor(51), None
+            t, added = torch.tensor(51), None
             if name == "SDXL":
-                told = {"text_embeds": torch.randn(batch, 1280), "time_ids": torch.full((batch, 6), 512.0)}
+                added = {"text_embeds": torch.randn(batch, 1280), "time_ids": torch.full((batch, 6), 512.0)}
         if device is None:
             x, text = x.to(self.dtype), text.to(self.dtype)
-            told = told and {k: v.to(self.dtype) for k, v in told.items()}
+            added = added and {k: v.to(self.dtype) for k, v in added.items()}
         rows = f", batch {batch}" if batch > 1 else ""
         label = f"{'tiny ' if self.tiny else ''}{name} size, {side} x {side}{rows}"
-        return Full(net=net, x=x, text=text, t=t, told=told, label=label, side=side)
+        return Full(net=net, x=x, text=text, t=t, added=added, label=label, side=side)
 
     def model(self, name, batch=1, side=64):
         """``portraits`` or a full-size name: the network with its inputs."""
@@ -78,7 +78,7 @@ class Bench:
             return self.full(name, batch, side)
         net, rows = self.portraits().unet, f", batch {batch}" if batch > 1 else ""
         x, text = torch.randn(batch, 4, 16, 16), torch.zeros(batch, 24, 64)
-        return Full(net=net, x=x, text=text, t=torch.tensor(51), told=None, label=f"portraits{rows}", side=16)
+        return Full(net=net, x=x, text=text, t=torch.tensor(51), added=None, label=f"portraits{rows}", side=16)
 
     def _network(self, name):
         if name not in self.networks:
@@ -111,7 +111,7 @@ class Bench:
         """Seconds, after the device has finished."""
         if self.device.startswith("cuda"):
             torch.cuda.synchronize()
-        return self.benchmark._timer()  # both sides by the clock that pytest-benchmark was told to use
+        return self.benchmark._timer()  # both sides by the clock that pytest-benchmark is set to use
 
     def seconds(self, run):
         """Seconds of one run."""
@@ -186,7 +186,7 @@ class Full(SimpleNamespace):
     """A network with inputs."""
 
     def __call__(self):
-        return self.net(self.x, self.t, encoder_hidden_states=self.text, added_cond_kwargs=self.told).sample
+        return self.net(self.x, self.t, encoder_hidden_states=self.text, added_cond_kwargs=self.added).sample
 
 
 def build(name, device, tiny=False):

@@ -86,8 +86,8 @@ def waits(rows):
 def machine(rows):
     """One line on what ran."""
     threads, kinds, torch = ({str(r[name]) for r in rows} for name in ("threads", "dtype", "torch"))
-    told = (f"{'/'.join(sorted(threads))} threads", "/".join(sorted(kinds)), f"torch {'/'.join(sorted(torch))}")
-    return f"CPU: {', '.join(told)}.\n"
+    facts = (f"{'/'.join(sorted(threads))} threads", "/".join(sorted(kinds)), f"torch {'/'.join(sorted(torch))}")
+    return f"CPU: {', '.join(facts)}.\n"
 
 
 def ratio(row):
@@ -138,13 +138,13 @@ def main(argv=None):
     parser.add_argument("--check", metavar="BASELINE", help="compare with these rows instead of printing a page")
     parser.add_argument("--model", default="", help="check only models that begin so")
     parser.add_argument("--rows", action="store_true", help="print the rows alone, as a baseline")
-    told = parser.parse_args(argv)
-    rows = [row for path in told.results for row in load(path)]
-    if told.check:
-        complaints = check(load(told.check), rows, told.model)
+    args = parser.parse_args(argv)
+    rows = [row for path in args.results for row in load(path)]
+    if args.check:
+        complaints = check(load(args.check), rows, args.model)
         sys.stdout.write("".join(f"{line}\n" for line in complaints or [f"{len(rows)} rows, none worse"]))
         return 1 if complaints else 0
-    sys.stdout.write(json.dumps({"rows": rows}, indent=1) + "\n" if told.rows else render(rows))
+    sys.stdout.write(json.dumps({"rows": rows}, indent=1) + "\n" if args.rows else render(rows))
     return 0
 
 

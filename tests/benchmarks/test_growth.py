@@ -33,9 +33,9 @@ def deep():
         "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 80,
     }  # fmt: skip
     net = UNet2DConditionModel(**(models.SDXL | narrow)).eval().requires_grad_(False)
-    told = {"text_embeds": torch.randn(1, 32), "time_ids": torch.full((1, 6), 256.0)}
+    added = {"text_embeds": torch.randn(1, 32), "time_ids": torch.full((1, 6), 256.0)}
     x, text = torch.randn(1, 4, 32, 32), torch.randn(1, 77, 64)
-    net.forward_once = lambda: net(x, 51, encoder_hidden_states=text, added_cond_kwargs=told)
+    net.forward_once = lambda: net(x, 51, encoder_hidden_states=text, added_cond_kwargs=added)
     return net
 
 

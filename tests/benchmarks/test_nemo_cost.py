@@ -32,9 +32,9 @@ class Published:
         d = self.noise
         for t in (981.0, self.probe.t):
             self.calls += 1
-            told = self.cond.take(torch.zeros(len(self.noise), dtype=torch.long))
+            cond = self.cond.take(torch.zeros(len(self.noise), dtype=torch.long))
             with block_rows(self.probed.denoiser.backbone, self.probe.sites, [blocked] * len(self.noise)):
-                d = min_max(self.probed.denoiser.predict(self.noise, t, told).eps - self.noise)
+                d = min_max(self.probed.denoiser.predict(self.noise, t, cond).eps - self.noise)
         return d
 
     def score(self, blocked):

@@ -142,8 +142,8 @@ def test_the_lora_report(bench, comfy):
 
 def _waited_for(bench, method, run, bare, promised):
     """Seconds that a hand waits: the median of rounds between which a bare forward runs, held to what is promised."""
-    told = {"rounds": 10, "summary": statistics.median}
-    row = bench.compare(method, bare.label, run, {"bare forward": bare}, **told)["bare forward"]
+    options = {"rounds": 10, "summary": statistics.median}
+    row = bench.compare(method, bare.label, run, {"bare forward": bare}, **options)["bare forward"]
     bench.benchmark.extra_info["rows"][-1]["promised"] = promised
     bench.at_most(f"seconds, {method}", row.ours, promised)
 

@@ -165,8 +165,8 @@ def peft_step(net, subject):
     device = next(unet.parameters()).device
 
     def step():
-        x0, t, noise, told = (v.to(device) for v in subject.sample(1, random))
-        found = denoiser.predict(denoiser.network_input(x0, noise, t), t, told).eps
+        x0, t, noise, cond = (v.to(device) for v in subject.sample(1, random))
+        found = denoiser.predict(denoiser.network_input(x0, noise, t), t, cond).eps
         (found - noise).square().mean().backward()
         torch.nn.utils.clip_grad_norm_(learnt, RECIPE.clip)
         adam.step()
@@ -291,7 +291,7 @@ def test_a_step_of_inversion(bench, model, steps, rounds):
 
     def run():
         marks.clear()
-        invert(denoiser, space, latents, cond, config, progress=lambda *told: marks.append(bench.now()))
+        invert(denoiser, space, latents, cond, config, progress=lambda *values: marks.append(bench.now()))
         ours.append((marks[-1] - marks[0]) / steps)
         theirs.append(min(bench.seconds(bare) for _ in range(steps)))
 
