@@ -113,7 +113,8 @@ def _verdict(result):
     if result["ours"] is not None:
         line += f": {_ours(result)}" + ("" if result["n"] is None else f", n = {result['n']}")
         line += f", {result['seeds']} seeds" if result["seeds"] > 1 else ""
-    return f"{line}. {result['world']}."
+    model = result["world"]
+    return f"{line}. {model[0].upper()}{model[1:]}."
 
 
 def _table(table):
