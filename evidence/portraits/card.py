@@ -80,6 +80,16 @@ Claims read the drawings, too. With npm they are made in seconds, in a copy of t
 
     npm install --prefix PACKAGES --ignore-scripts @dicebear/core@9.4.3 @dicebear/avataaars@9.4.3 @resvg/resvg-js@2.6.2
     node evidence/portraits/draw_layers.mjs PACKAGES COPY/layers.safetensors
+
+Four claims measure networks that are trained from this model first. They took two and a half hours of a core:
+
+    vitrine w2w train-loras --model COPY --people 200 --out COPY/people
+    vitrine control train --model COPY --out COPY/transformer --weight power-cosine
+    vitrine control train --model COPY --out COPY/transformer --weight constant
+    vitrine train students --model COPY --out COPY/students --share 0.2
+
+Then all ten are measured:
+
     vitrine reproduce '*.avataaars' --avataaars COPY
 
 Made by `vitrine train avataaars`; this card by `vitrine card`.
