@@ -107,7 +107,7 @@ class Claim:
         target: the target value.
         measure: ``measure(model=None, progress=silent, quick=False) -> ClaimResult``.
         minutes: duration of the full measurement on two CPU cores; printed before it starts.
-        quick_minutes: duration of ``quick``, with fewer samples, images or seeds and a wider interval.
+        quick_minutes: duration of ``quick`` on one core, with fewer samples, steps or seeds and a wider interval.
         options: further options of the command, if any.
     """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..engine.errors import refuse
 from ..engine.io.files import write_whole
-from ..engine.runtime.processes import each_in_turn
+from ..engine.runtime.processes import cores, each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
 from ..engine.runtime.stages import Stages, duration
 from .photograph_folder import available
@@ -22,7 +22,7 @@ from .result_plots import shown
 
 
 def reproduce(
-    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int = 1,
+    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int | None = None,
     files: Mapping[str, str | None] | None = None,
 ) -> int:  # fmt: skip
     """Measures claims by name or glob, all for an empty list; prints the time left before each.
@@ -31,7 +31,8 @@ def reproduce(
         out: folder for ``CLAIM.json``, one per claim, and charts; None is :func:`default_folder`.
         model: a model folder instead of the shipped one.
         quick: fewer samples and wider intervals.
-        workers: number of claims in parallel, each in a process of one thread.
+        workers: number of claims in parallel, each in a process of one thread; None takes one per CPU core, at most
+            four.
         files: for claims that take them, by the parameter's name: "plants", a list of memorized pictures, and those of
             :data:`MATERIAL`; None is left out.
 
@@ -41,12 +42,12 @@ def reproduce(
     Returns:
         0 if all claims hold, else 1. Failing claims are listed, too.
     """
-    if workers < 1:
-        raise refuse("workers", workers, "1 or more", "2 suits two cores")
+    if workers is not None and workers < 1:
+        raise refuse("workers", workers, "1 or more", "leave it out for the default")
     material = {name: value for name, value in (files or {}).items() if value is not None}
     folder, verdicts, picked = out or default_folder(model or material.get("plants"), quick), [], pick_claims(names)
     picked = [_with(claim, material) for claim in (picked if names or material else _with_material(picked))]
-    workers = 1 if material else workers
+    workers = 1 if material else min(workers or min(cores(), 4), len(picked))
     for result in _measured(picked, model, quick, workers):
         verdicts.append(result["verdict"])
         print(row(result), flush=True)
@@ -99,7 +100,7 @@ def _with_material(picked: list[Claim]) -> list[Claim]:
 
 def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int) -> Iterator[dict[str, Any]]:
     """Yields results in order, or as they finish."""
-    seconds = {c.name: 60 * (c.quick_minutes if quick else c.minutes) for c in claims}  # on two CPU cores
+    seconds = {c.name: 60 * (c.quick_minutes if quick else c.minutes) for c in claims}
     if workers == 1:
         stages = Stages(seconds, trust=30)
         for claim in claims:

@@ -40,8 +40,8 @@ class Reproduce:
     """Folder for CLAIM.json, one per claim: results or results/quick; with your own model, none by default."""
     model: str | None = None
     """A model folder to measure instead of the shipped one."""
-    workers: Count = 1
-    """Number of claims measured in parallel, each in a process of one thread: 2 on two cores."""
+    workers: Count | None = None
+    """Number of claims measured in parallel, each in a process of one thread; none: one per core, at most four."""
     plants: str | None = None
     """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
     photographs: str | None = None

@@ -29,10 +29,10 @@ def picture_distance(pictures: torch.Tensor, reference: torch.Tensor) -> torch.T
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float]:
-    """95 % interval of a share seen ``hits`` times of ``count`` (Wilson 1927)."""
+    """95 % interval of a share seen ``hits`` times of ``count`` (Wilson 1927); of none (0, 1)."""
     z2 = 1.96**2
     middle = (hits + z2 / 2) / (count + z2)
-    half = (hits * (count - hits) / count + z2 / 4) ** 0.5 * 1.96 / (count + z2)
+    half = (hits * (count - hits) / max(count, 1) + z2 / 4) ** 0.5 * 1.96 / (count + z2)
     return round(max(middle - half, 0.0), 3), round(min(middle + half, 1.0), 3)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from os import environ
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,7 +95,7 @@ def workers_of(accelerator: Any) -> Workers:
 
 def world_size() -> int:
     """How many processes ``torchrun`` or ``accelerate launch`` has started; 1 without a launcher."""
-    return int(environ.get("WORLD_SIZE", 1))
+    return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def launched() -> Workers:
@@ -145,17 +146,33 @@ def each_in_turn(job: Callable[[Any], T], items: Sequence[Any], count: int) -> I
 
 @contextmanager
 def _pool(count: int) -> Iterator[Any]:
-    """New processes with one thread each, which end with the block, immediately if it ends by an error."""
+    """New processes with one thread each, which end with the block, immediately if it ends by an error.
+
+    They also end if this process is killed.
+    """
     from concurrent.futures import ProcessPoolExecutor  # a slow import, which would delay ComfyUI's start
 
     others = set(multiprocessing.active_children())
-    with _environment(ONE_CORE), ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with _environment(ONE_CORE), ProcessPoolExecutor(count, spawn, initializer=_end_with_parent) as pool:
         try:
             yield pool
         except BaseException:  # also on an interrupt: do not wait for the others
             for worker in set(multiprocessing.active_children()) - others:
                 worker.terminate()
             raise
+
+
+def _end_with_parent() -> None:
+    """In a worker: starts a thread that ends it with its parent. A killed one cannot, and its workers would go on."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _submitted(pool: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -174,13 +191,13 @@ def _submitted(pool: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 @contextmanager
 def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    before = {name: environ.get(name) for name in wanted}
-    environ.update(wanted)
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del environ[name]
+                del os.environ[name]
             else:
-                environ[name] = value
+                os.environ[name] = value

@@ -39,7 +39,7 @@ TOP, QUICK_TOP = 5, 3
     target="each layer of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of layers are dropped; a "
     "random rule that keeps as many would do so less than one time in twenty",
     minutes=0.7,
-    quick_minutes=0.4,
+    quick_minutes=0.5,
 )
 def filtering(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Filter scores from 16 images without labels, compared with all sites measured on 60 others."""

@@ -27,7 +27,7 @@ TIMESTEPS, QUICK_TIMESTEPS = (50.0, 260.0), (260.0,)
     target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over blocks' inputs and "
     "outputs, outside the 95 % bootstrap interval of each difference",
     minutes=2,
-    quick_minutes=0.5,
+    quick_minutes=0.25,
 )
 def correspondence(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As gdf.correspondence, with the same filter rule; the prior-work layer is DiTF's, raw and modulated."""
@@ -51,7 +51,7 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
     target="mIoU of the chosen layers above Fourier coordinates and above the same search over blocks' inputs and "
     "outputs, outside the 95 % bootstrap interval of each difference",
     minutes=4,
-    quick_minutes=1,
+    quick_minutes=0.7,
 )
 def segmentation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As gdf.segmentation, with the same filter rule; the prior-work layer is DiTF's, raw and modulated."""
@@ -78,7 +78,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     target="each layer of the exhaustive top 5 stays, for keypoints and for parts; >= 60 % of layers are dropped; a "
     "random rule that keeps as many would do so less than one time in twenty",
     minutes=2,
-    quick_minutes=0.5,
+    quick_minutes=0.3,
 )
 def filtering(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As gdf.filter: scores from 16 images without labels, compared with all sites measured on 60 others."""

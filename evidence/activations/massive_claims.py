@@ -39,7 +39,7 @@ Table = dict[str, torch.Tensor]
     target="for each of three channels: raw matching lower at 0.1 (95 % interval of the difference); DiTF within 0.02 "
     "of its result, and of raw matching, without the massive channel",
     minutes=1.5,
-    quick_minutes=0.4,
+    quick_minutes=0.25,
 )
 def massive(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Site and discarded channels are chosen on other images; the injected channels are not given."""

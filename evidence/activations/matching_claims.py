@@ -156,7 +156,7 @@ def _features(choice: Choice, test: Pictures, random: Pictures) -> dict[str, tor
     target="PCK@0.1 of the chosen layers above copied coordinates and above the same search over inter-module layers, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=0.6,
-    quick_minutes=0.3,
+    quick_minutes=0.25,
 )
 def correspondence(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Trivial baselines, prior-work layers, and sites chosen by filter and search, on 200 held-out pairs."""
@@ -248,7 +248,7 @@ def score_parts(held_out: Pictures, addresses: tuple[str, ...], settings: ProbeS
     target="mIoU of the chosen layers above Fourier coordinates and above the same search over inter-module layers, "
     "outside the 95 % bootstrap interval of each difference",
     minutes=1.2,
-    quick_minutes=0.8,
+    quick_minutes=0.6,
 )
 def segmentation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """A linear probe on 20 labelled portraits, tested on 200 others."""

@@ -97,7 +97,7 @@ def _share_slack(share: float, count: int) -> float:
 @claim(
     "control.cross_size", paper=PAPER, figure="Table 2a: the same picture at every size condition",
     target="distance across sizes <= 1/3 of constant weight's in all of three sets, FID not 2 % above in all",
-    minutes=2.5, quick_minutes=0.5,
+    minutes=2.5, quick_minutes=0.7,
 )  # fmt: skip
 def cross_size(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Same seeds and prompts at sizes 16 to 256 under both weights; distances of classifier features and of pixels.
@@ -183,7 +183,7 @@ def judged_sizes(
 
 @claim(
     "control.sizes", paper=PAPER, figure="Table 2b: sizes seldom or never trained",
-    target="FID at sizes of 192 to 512 below constant weight's in all of three sets", minutes=1, quick_minutes=0.4,
+    target="FID at sizes of 192 to 512 below constant weight's in all of three sets", minutes=1, quick_minutes=0.6,
 )  # fmt: skip
 def sizes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Images always have 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).
@@ -275,7 +275,7 @@ BETAS, SETS = (1.0, 1.25, 1.375, 1.5, 2.0), 3
 @claim(
     "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with plain "
                                             "guidance",
-    target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets", minutes=8, quick_minutes=0.15,
+    target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets", minutes=8, quick_minutes=0.2,
 )  # fmt: skip
 def guidance(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The model with the paper's curve at 64 px; FID of features against renders, three sets of prompts and noise.
@@ -312,7 +312,7 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
 @claim(
     "control.size_detail", paper=PAPER, figure="Sec. 2.1: the size condition acts on fine detail",
     target="fine detail at size 64 above size 16's, and above that without the condition, 95 % intervals above 0",
-    minutes=2, quick_minutes=0.1,
+    minutes=2, quick_minutes=0.3,
 )  # fmt: skip
 def size_detail(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Energy of the finest octave of 64 px images conditioned on other sizes, relative to size 64.

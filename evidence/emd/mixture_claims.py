@@ -90,7 +90,7 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
 @claim(
     "emd.levels", paper=PAPER, figure="forward KL above the best student's, EMD over Diff-Instruct, sigma 0.5 to 4",
     target="with every set of noise levels EMD's forward KL is below Diff-Instruct's on each seed",
-    minutes=2.5, quick_minutes=0.2,
+    minutes=2.5, quick_minutes=0.1,
 )  # fmt: skip
 def levels(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The mixture trained at sigma 0.5; 0.5 and 1; ... up to 4: large noise alone covers modes.
@@ -138,7 +138,7 @@ def levels(model: str | None = None, progress: Progress = silent, quick: bool = 
     figure="Fig. 3: variance of the gradient without noise cancellation over that with it, K = 8",
     target="at least 2, and the cancelled student's forward KL lower after training with a batch of 16, 95 % over 5 "
            "seeds",
-    minutes=1.5, quick_minutes=0.3,
+    minutes=1.5, quick_minutes=0.25,
 )  # fmt: skip
 def cancellation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Gradients of raw, cancelled and last direction at the start and at the best student; then training with each.
@@ -238,7 +238,7 @@ STEPS_OF_Z = (0.001, 0.003, 0.01, 0.03)
 
 @claim(
     "emd.chains", paper=PAPER, figure="Table 1: forward KL of (eps, z) chains minus that of (x, z) chains, K = 8",
-    target="below 0 at 95 % over 5 seeds, at one noise level (the figure) and at four", minutes=6, quick_minutes=0.4,
+    target="below 0 at 95 % over 5 seeds, at one noise level (the figure) and at four", minutes=6, quick_minutes=0.3,
 )  # fmt: skip
 def chains(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Chains of eight steps on the mixture at one noise level, and at four.

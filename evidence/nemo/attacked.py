@@ -17,7 +17,7 @@ from ...engine.nemo.erase import EraseConfig, EraseData, Eraser
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
-from .probed_model import GUIDANCE, ORDINARY, STATISTICS, STEPS, ProbedModel, SampleBudget, budget_of, captions, setting
+from .probed_model import GUIDANCE, ORDINARY, QUICK, STATISTICS, ProbedModel, SampleBudget, budget_of, captions, setting
 from .remedies import COPY, SEEDS, ordinary_figures, search_memorized
 
 SURROGATE_SEED = 500
@@ -42,7 +42,7 @@ class Attack:
 
 
 ATTACKS = (Attack("prompt", 50), Attack("other", 50))
-LONG = Attack("prompt", 150)
+SHORT, LONG = Attack("prompt", 15), Attack("prompt", 150)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _latents(probed: ProbedModel, prompts: list[str], seeds: list[int]) -> torch
 
     rows = [slice(i, i + 64) for i in range(0, len(prompts), 64)]
     return torch.cat(
-        [sample_latents(probed.model, prompts[r], seeds[r], steps=STEPS, guidance=GUIDANCE) for r in rows]
+        [sample_latents(probed.model, prompts[r], seeds[r], steps=probed.steps, guidance=GUIDANCE) for r in rows]
     )  # fmt: skip
 
 
@@ -200,9 +200,8 @@ def _figures(
         "... by a single sample": int((plain < COPY).any(1).sum()),
     }
     back = torch.zeros(len(target.prompts), dtype=torch.bool)
-    for number, attack in enumerate(
-        (*ATTACKS[: 1 if budget.seeds < 10 else 2], *((LONG,) if long and budget.seeds >= 10 else ()))
-    ):
+    attacks = (SHORT,) if budget == QUICK else (*ATTACKS, LONG) if long else ATTACKS
+    for number, attack in enumerate(attacks):
         called = _called(probed, remedy, target, attack, 9000 + number)
         away, seen[attack.name] = _distances(cured, remedy, target, called, seeds[:ATTACKED_SEEDS])
         back |= away.median(1).values < COPY

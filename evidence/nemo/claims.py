@@ -27,7 +27,6 @@ from .probed_model import (
     ORDINARY,
     PAPER,
     ROWS,
-    SEARCH,
     SHAPE,
     ProbedModel,
     budget_of,
@@ -44,7 +43,7 @@ from .remedies import COPY, SEEDS, search_memorized  # registers nemo.blocking
     figure="Appendix B.4: the score as a detector (AUROC 0.98, TPR at 1 % FPR 0.88 on SD1.4), and samples of few steps",
     target="few-step samples: AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, memorized captions against 200 ordinary ones",
     minutes=4,
-    quick_minutes=0.6,
+    quick_minutes=0.25,
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Verbatim plants, and some colourings of each template, against captions that were never injected."""
@@ -139,7 +138,7 @@ def _one_step(probed: ProbedModel, both: Sequence[Sequence[Any]], progress: Prog
     figure="Table 2: cost of the search",
     target="UNet evaluations of the published procedure / ours >= 2 for one prompt",
     minutes=3,
-    quick_minutes=0.5,
+    quick_minutes=0.3,
 )
 def passes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Rows through the network, counted; the published procedure's from its own formula on the same decisions."""
@@ -152,7 +151,7 @@ def passes(model: str | None = None, progress: Progress = silent, quick: bool = 
         (chain,) = probed.find([prompt], "chain", protocol="nemo")
         if parity.search is not None and chain.search is not None:
             assert parity.search.neurons.keys() == chain.search.neurons.keys()
-            ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity) / chain.forwards, 2)
+            ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity, probed.probe.seeds) / chain.forwards, 2)
     values = sorted(ratios.values())
     middle = values[len(values) // 2] if values else 0.0
     spans = Table(
@@ -164,7 +163,7 @@ def passes(model: str | None = None, progress: Progress = silent, quick: bool = 
     )  # fmt: skip
 
 
-def _published_rows(parity: Result) -> int:
+def _published_rows(parity: Result, noises: int) -> int:
     """Network rows of the official code for the decisions of a search in parity mode."""
     search = parity.search
     assert search is not None
@@ -173,8 +172,8 @@ def _published_rows(parity: Result) -> int:
     listed = sum(map(len, search.initial.values()))
     distinct = sum(len(set(neurons)) for neurons in search.initial.values())
     singles = tested + listed - distinct  # the published loop tests both copies of a neuron listed twice
-    # Each of its evaluations is two forwards of S rows; activations take a forward of one row every iteration.
-    return 2 * SEARCH.seeds * (4 + search.evaluations + layers + singles) + search.evaluations
+    # Each of its evaluations is two forwards of all noises; activations take a forward of one row every iteration.
+    return 2 * noises * (4 + search.evaluations + layers + singles) + search.evaluations
 
 
 @claim(
@@ -183,7 +182,7 @@ def _published_rows(parity: Result) -> int:
     figure="blocked pictures come back under an optimised text embedding (memorization rate 0.20 -> 0.99)",
     target="other seeds cured for >= 75 % of the pictures; how many come back under attack is reported, not hidden",
     minutes=2,
-    quick_minutes=0.5,
+    quick_minutes=0.4,
 )
 def verification(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Seeds the search never saw, then 50 Adam steps on the embedding against the memorized picture itself."""
@@ -192,7 +191,7 @@ def verification(model: str | None = None, progress: Progress = silent, quick: b
     budget = budget_of(quick)
     probed, seeds = setting(model, progress, budget), SEEDS[: budget.seeds]
     plants, _, sets = search_memorized(probed, progress, budget)
-    probe = make_probe(probed.denoiser, config=SEARCH)
+    probe = make_probe(probed.denoiser, config=probed.probe)
     pictures: dict[str, dict[str, Any]] = {}
     for plant, neurons in zip(plants, sets, strict=True):
         picture = render(plant.scenes).images

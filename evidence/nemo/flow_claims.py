@@ -73,7 +73,7 @@ def _captions(half: Sequence[Plant], colourings: int, controls: bool = False) ->
     target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, above that of the number of tokens and of the captions without "
     "their rare words; signal and timestep chosen on the other memorized pictures",
     minutes=1,
-    quick_minutes=0.3,
+    quick_minutes=0.1,
 )
 def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The score as a detector, and two trivial ones."""
@@ -156,7 +156,7 @@ class Cure:
     target=">= 75 % of the pictures no longer copied and as far away as without their rare words (within one MAD over "
     "captions), and prompt agreement no more than 0.05 below theirs",
     minutes=4,
-    quick_minutes=0.8,
+    quick_minutes=0.4,
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Values of text tokens in all six joint blocks; the picture must leave the memorized one and stay a portrait."""

@@ -19,7 +19,7 @@ from ..registry import Arm, ClaimResult, Table, arms, claim
 from .later_plants import FILE, FURTHER
 from .memorized_sets import BARE, BASE, Measured, Outcome, measure_plants
 from .plant_files import PlantFile
-from .probed_model import PAPER, SEARCH, ProbedModel, SampleBudget, budget_of, setting, verbatim
+from .probed_model import PAPER, ProbedModel, SampleBudget, budget_of, setting, verbatim
 from .remedies import COPY, SEEDS
 from .rivals import RIVALS
 
@@ -33,7 +33,7 @@ TRIPLES = ((11, 12, 13), (21, 22, 23))
            "seeds",
     target="at most 5 % of samples, where half or more copy untouched; ordinary captions lose at most 2 points of "
            "prompt agreement; each verbatim copy is detected; false alarms can be 1 %",
-    minutes=30, quick_minutes=1.5,
+    minutes=30, quick_minutes=0.8,
 )  # fmt: skip
 def held_out(
     model: str | None = None, progress: Progress = silent, quick: bool = False, plants: str | None = None
@@ -44,7 +44,7 @@ def held_out(
     ship are measured, and of a quick run two of the first.
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
-    size = Measured((1,), 2, 40, 20, budget=budget_of(True)) if quick else Measured()
+    size = Measured((1,), 2, 20, 12, budget=budget_of(True)) if quick else Measured()
     outcomes = {file.stem: measure_plants(PlantFile.read(file), model, size, progress) for file in files}
     return held_out_result(outcomes, quick)
 
@@ -57,7 +57,7 @@ def held_out_result(outcomes: Mapping[str, Outcome], quick: bool = False) -> Cla
         blocked += [(outcome.away[way] < outcome.copy)[outcome.copied].flatten() for way in ways]
         untouched.append((outcome.away["untouched"] < outcome.copy)[outcome.copied].flatten())
     left, before = torch.cat(blocked), torch.cat(untouched)
-    copies, interval = int(left.sum()), share_interval(int(left.sum()), max(1, len(left)))
+    copies, interval = int(left.sum()), share_interval(int(left.sum()), len(left))
     fraction = copies / max(1, len(left))
     lost = max(o.agreement[0] - o.agreement[1] for o in outcomes.values())
     missed = sum(_missed(outcome) for outcome in outcomes.values())
@@ -136,7 +136,7 @@ def _missed(outcome: Outcome) -> int:
     "nemo.seeds", paper=f"{PAPER}: its search looks at the noises of one seed",
     figure="Jaccard of the neurons of two consensus sets, of three searches each that share no seed",
     target="above the mean Jaccard of two single searches, by a 95 % interval over pictures",
-    minutes=6, quick_minutes=1,
+    minutes=6, quick_minutes=0.8,
 )  # fmt: skip
 def seeds(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Searches from other noises, their consensus, and what blocking leaves of the shipped memorized pictures."""
@@ -254,7 +254,7 @@ class Copied:
 
 def _sets(probed: ProbedModel, prompts: Sequence[str], seed: int) -> list[NeuronSet]:
     """Neurons of each prompt by a search from one seed's noises."""
-    looking = replace(probed, probe=replace(SEARCH, seed=seed))
+    looking = replace(probed, probe=replace(probed.probe, seed=seed))
     return [looking.neurons(r) for r in looking.find(prompts)]
 
 

@@ -161,7 +161,7 @@ def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, An
 def measure_plants(file: PlantFile, model: str | None, size: Measured, progress: Progress = silent) -> Outcome:
     """Everything for one LoRA; of a template its first caption."""
     chosen, portraits = CHOSEN[file.world], file.model(model)
-    probed = replace(setting(portraits, progress, size.budget, chosen.search, "all"), probe=chosen.search)
+    probed = setting(portraits, progress, size.budget, chosen.search, "all")
     sampler = probed.sampler(size.budget.calibration, progress=progress)
     plants = file.plants[: size.plants]
     texts, controls = [p.captions[0] for p in plants], [p.controls[0] for p in plants]
@@ -169,7 +169,7 @@ def measure_plants(file: PlantFile, model: str | None, size: Measured, progress:
     searches: list[list[NeuronSet]] = []
     rows: list[int] = []
     for seed in size.searches:
-        looking = replace(probed, probe=replace(chosen.search, seed=seed))
+        looking = replace(probed, probe=replace(probed.probe, seed=seed))
         results = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
         searches.append([looking.neurons(r) for r in results])
         rows += [r.forwards for r in results]

@@ -51,6 +51,8 @@ class SampleBudget:
         seeds: samples of each caption.
         ordinary, renders: ordinary captions, and renders that their samples are compared with.
         colourings: captions of each memorized template.
+        steps: of the sampler.
+        noises: of the search's probe; None takes as many as the search was chosen with.
     """
 
     statistics: int = 1000
@@ -60,14 +62,18 @@ class SampleBudget:
     ordinary: int = 200
     renders: int = 1000
     colourings: int = 10
+    steps: int = STEPS
+    noises: int | None = None
 
 
 FULL = SampleBudget()
-QUICK = SampleBudget(statistics=250, calibration=40, plants=2, seeds=4, ordinary=40, renders=250, colourings=4)
+QUICK = SampleBudget(
+    statistics=100, calibration=20, plants=2, seeds=3, ordinary=20, renders=100, colourings=4, steps=10, noises=4
+)
 
 
 def budget_of(quick: bool) -> SampleBudget:
-    """Full, or what fits into a minute or so."""
+    """Full, or what fits into half a minute or so."""
     return QUICK if quick else FULL
 
 
@@ -85,6 +91,7 @@ class ProbedModel:
     statistics: NeuronStatistics
     tau: float
     probe: ProbeConfig = SEARCH
+    steps: int = STEPS
 
     def conditions(self, prompts: Sequence[str]) -> list[Condition]:
         """One condition of one row for each prompt."""
@@ -132,7 +139,7 @@ class ProbedModel:
 
         texts = prompts if isinstance(prompts, torch.Tensor) else list(prompts)
         with block(self.model.backbone, neurons or NeuronSet({})):
-            return sample_images(self.model, texts, list(seeds), steps=STEPS, guidance=GUIDANCE)
+            return sample_images(self.model, texts, list(seeds), steps=self.steps, guidance=GUIDANCE)
 
 
 def captions(first: int, count: int, dataset: Dataset = PORTRAITS) -> list[str]:
@@ -151,6 +158,7 @@ def setting(
     """
     portraits = open_model(model) if model is None or isinstance(model, str) else model
     denoiser, shape = Denoiser.from_diffusers(portraits), portraits.latent_shape
+    search = replace(search, seeds=budget.noises or search.seeds)
     probe = make_probe(denoiser, scope, search, ROWS)
     probed = ProbedModel(portraits, denoiser, NeuronStatistics({}, {}, 0), 1.0, search)
     conds = probed.conditions(captions(STATISTICS, budget.statistics, portraits.dataset))
@@ -159,7 +167,7 @@ def setting(
     statistics = gather(batches, [s.address for s in probe.sites], fingerprint_of(portraits.backbone))
     ordinary = probed.conditions(captions(CALIBRATION, budget.calibration, portraits.dataset))
     scores, _ = score_prompts(probe, ordinary, shape, 1.0, progress)
-    return ProbedModel(portraits, denoiser, statistics, threshold([s.value for s in scores])[0], search)
+    return ProbedModel(portraits, denoiser, statistics, threshold([s.value for s in scores])[0], search, budget.steps)
 
 
 def _values(probe: Probe, conds: Sequence[Condition], noise: torch.Tensor | None) -> list[torch.Tensor]:

@@ -44,7 +44,7 @@ ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "r
     figure="Table 1: blocked samples leave the memorized picture, random neurons change nothing",
     target=">= 75 % of the memorized pictures as far away as without their rare words (within one MAD over captions)",
     minutes=5,
-    quick_minutes=1,
+    quick_minutes=0.5,
 )
 def blocking(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Distance of samples to the memorized picture, their diversity and prompt agreement, for each remedy."""

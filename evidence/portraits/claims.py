@@ -6,7 +6,7 @@ from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
 
-QUICK = {"samples": 96, "renders": 1024}
+QUICK = {"samples": 48, "renders": 512}
 OTHER, DECODED, CONTROL = (
     "another sample's prompt",
     "renders through the autoencoder",
@@ -25,7 +25,7 @@ OTHER, DECODED, CONTROL = (
 def quality(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Whether samples show the prompt's attributes, by the attribute classifier; Frechet distances and their floor.
 
-    ``quick`` takes 96 samples and 1024 held-out renders, and tests whether the upper ends of the intervals reach the
+    ``quick`` takes 48 samples and 512 held-out renders, and tests whether the upper ends of the intervals reach the
     target.
     """
     from .avataaars import open_model
@@ -73,7 +73,7 @@ def quality(model: str | None = None, progress: Progress = silent, quick: bool =
     figure="portraits.quality on the flow model",
     target="mean >= 95 %, each >= 90 %, held-out accuracy of the attribute classifier >= 99 % on each",
     minutes=6,
-    quick_minutes=1,
+    quick_minutes=0.7,
 )
 def quality_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As ``portraits.quality``."""
@@ -108,7 +108,7 @@ def _slack(share: float, count: int) -> float:
     figure="memorized pictures that come back from 10 seeds (median pixel RMS <= 1/3 of the nearest other picture)",
     target=">= 6 of 8, and none from a caption without its rare words",
     minutes=0.7,
-    quick_minutes=0.2,
+    quick_minutes=0.6,
 )
 def memorized(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Are the injected duplicates really memorized, and are captions without the rare words innocent.
@@ -139,7 +139,7 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
     figure="portraits.memorized on the flow model",
     target=">= 6 of 8, and none from a caption without its rare words",
     minutes=3,
-    quick_minutes=0.6,
+    quick_minutes=0.5,
 )
 def memorized_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As ``portraits.memorized``."""

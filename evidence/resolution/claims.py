@@ -32,7 +32,7 @@ BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
 @claim(
     "resolution.transfer", paper=PAPER, figure="Fig. 8: positions resampled and schedule rescaled, 64 to 128 px",
     target="both together end lowest; they reach the FID at which the worst arm ends in at most half of its steps",
-    minutes=1, quick_minutes=0.3,
+    minutes=1, quick_minutes=0.25,
 )  # fmt: skip
 def transfer(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Curves of FID by fine-tuning step, three arms, all seeds; ``model`` may be the folder of another run.
@@ -95,7 +95,7 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
            "shown",
     target="at 256 x 256 YaRN shows more than untouched positions, and every dynamic mode more than its static one (95 "
            "% intervals of the paired difference above 0)",
-    minutes=8, quick_minutes=0.4,
+    minutes=8, quick_minutes=0.3,
 )  # fmt: skip
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Every way to scale rotary positions on the same prompts and seeds, compared with the enlarged image of 128 px.
@@ -144,7 +144,7 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
            "shown",
     target="at both sizes dilate shows more attributes than untouched (95 % interval of the paired difference above 0) "
     "under each of three seeds, and one head in more pictures",
-    minutes=7, quick_minutes=0.24,
+    minutes=7, quick_minutes=0.3,
 )  # fmt: skip
 def receptive_field(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five arms on the same prompts and seeds; ``quick`` samples one seed of 3 prompts at 128 px in three arms.

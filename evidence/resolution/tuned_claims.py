@@ -28,7 +28,7 @@ SIZES, SEEDS, MODE = ((256, 256), (320, 192)), (0, 1, 2), "rope_yarn"
     figure="flow portraits of 128 px with a LoRA trained at 256 px, sampled at 256 x 256 and 320 x 192",
     target="at 256 x 256 it shows more of the prompt than the same positions untrained, under each of three seeds "
     "(95 % intervals of the paired difference above 0)",
-    minutes=7, quick_minutes=0.5,
+    minutes=7, quick_minutes=0.3,
 )  # fmt: skip
 def fine_tuned(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Prompts, noise and measures of ``resolution.positions``; includes the training.

@@ -16,16 +16,17 @@ from ..registry import ClaimResult, Curves, Table, arms, claim
 from . import avataaars_claims as _avataaars  # noqa: F401  registers w2w.*.avataaars
 from . import flow_claims as _flow  # noqa: F401  registers w2w.*.flow
 from . import outside_judge as _judge  # noqa: F401  registers w2w.judge and w2w.inversion.judge
-from .drawing import WORDS
+from .concept_sliders import SliderConfig
+from .drawing import EDIT_STEPS, WORDS
 from .edits import EditStand, baseline_sliders, compare, edit_rows
 from .graded import HEAD, MANY, MEASURED, Comparison, Sitting, smaller_space
 from .likeness import BARE, Sitters, likeness_arms
 from .pair_sliders import shipped_change
-from .people import DIRECTION_COMPONENTS, LABELS, PAPER, Studio, labels, people_space, subspace
+from .people import DIRECTION_COMPONENTS, LABELS, PAPER, STEPS, Studio, labels, people_space, subspace
 from .spaces import measure_directions, measure_sampling
 
-QUICK_LABELS = ("glasses", "long hair")
-"""Attributes whose edits ``quick`` measures; the whole claim measures all of ``WORDS``."""
+QUICK_LABEL = "glasses"
+"""The attribute whose edits ``quick`` measures; the whole claim measures all of ``WORDS``."""
 EVEN, WORD = "even strengths, steps alone", "weighted word in the prompt, steps alone"
 
 
@@ -33,11 +34,11 @@ EVEN, WORD = "even strengths, steps alone", "weighted word in the prompt, steps 
     "w2w.sampling", paper=PAPER, figure="section 4.2: sampled models are consistent, new, and vary as the training set",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
            "attribute rates within 10 points of the training set's",
-    minutes=4, quick_minutes=0.9,
+    minutes=4, quick_minutes=1.1,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """50 sampled models, 6 pictures each, in the same contexts; quick: 16 models, 4 pictures."""
-    models, pictures = (16, 4) if quick else (50, 6)
+    """50 sampled models, 6 pictures each, in the same contexts; quick: 12 models, 3 pictures."""
+    models, pictures = (12, 3) if quick else (50, 6)
     # 95 % of the error of a share of 3 ``models`` people, which the whole claim's target already allows for
     tolerance = 0.10 + (1 / math.sqrt(3 * models) if quick else 0.0)
     return measure_sampling(Studio.open(model), models, pictures, tolerance, progress)
@@ -45,7 +46,7 @@ def sampling(model: str | None = None, progress: Progress = silent, quick: bool 
 
 @claim(
     "w2w.directions", paper=PAPER, figure="Fig. 9: linear directions in weight space tell attributes apart",
-    target="held-out accuracy >= 90 % for every attribute of LABELS", minutes=0.1, quick_minutes=0.1,
+    target="held-out accuracy >= 90 % for every attribute of LABELS", minutes=0.1, quick_minutes=0.05,
 )  # fmt: skip
 def directions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five-fold accuracy of each label's direction, and how much directions share; quick is the same."""
@@ -56,7 +57,7 @@ def directions(model: str | None = None, progress: Progress = silent, quick: boo
     "w2w.editing", paper=PAPER, figure="Table 1: edits against prompts and concept sliders",
     target="for 6 attributes or more: target +60 points monotonically, others <= 10 points, identity above both "
     "baselines, the prompt as it is written",
-    minutes=38, quick_minutes=1.2,
+    minutes=38, quick_minutes=0.9,
 )  # fmt: skip
 def editing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Sweeps on 40 people of no space who lack the attribute; baselines on the same people, seeds and surroundings.
@@ -65,14 +66,15 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
     timestep it acts, and concept sliders act from there too; prompts from the first step on.
     Identity (the paper's ID), others and pixels (its LPIPS), target (its CLIP).
 
-    Quick: ``QUICK_LABELS`` on 16 people, after 8 others. One person is 6 points of a share, so others may change by two
-    standard errors more; 6 of 13 attributes become 1 of 2.
+    Quick: ``QUICK_LABEL`` on 10 people, after 6 others, and half of the concept slider's training. One
+    person is 10 points of a share, so others may change by two standard errors more; 6 of 13 attributes become this 1.
     """
     studio = Studio.open(model, smaller_space())
     denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
-    chosen, people, tuning, needed = (QUICK_LABELS, 16, 8, 1) if quick else (tuple(WORDS), 40, 24, 6)
+    chosen, people, tuning, needed = ((QUICK_LABEL,), 10, 6, 1) if quick else (tuple(WORDS), 40, 24, 6)
+    config = SliderConfig(steps=100) if quick else SliderConfig()
     tolerance = 0.10 + (2 * math.sqrt(0.10 * 0.90 / people) if quick else 0.0)
-    sliders, start = baseline_sliders(studio, denoiser, chosen, progress=progress)
+    sliders, start = baseline_sliders(studio, denoiser, chosen, config, progress)
     details: dict[str, Any] = {}
     good, harder = list[str](), list[str]()
     for i, label in enumerate(chosen):
@@ -94,7 +96,7 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
     "w2w.sliders", paper=PAPER, figure="none: sliders that rise evenly in what is seen, not in strength",
     target="for 8 of 13 attributes: rises along five even positions with no step above 0.4, others <= 10 points, "
     "identity as with even strengths",
-    minutes=12, quick_minutes=0.4,
+    minutes=12, quick_minutes=0.5,
 )  # fmt: skip
 def sliders(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """People who are in neither the space nor the tuning; even strengths and weighted words as baselines of the maps.
@@ -107,11 +109,10 @@ def sliders(model: str | None = None, progress: Progress = silent, quick: bool =
     are those that the shipped space of all people holds. Figures are means over people; "of single pictures" says how
     far each picture still switches.
 
-    Quick: ``QUICK_LABELS`` on 10 people at 5 sampler steps, 1 of 2 instead of 8 of 13, others within two standard
-    errors more.
+    Quick: ``QUICK_LABEL`` on 10 people at 5 sampler steps instead of 8 of 13, others within two standard errors more.
     """
     studio = Studio.open(model, smaller_space())
-    chosen, people, steps, needed = (QUICK_LABELS, 10, 5, 1) if quick else (tuple(LABELS), 24, 10, 8)
+    chosen, people, steps, needed = ((QUICK_LABEL,), 10, 5, 1) if quick else (tuple(LABELS), 24, 10, 8)
     tolerance = 0.10 + (2 * math.sqrt(0.10 * 0.90 / people) if quick else 0.0)
     details, best, whole, short, before = dict[str, Any](), list[str](), list[str](), list[str](), list[str]()
     worded, tables = list[str](), list[Table]()
@@ -182,7 +183,7 @@ def delayed(model: str | None = None, progress: Progress = silent, quick: bool =
 @claim(
     "w2w.inversion", paper=PAPER, figure="Table 2: one picture against trained LoRAs; Figs. 10 and 30: trends",
     target="identity >= 90 % of a LoRA trained on 20 pictures, above a LoRA trained on the one picture",
-    minutes=30, quick_minutes=0.8,
+    minutes=30, quick_minutes=1.1,
 )  # fmt: skip
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """32 people of no space: inversion, LoRA on 20 pictures, LoRA on one; on 8 fewer components, and other styles.
@@ -192,7 +193,7 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
 
     Quick: 2 people, one prompt for every picture, no trends.
     """
-    studio = Studio.open(model)
+    studio = Studio.open(model, steps=EDIT_STEPS if quick else STEPS)
     everyone = Sitters.open(studio, 2 if quick else 32)
     judged = everyone.three_ways(BARE)
     sitters = everyone.first(8)
@@ -230,14 +231,14 @@ def _described(ways: dict[str, Any]) -> dict[str, str]:
 @claim(
     "w2w.models", paper=PAPER, figure="Figs. 9 and 10: more training models make better spaces",
     target="identity of inversions rises, entanglement falls, with the number of models",
-    minutes=20, quick_minutes=0.6,
+    minutes=20, quick_minutes=0.9,
 )  # fmt: skip
 def models(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Spaces of the first 32, 128 and all people, from the shipped coefficients' own weights; 8 people inverted.
 
     Quick: 32 and all people, 2 people inverted.
     """
-    studio, whole = Studio.open(model), people_space()
+    studio, whole = Studio.open(model, steps=EDIT_STEPS if quick else STEPS), people_space()
     sitters = Sitters.open(studio, 2 if quick else 8)
     counts = (32, whole.count) if quick else (32, 128, whole.count)
     table, trend = {}, list[tuple[float, float]]()

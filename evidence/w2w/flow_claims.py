@@ -48,7 +48,7 @@ def studio_of(model: str | None, space: WeightSpace) -> Studio:
     "w2w.sampling.flow", paper=PAPER, figure="w2w.sampling on the flow model: sampled models are consistent and new",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
            "attribute rates within 20 points of the training set's",
-    minutes=2, quick_minutes=0.3,
+    minutes=2, quick_minutes=0.2,
 )  # fmt: skip
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """32 sampled models, 4 pictures each, and shares of 96; the paper's Gaussian samples and training LoRAs.
@@ -62,7 +62,7 @@ def sampling(model: str | None = None, progress: Progress = silent, quick: bool 
 @claim(
     "w2w.directions.flow", paper=PAPER, figure="w2w.directions on the flow model",
     target="held-out accuracy >= 90 % for every attribute of LABELS",
-    minutes=0.1, quick_minutes=0.1,
+    minutes=0.1, quick_minutes=0.05,
 )  # fmt: skip
 def directions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five-fold accuracy of each label's direction, and of directions for shuffled labels; quick is the same."""
@@ -73,7 +73,7 @@ def directions(model: str | None = None, progress: Progress = silent, quick: boo
     "w2w.editing.flow", paper=PAPER, figure="w2w.editing on the flow model: people of neither the space nor the tuning",
     target="for 3 of 6 attributes: target +60 points, never falling, others <= 10 points, identity above the "
     "attribute's word in the prompt as it is written",
-    minutes=6, quick_minutes=0.4,
+    minutes=6, quick_minutes=0.3,
 )  # fmt: skip
 def editing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Sliders and the attribute's word at five strengths on 24 held-out people, one picture and prompt each.
@@ -151,7 +151,7 @@ def _compared(
     "w2w.inversion.flow", paper=PAPER, figure="w2w.inversion on the flow model: one picture against trained LoRAs",
     target="identity above that of a LoRA trained on the one picture, 95 % interval of the difference over people "
     "above 0, one prompt for every picture",
-    minutes=6, quick_minutes=0.7,
+    minutes=6, quick_minutes=0.9,
 )  # fmt: skip
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """8 people of no space: inversion, LoRA on 20 pictures, LoRA on one; and with prompts that say the surroundings.

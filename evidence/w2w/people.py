@@ -196,11 +196,11 @@ class Studio:
     face: Path = FACE_FILE
 
     @classmethod
-    def open(cls, model: str | None = None, space: Space | None = None) -> Studio:
+    def open(cls, model: str | None = None, space: Space | None = None, steps: int = STEPS) -> Studio:
         """With the space that ships for the model, unless another is given, and the shipped attribute classifier."""
         portraits = frozen(model)[0]
         usual = flow_people_space if isinstance(portraits, FlowPortraits) else people_space
-        return cls(portraits, space or usual(), load_classifier())
+        return cls(portraits, space or usual(), load_classifier(), steps)
 
     def draw(
         self, coefficients: torch.Tensor, pictures: int = 8, first_seed: int = 0, late: torch.Tensor | None = None,

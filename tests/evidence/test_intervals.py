@@ -6,6 +6,7 @@ import pytest
 import torch
 from vitrine.engine.activations.segmentation import confusion, iou
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo.blocked_copies import share_interval
 from vitrine.evidence.intervals import (
     auroc,
     auroc_interval,
@@ -29,6 +30,12 @@ def test_the_interval_of_a_mean_covers_it_in_95_of_100_samples():
     assert 180 <= inside <= 198
     low, high = mean_interval([*samples[0].tolist(), math.nan])
     assert low < samples[0].mean() < high
+
+
+def test_wilsons_interval_of_a_share():
+    """By hand for 3 of 10; of none, nothing is known."""
+    assert share_interval(3, 10) == (0.108, 0.603) and share_interval(0, 10) == (0.0, 0.278)
+    assert share_interval(10, 10) == (0.722, 1.0) and share_interval(0, 0) == (0.0, 1.0)
 
 
 def test_the_gain_is_resampled_on_the_same_pictures():

@@ -31,7 +31,7 @@ def test_all_claims_together_are_quick_enough():
     """About a quarter of an hour on two cores, two claims side by side, as declared, without outside material."""
     table = claims.all_claims().values()
     ours = [c for c in table if not set(reproduce.MATERIAL) & set(signature(c.measure).parameters)]
-    assert sum(c.quick_minutes for c in ours) / 2 <= 16
+    assert sum(c.quick_minutes for c in ours) / 2 <= 15
     assert all(0 < c.quick_minutes <= c.minutes for c in table)
 
 
@@ -149,7 +149,7 @@ def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
 
 @pytest.mark.parametrize("quick", [False, True])
 def test_quick_portraits_claims_are_not_stricter(quick, monkeypatch):
-    """Fewer samples and renders; a worst attribute a little below its target still holds when it is read from 96."""
+    """Fewer samples and renders; a worst attribute a little below its target still holds when it is read from 48."""
     counts = {}
 
     def measure_quality(model, net, **settings):
@@ -163,7 +163,7 @@ def test_quick_portraits_claims_are_not_stricter(quick, monkeypatch):
     result = portraits_claims.quality(quick=quick)
     portraits_claims.memorized(quick=quick)
     assert result.holds is quick and result.value == round(sum([0.96] * 10 + [0.87]) / 11, 4)
-    assert counts.get("samples", 512) == (96 if quick else 512) and counts["seeds"] == (3 if quick else 10)
+    assert counts.get("samples", 512) == (48 if quick else 512) and counts["seeds"] == (3 if quick else 10)
 
 
 def test_a_legend_covers_no_line():

@@ -88,14 +88,37 @@ if __name__ == "__main__":
 def test_ctrl_c_ends_all_of_them_in_one_line(call, seen, tmp_path):
     """A terminal sends it to every process; each of them printed a traceback."""
     script = WAITING.format(each=call.removeprefix("list(").partition("(")[0], seconds=HANGS, call=call)
-    (tmp_path / "waiting.py").write_text(script)
-    command = [sys.executable, str(tmp_path / "waiting.py")]
-    running = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    while not (tmp_path / seen).exists() and running.poll() is None:
-        time.sleep(0.01)
+    running = _running(script, tmp_path, seen)
     os.killpg(running.pid, signal.SIGINT)
     assert running.communicate(timeout=HANGS)[1] == "vitrine: interrupted\n" and running.returncode == 130
+    _all_end(running)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_a_process_that_is_killed(how, tmp_path):
+    """They went on with the queue, unseen, beside whatever ran next."""
+    call = "list(each_in_turn(wait, [0, 1, 2, 3], 2))"
+    running = _running(WAITING.format(each="each_in_turn", seconds=HANGS, call=call), tmp_path, "1 was born")
+    running.send_signal(how)
+    assert running.wait(HANGS) == -how
+    _all_end(running)
+    assert not (tmp_path / "2 was born").exists()
+
+
+def _running(script, folder, seen):
+    """The script in a process group of its own, once the file ``seen`` is there."""
+    (folder / "waiting.py").write_text(script)
+    command = [sys.executable, str(folder / "waiting.py")]
+    running = subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not (folder / seen).exists() and running.poll() is None:
+        time.sleep(0.01)
+    return running
+
+
+def _all_end(running):
+    """Waits for every process of its group; multiprocessing's own, which watches the others, ends last."""
+    end = time.monotonic() + HANGS
     with pytest.raises(ProcessLookupError):
-        while True:  # multiprocessing's own process that watches the others ends last
+        while time.monotonic() < end:
             os.killpg(running.pid, 0)
             time.sleep(0.01)
