@@ -147,6 +147,18 @@ def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
         reproduce.reproduce(names, None, None, True, 0)
 
 
+@pytest.mark.parametrize(("cores", "names", "asked", "used"), [
+    (2, ["w2w.*"], None, 2), (64, ["w2w.*"], None, 4), (2, ["w2w.delayed"], None, 1), (1, ["w2w.*"], None, 1),
+    (2, ["w2w.*"], 3, 3), (2, ["w2w.delayed"], 3, 1),
+])  # fmt: skip
+def test_one_claim_for_each_core_unless_told_otherwise(cores, names, asked, used, monkeypatch):
+    seen = []
+    monkeypatch.setattr(reproduce, "cores", lambda: cores)
+    monkeypatch.setattr(reproduce, "_measured", lambda picked, model, quick, workers: seen.append(workers) or [])
+    reproduce.reproduce(names, None, None, True, asked)
+    assert seen == [used]
+
+
 @pytest.mark.parametrize("quick", [False, True])
 def test_quick_portraits_claims_are_not_stricter(quick, monkeypatch):
     """Fewer samples and renders; a worst attribute a little below its target still holds when it is read from 48."""
