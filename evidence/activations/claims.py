@@ -51,9 +51,9 @@ def sites(model: str | None = None, progress: Progress = silent, quick: bool = F
     portraits = load_portraits(model)
     pools = {
         "portraits": [a for a in PRESETS["portraits"].addresses if a not in PRESETS["portraits-legacy"].addresses],
-        "portraits-legacy": list(PRESETS["portraits-legacy"].addresses),
+        "prior work's layer": list(PRESETS["portraits-legacy"].addresses),
         "inter-module, same search": inter_module_sites(portraits),
-        "all places, same search": all_sites(portraits),
+        "all layers, same search": all_sites(portraits),
     }
     addresses = list(dict.fromkeys(a for pool in pools.values() for a in pool))
     count, seeds = (QUICK_PICTURES, QUICK_SEEDS) if quick else (PICTURES, SEEDS)
@@ -69,11 +69,11 @@ def sites(model: str | None = None, progress: Progress = silent, quick: bool = F
     best = {name: max(pool, key=lambda a: alone[a]) for name, pool in pools.items()}
     scores = {name: part_agreement_by_picture(test.taps[a].tensor, test.parts) for name, a in best.items()}
     scores |= _trivial(test) | {
-        "portraits, untrained UNet": part_agreement_by_picture(fresh.taps[best["portraits"]].tensor, fresh.parts)
+        "ours, untrained network": part_agreement_by_picture(fresh.taps[best["portraits"]].tensor, fresh.parts)
     }
     ours = scores["portraits"]
     gains = {name: mean_interval(ours - score) for name, score in scores.items() if name != "portraits"}
-    rivals = [name for name in gains if name not in ("portraits-legacy", "all places, same search")]
+    rivals = [name for name in gains if name not in ("prior work's layer", "all layers, same search")]
     return ClaimResult(
         value=round((ours - scores["inter-module, same search"]).mean().item(), 4),
         interval=gains["inter-module, same search"],

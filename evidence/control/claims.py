@@ -211,10 +211,11 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     holds = all(difference < 0 for difference in differences)
     if quick:
         holds = _fid_gap(features["power-cosine"][0], features["constant"][0], real) < 0
+    named = {"ours": fids["power-cosine"], "constant weight": fids["constant"]}
     return ClaimResult(
         round(sum(differences) / len(differences), 2), (min(differences), max(differences)), holds,
         {"FID by set": fids}, n=counts.samples,
-        arms=mean_arms(fids, {"power-cosine": "ours", "constant": "rival"}), seeds=counts.sets, tables=(by_set(fids),),
+        arms=mean_arms(named, {"ours": "ours", "constant weight": "rival"}), seeds=counts.sets, tables=(by_set(fids),),
     )  # fmt: skip
 
 
@@ -237,7 +238,7 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
     transformer, details, ok, counts = ControlledTransformer.open(FLIPS), {}, [], []
     conditions = {"flip = 0": {}, "flip = 1": {"flip": 1.0}}
     logits = {name: readings(transformer.draw(prompts, seeds, c)).logits for name, c in conditions.items()}
-    logits["no control"] = readings(transformer.draw(prompts, seeds, silent_controls=True)).logits
+    logits["no flip condition"] = readings(transformer.draw(prompts, seeds, silent_controls=True)).logits
     for attribute, values in SIDED.items():
         codes = [ATTRIBUTES[attribute].index(v) for v in values]
         wanted = torch.as_tensor(scenes.attributes[:, ATTRIBUTE_NAMES.index(attribute)])
@@ -248,14 +249,15 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
         counts.append(int(rows.sum()))
         details[f"{attribute}, {counts[-1]} captions with a side"] = fraction
         slack = _share_slack(fraction["flip = 0"], counts[-1]) if quick else 0.0
-        ok.append(fraction["flip = 0"] + slack > max(fraction["no control"], fraction["flip = 1"]))
+        ok.append(fraction["flip = 0"] + slack > max(fraction["no flip condition"], fraction["flip = 1"]))
     progress(1, 1, None)
     mean = sum(v["flip = 0"] for v in details.values()) / len(details)
     slack = _share_slack(mean, sum(counts))
     interval = (round(max(0.0, mean - slack), 3), round(min(1.0, mean + slack), 3))
-    fractions = {k: sum(v[k] for v in details.values()) / len(details) for k in ("flip = 0", "flip = 1", "no control")}
+    ways = ("flip = 0", "flip = 1", "no flip condition")
+    fractions = {k: sum(v[k] for v in details.values()) / len(details) for k in ways}
     lines = tuple((name, *(fraction[k] for k in fractions)) for name, fraction in details.items())
-    roles = {"flip = 0": "ours", "flip = 1": "reference", "no control": "trivial"}
+    roles = {"flip = 0": "ours", "flip = 1": "reference", "no flip condition": "trivial"}
     return ClaimResult(
         round(mean, 3), interval, all(ok), details, arms=arms(fractions, roles, {"flip = 0": interval}), n=sum(counts),
         tables=(Table("Agreement", ("attribute", *fractions), lines),),
@@ -326,7 +328,7 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     transformer, details = ControlledTransformer.open("power-cosine"), {}
     sides_of = {size: {"height": float(size), "width": float(size)} for size in SIZES}
     detail = {f"size {size}": fine_detail(transformer.draw(prompts, seeds, sides)) for size, sides in sides_of.items()}
-    detail["no control"] = fine_detail(transformer.draw(prompts, seeds, silent_controls=True))
+    detail["no size condition"] = fine_detail(transformer.draw(prompts, seeds, silent_controls=True))
     progress(1, 1, None)
     gains = {}
     for name, values in detail.items():
@@ -342,8 +344,8 @@ def size_detail(model: str | None = None, progress: Progress = silent, quick: bo
     value = round(float(detail["size 16"].mean() / detail["size 64"].mean()), 3)
     interval = _ratio_interval(detail["size 16"], detail["size 64"])
     fractions: dict[str, Any] = {name: row["share of size 64's"] for name, row in details.items()}
-    roles = dict.fromkeys(fractions, "reference") | {"size 16": "ours", "no control": "trivial"}
+    roles = dict.fromkeys(fractions, "reference") | {"size 16": "ours", "no size condition": "trivial"}
     return ClaimResult(
-        value, interval, gains["size 16"] > 0 and gains["no control"] > 0, details, n=count,
+        value, interval, gains["size 16"] > 0 and gains["no size condition"] > 0, details, n=count,
         arms=arms(fractions, roles, {"size 16": interval}),
     )  # fmt: skip

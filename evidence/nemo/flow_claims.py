@@ -27,6 +27,7 @@ from ..intervals import auroc, auroc_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .baselines import random_neurons
 from .probed_model import CALIBRATION, ORDINARY, PAPER, ROWS, ProbedModel, SampleBudget, captions, setting
+from .remedies import CONTROL
 
 SEEDS = 4
 """Noises of a probe."""
@@ -44,7 +45,7 @@ BUDGET = SampleBudget(statistics=200, calibration=20, plants=4, seeds=4, ordinar
 QUICK = SampleBudget(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
 HARMED, QUICK_HARMED = 12, 4
 ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "every neuron": "rival", "random neurons": "trivial",
-         "untouched": "trivial", "control": "reference"}  # fmt: skip
+         "untouched": "trivial", CONTROL: "reference"}  # fmt: skip
 
 
 def halves() -> tuple[list[Plant], list[Plant]]:
@@ -175,8 +176,8 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
         _cure(probed, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, budget.seeds)
         for plant, ours, theirs in zip(measured, sets, published, strict=True)
     ]
-    away = torch.tensor([[c.table[n]["RMS"] for n in ("NeMo", "control", "untouched")] for c in cures]).T
-    agree = torch.tensor([[c.table[n]["agreement"] for n in ("NeMo", "control")] for c in cures]).T
+    away = torch.tensor([[c.table[n]["RMS"] for n in ("NeMo", CONTROL, "untouched")] for c in cures]).T
+    agree = torch.tensor([[c.table[n]["agreement"] for n in ("NeMo", CONTROL)] for c in cures]).T
     mad = float((away[1] - away[1].median()).abs().median())
     cured = (away[0] >= COPY) & (away[0] >= away[1] - mad) & (agree[0] >= agree[1] - 0.05)
     fraction = float(cured.float().mean())
@@ -213,10 +214,10 @@ def _cure(probed: ProbedModel, plant: Plant, sets: dict[str, NeuronSet], count: 
     net, backbone, picture = load_classifier(), probed.model.backbone, probed.model.draw(plant.scenes)
     every = {s.address: tuple(range(width_of(backbone, s))) for s in value_sites(backbone, "all")}
     blocked = {"untouched": NeuronSet({}), **sets, "random neurons": random_neurons(backbone, sets["NeMo"])}
-    blocked |= {"every neuron": NeuronSet(every, fingerprint_of(backbone)), "control": NeuronSet({})}
+    blocked |= {"every neuron": NeuronSet(every, fingerprint_of(backbone)), CONTROL: NeuronSet({})}
     table = {}
     for name, neurons in blocked.items():
-        text = plant.controls[0] if name == "control" else plant.captions[0]
+        text = plant.controls[0] if name == CONTROL else plant.captions[0]
         images = probed.sample([text] * count, SAMPLED[:count], neurons)
         away = (images - picture).square().mean((1, 2, 3)).sqrt()
         accuracy = attribute_accuracy(look(net, images), plant.scenes[[0] * count])

@@ -28,6 +28,8 @@ from .probed_model import ORDINARY, PAPER, ProbedModel, SampleBudget, budget_of,
 SEEDS = tuple(range(100, 110))
 COPY = 0.05
 """Pixel RMS to the memorized picture below which a sample counts as a copy; untouched ones have 0.02 to 0.035."""
+CONTROL = "without the rare words"
+"""The memorized caption without them, sampled as it is."""
 Sampler = Callable[[], torch.Tensor]
 Figures = dict[str, dict[str, float]]
 """Remedy -> measure -> figure."""
@@ -35,7 +37,7 @@ Figures = dict[str, dict[str, float]]
 
 ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "rival", "4 random tokens": "rival",
          "prompt embedding adjustment": "rival", "attention scaling": "rival", "random neurons": "trivial",
-         "untouched": "trivial", "control": "reference"}  # fmt: skip
+         "untouched": "trivial", CONTROL: "reference"}  # fmt: skip
 
 
 @claim(
@@ -56,9 +58,9 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
     far = [{name: figures["RMS"] for name, figures in table.items()} for table in tables]
     # Median and MAD over captions, as in the paper's tables
-    mad = _median_mad([v["control"] for v in far])[1]
-    cured = sum(v["NeMo"] >= v["control"] - mad for v in far)
-    way = torch.tensor([(v["NeMo"] - v["untouched"]) / (v["control"] - v["untouched"]) for v in far])
+    mad = _median_mad([v[CONTROL] for v in far])[1]
+    cured = sum(v["NeMo"] >= v[CONTROL] - mad for v in far)
+    way = torch.tensor([(v["NeMo"] - v["untouched"]) / (v[CONTROL] - v["untouched"]) for v in far])
     layers: dict[str, int] = {}
     for neurons in sets:
         for address, indices in neurons.neurons.items():
@@ -160,7 +162,7 @@ def _remedies(
         "10 random tokens": tokens(10),
         "prompt embedding adjustment": lambda: adjusted(probed, prompt, seeds),
         "attention scaling": lambda: scaled(probed, prompt, seeds),
-        "control": plain(plant.controls[0]),
+        CONTROL: plain(plant.controls[0]),
     }
 
 

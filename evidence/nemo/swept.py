@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +59,13 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
     budget = budget_of(quick)
     probed, plants = setting(model, progress, budget), verbatim(budget)
     table: dict[str, dict[str, list[Left]]] = {}
-    shares = SHARES[:: len(SHARES) - 1] if quick else SHARES
-    searched, half = _neurons(probed, [p.captions[0] for p in plants], shares), len(plants) // 2
+    swept: Callable[[Sequence[Any]], Sequence[Any]] = _ends if quick else list
+    searched, half = _neurons(probed, [p.captions[0] for p in plants], swept(SHARES)), len(plants) // 2
     shared = {f"of {v:.0%} of the choosing half": most_frequent(searched[STOP][:half], v) for v in VOTES}
     for number, plant in enumerate(plants):
         blocked = {name: sets[number] for name, sets in searched.items()}
         for remedy, ways in _ways(probed, plant.captions[0], blocked, shared, SEEDS[: budget.seeds]).items():
-            for name, sample in list(ways.items())[:: max(1, len(ways) - 1) if quick else 1]:
+            for name, sample in swept(list(ways.items())):
                 table.setdefault(remedy, {}).setdefault(name, []).append(_left(sample, plant))
         progress(number + 1, len(plants), None)
     chosen = {remedy: _best(ways, half) for remedy, ways in table.items()}
@@ -98,6 +98,11 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
                   tuple((f"{k}: {name}", *_row(left)) for k, ways in table.items() for name, left in ways.items())),
         ),
     )  # fmt: skip
+
+
+def _ends(settings: Sequence[Any]) -> Sequence[Any]:
+    """The first and the last of them."""
+    return settings[:: max(1, len(settings) - 1)]
 
 
 def _neurons(probed: ProbedModel, prompts: Sequence[str], shares: Sequence[float]) -> dict[str, list[Any]]:

@@ -171,8 +171,8 @@ def delayed(model: str | None = None, progress: Progress = silent, quick: bool =
     falls = falls and all(b <= a + 1e-3 for a, b in zip(moves, moves[1:], strict=False)) and moves[-1] == 0
     line = {"start 1000 (right) to never (left)": list(zip(moves, gains, strict=True))}
     plot = Curves("Edits that begin later", "RMS change of the picture", "attributes", line)
-    shown = {f"from t = {start}": gain for start, gain in zip(starts, gains, strict=True)}
-    roles = {name: "reference" for name in shown} | {"from t = 1000": "ours", "from t = -1": "trivial"}
+    shown = {f"from t = {start}" if start > 0 else "never": gain for start, gain in zip(starts, gains, strict=True)}
+    roles = {name: "reference" for name in shown} | {"from t = 1000": "ours", "never": "trivial"}
     moved = tuple((f"t = {start}", move) for start, move in zip(starts, moves, strict=True))
     return ClaimResult(
         order, None, falls and order <= 1e-6, table, (plot,), arms(shown, roles), people, pictures,
