@@ -7,7 +7,7 @@ import torch
 from ...engine.activations.presets import PRESETS
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
-from ..registry import ClaimResult, arms, claim
+from ..registry import ClaimResult, Table, arms, claim
 from . import avataaars_claims as _avataaars  # noqa: F401  registers gdf.*.avataaars
 from . import cutout_claims as _cutouts  # noqa: F401  registers gdf.*.photographs
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter and gdf.properties
@@ -89,6 +89,7 @@ def sites(model: str | None = None, progress: Progress = silent, quick: bool = F
             {name: mean_interval(score) for name, score in scores.items()},
         ),
         n=len(ours), seeds=seeds, parts={f"above {name}": gains[name][0] > 0 for name in rivals},
+        tables=(Table("Gain of ours, 95 %", ("over", "from", "to"), tuple((n, *span) for n, span in gains.items())),),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
-from ..registry import ClaimResult, arms, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
 from .tapped_pictures import PAPER, SIDE, TIMESTEP, Model, untrained
 
@@ -74,6 +74,9 @@ def photographs(model: str | None = None, progress: Progress = silent, quick: bo
         ),
         n=len(pairs.names),
         parts={f"above {name}": gains[name][0] > 0 for name in RIVALS},
+        tables=(
+            Table("At 0.05", ("features", "PCK@0.05"), tuple((n, round(v, 4)) for n, (v, _) in scores[0.05].items())),
+        ),
     )
 
 

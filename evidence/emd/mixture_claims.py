@@ -162,14 +162,15 @@ def cancellation(model: str | None = None, progress: Progress = silent, quick: b
             config = EStepConfig(8, 0.16, 0.01, estimator)
             trained = [train_mixture(config, seed, Schooling(batch=batch)) for seed in seeds]
             divergence[estimator] = [r.forward_kl for r in trained]
-            rows[f"trained with {batch} rows, {estimator}"] = {"forward KL": spread(divergence[estimator])}
+            rows[f"trained in batches of {batch}, {estimator}"] = {"forward KL": spread(divergence[estimator])}
         gain[batch] = [r - c for r, c in zip(divergence["raw"], divergence["cancel"], strict=True)]
-        rows[f"trained with {batch} rows, raw - cancel"] = spread(gain[batch])
+        rows[f"trained in batches of {batch}, raw - cancel"] = spread(gain[batch])
         progress(done + 1, len(batches), None)
     paired = spread(gain[16])
     holds = min(ratios) >= 2 and (quick or paired["mean"] - paired["+-"] > 0)
-    students = spread_arms(rows, "trained with 16 rows, ")
+    students = spread_arms(rows, "trained in batches of 16, ")
     lines = tuple((name, row["raw over cancel"]) for name, row in rows.items() if "raw over cancel" in row)
+    learned = {name: row.get("forward KL", row) for name, row in rows.items() if name.startswith("trained")}
     return ClaimResult(
         min(ratios),
         (min(ratios), max(ratios)),
@@ -178,8 +179,16 @@ def cancellation(model: str | None = None, progress: Progress = silent, quick: b
         seeds=len(seeds),
         arms=tuple(replace(arm, role="ours" if arm.name == "cancel" else "rival") for arm in students),
         parts={"variance at least halved": min(ratios) >= 2, "a better student": paired["mean"] - paired["+-"] > 0},
-        tables=(Table("Variance of one sample's gradient, raw over cancelled", ("student", "ratio"), lines),),
+        tables=(
+            Table("Variance of one sample's gradient, raw over cancelled", ("student", "ratio"), lines),
+            Table("Forward KL, and paired differences", ("direction", "mean", "+-"), spread_rows(learned)),
+        ),
     )
+
+
+def spread_rows(spreads: Mapping[str, Mapping[str, float]]) -> tuple[tuple[str, float, float], ...]:
+    """(name, mean, +-) of each."""
+    return tuple((name, each["mean"], each["+-"]) for name, each in spreads.items())
 
 
 def _variances(student: tuple[torch.Tensor, torch.Tensor], k: int, count: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...engine.emd.chain_config import EStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..registry import Arm, ClaimResult, Table, claim
-from .mixture_claims import spread, spread_arms
+from .mixture_claims import spread, spread_arms, spread_rows
 from .rare import Course, RareModes, Run, fitted, snapshots
 
 WARM, HOT = Course(lr=1e-3, lr_score=3e-3), Course(lr=3e-3, lr_score=1e-2)
@@ -64,6 +64,7 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
         for name, row in rows.items()
         if name[:5] == "equal" and FIGURES[0] in row
     )
+    recall = {name: row.get("recall", row) for name, row in rows.items() if name.startswith("equal")}
     return ClaimResult(
         gain["mean"],
         interval,
@@ -71,5 +72,8 @@ def rare_modes(model: str | None = None, progress: Progress = silent, quick: boo
         rows,
         seeds=len(seeds),
         arms=tuple(replace(arm, role="ours") if arm.name == "EMD K = 4" else arm for arm in recalls),
-        tables=(Table("Probability of the rare modes, %", ("student", *FIGURES[:3]), lines),),
+        tables=(
+            Table("Probability of the rare modes, %", ("student", *FIGURES[:3]), lines),
+            Table("Recall, and paired differences", ("student", "mean", "+-"), spread_rows(recall)),
+        ),
     )

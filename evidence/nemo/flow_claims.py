@@ -36,15 +36,15 @@ SIGNALS, INDICES = ("x0", "eps_minus_noise"), (1, 4, 15, 25)
 SEARCH = ProbeConfig(seeds=SEEDS, timestep_index=15, signal="x0", data_range=1.0)
 SHARE = 0.8
 """Of what blocking every neuron does; chosen on the first two pictures. On the second 0.8 went 83 % of the way
-to the control, at 95 % prompt agreement; 0.5 and the published stop half of it, at 85 and 75 %. On the first 0.98 went
-64 % and left a garbled face."""
+to the control, at 95 % prompt agreement; 0.5 and the published stopping rule half of it, at 85 and 75 %. On the first
+0.98 went 64 % and left a garbled face."""
 COPY = 0.08
 """Pixel RMS to the memorized picture that counts as a copy; untouched ones have 0.044 to 0.061."""
 SAMPLED = tuple(range(100, 104))
 BUDGET = SampleBudget(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
 QUICK = SampleBudget(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
 HARMED, QUICK_HARMED = 12, 4
-ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "every neuron": "rival", "random neurons": "trivial",
+ROLES = {"NeMo": "ours", "NeMo, published stopping rule": "rival", "every neuron": "rival", "random neurons": "trivial",
          "untouched": "trivial", CONTROL: "reference"}  # fmt: skip
 
 
@@ -173,7 +173,9 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     )
     sets = [probed.neurons(r) for r in results]
     cures = [
-        _cure(probed, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stop": theirs})}, budget.seeds)
+        _cure(
+            probed, plant, {"NeMo": ours, **({} if quick else {"NeMo, published stopping rule": theirs})}, budget.seeds
+        )
         for plant, ours, theirs in zip(measured, sets, published, strict=True)
     ]
     away = torch.tensor([[c.table[n]["RMS"] for n in ("NeMo", CONTROL, "untouched")] for c in cures]).T

@@ -14,7 +14,7 @@ from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import copy_figures, frechet_distance
 from ..portraits.avataaars import avataaars_folder
-from ..registry import ClaimResult, arms, claim
+from ..registry import ClaimResult, Table, arms, claim
 from .baselines import (
     AdjustConfig,
     adjusted_embedding,
@@ -35,9 +35,11 @@ Figures = dict[str, dict[str, float]]
 """Remedy -> measure -> figure."""
 
 
-ROLES = {"NeMo": "ours", "NeMo, published stop": "rival", "10 random tokens": "rival", "4 random tokens": "rival",
-         "prompt embedding adjustment": "rival", "attention scaling": "rival", "random neurons": "trivial",
-         "untouched": "trivial", CONTROL: "reference"}  # fmt: skip
+ROLES = {
+    "NeMo": "ours", "NeMo, published stopping rule": "rival", "10 random tokens": "rival", "4 random tokens": "rival",
+    "prompt embedding adjustment": "rival", "attention scaling": "rival", "random neurons": "trivial",
+    "untouched": "trivial", CONTROL: "reference",
+}  # fmt: skip
 
 
 @claim(
@@ -66,15 +68,17 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
         for address, indices in neurons.neurons.items():
             layers[address] = layers.get(address, 0) + len(indices)
     interval = share_interval(cured, len(plants)) if quick else None
+    summary = _with_copied(_summary(tables), tables)
+    single = tuple((name, row["copied by a single sample"]) for name, row in summary.items())
     return ClaimResult(
         value=round(cured / len(plants), 3),
         interval=interval,
         holds=(interval[1] if interval else cured / len(plants)) >= 0.75,
         details={
-            "table, median (MAD) over pictures": _with_copied(_summary(tables), tables),
+            "table, median (MAD) over pictures": summary,
             "way to the control's distance [least, median]": [round(float(v), 3) for v in (way.min(), way.median())],
             "neurons by picture": {p.name: len(s) for p, s in zip(plants, sets, strict=True)},
-            "... with the published stop": {p.name: len(s) for p, s in zip(plants, published, strict=True)},
+            "... with the published stopping rule": {p.name: len(s) for p, s in zip(plants, published, strict=True)},
             "verdicts": [r.verdict for r in results],
             "neurons by layer, all pictures": layers,
             **_harm(probed, sets, budget),
@@ -83,6 +87,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
         arms=arms({name: sum(table[name]["RMS"] < COPY for table in tables) for name in tables[0]}, ROLES),
         n=len(plants),
         seeds=budget.seeds,
+        tables=(Table("Copied by a single sample", ("remedy", "pictures"), single),),
     )
 
 
@@ -155,7 +160,7 @@ def _remedies(
     return {
         "untouched": plain(prompt),
         "NeMo": plain(prompt, neurons),
-        "NeMo, published stop": plain(prompt, published),
+        "NeMo, published stopping rule": plain(prompt, published),
         "random neurons": plain(prompt, random_neurons(unet, neurons)),
         "1 random token": tokens(1),
         "4 random tokens": tokens(4),

@@ -25,7 +25,7 @@ SOFTER, VOTES = (0.5, 0.25, -0.5), (0.25, 0.5, 0.75)
 """What found neurons are multiplied by instead of 0, and the share of searches that a shared neuron is found by."""
 STOP = f"stop at {SHARES[-1]:g}"
 ENDS = {padding: (False,) if padding == "of the end token" else (False, True) for padding in PADDINGS}
-PUBLISHED = "NeMo, published stop"
+PUBLISHED = "NeMo, published stopping rule"
 TRIVIAL = ("nothing", "random neurons")
 OURS = ("NeMo", PUBLISHED, "NeMo, neurons scaled", "neurons of several pictures blocked for all")
 """Not rivals: they need the neurons that the search finds."""
