@@ -212,6 +212,7 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     if quick:
         holds = _fid_gap(features["power-cosine"][0], features["constant"][0], real) < 0
     named = {"ours": fids["power-cosine"], "constant weight": fids["constant"]}
+    named = {"ours": fids["power-cosine"], "constant weight": fids["constant"]}
     return ClaimResult(
         round(sum(differences) / len(differences), 2), (min(differences), max(differences)), holds,
         {"FID by set": fids}, n=counts.samples,
