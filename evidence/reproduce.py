@@ -47,7 +47,7 @@ def reproduce(
     material = {name: value for name, value in (files or {}).items() if value is not None}
     folder, verdicts, picked = out or default_folder(model or material.get("plants"), quick), [], pick_claims(names)
     picked = [_with(claim, material) for claim in (picked if names or material else _with_material(picked))]
-    workers = 1 if material else min(workers or min(cores(), 4), len(picked))
+    workers = 1 if material else max(1, min(workers or min(cores(), 4), len(picked)))
     for result in _measured(picked, model, quick, workers):
         verdicts.append(result["verdict"])
         print(row(result), flush=True)

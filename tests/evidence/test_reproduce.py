@@ -119,19 +119,17 @@ def test_a_plot_says_what_each_arm_is_without_colours():
     assert ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0] and 3 <= len(ticks(0.4, 37.0)) <= 7
 
 
-@pytest.mark.nightly
 def test_a_list_of_memorized_pictures_reaches_the_claim_that_takes_one(failing, monkeypatch, tmp_path, capsys):
     assert main(["reproduce", "--plants", "mine.json"]) == 2 and not failing
-    assert "a claim about memorized pictures" in capsys.readouterr().err
+    assert "--plants: given with test.fails; accepted: a claim that takes it" in capsys.readouterr().err
 
     def measure(model=None, progress=None, quick=False, plants=None):
         return claims.ClaimResult(1.0, None, plants == "mine.json")
 
     taking = claims.Claim("test.plants", "none", "a figure", "1", measure)
     monkeypatch.setattr(reproduce, "pick_claims", lambda names: [taking])
-    out = tmp_path / "claims.json"
-    assert main(["reproduce", "--plants", "mine.json", "--json", str(out)]) == 0
-    assert json.loads(out.read_text())[0]["command"] == "vitrine reproduce test.plants --plants mine.json"
+    assert main(["reproduce", "--plants", "mine.json", "--out", str(tmp_path)]) == 0
+    assert read_results(tmp_path)["test.plants"]["command"] == "vitrine reproduce test.plants --plants mine.json"
 
 
 @pytest.mark.nightly
