@@ -212,7 +212,6 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     if quick:
         holds = _fid_gap(features["power-cosine"][0], features["constant"][0], real) < 0
     named = {"ours": fids["power-cosine"], "constant weight": fids["constant"]}
-    named = {"ours": fids["power-cosine"], "constant weight": fids["constant"]}
     return ClaimResult(
         round(sum(differences) / len(differences), 2), (min(differences), max(differences)), holds,
         {"FID by set": fids}, n=counts.samples,
@@ -255,10 +254,9 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
     mean = sum(v["flip = 0"] for v in details.values()) / len(details)
     slack = _share_slack(mean, sum(counts))
     interval = (round(max(0.0, mean - slack), 3), round(min(1.0, mean + slack), 3))
-    ways = ("flip = 0", "flip = 1", "no flip condition")
-    fractions = {k: sum(v[k] for v in details.values()) / len(details) for k in ways}
-    lines = tuple((name, *(fraction[k] for k in fractions)) for name, fraction in details.items())
     roles = {"flip = 0": "ours", "flip = 1": "reference", "no flip condition": "trivial"}
+    fractions = {k: sum(v[k] for v in details.values()) / len(details) for k in roles}
+    lines = tuple((name, *(fraction[k] for k in fractions)) for name, fraction in details.items())
     return ClaimResult(
         round(mean, 3), interval, all(ok), details, arms=arms(fractions, roles, {"flip = 0": interval}), n=sum(counts),
         tables=(Table("Agreement", ("attribute", *fractions), lines),),
