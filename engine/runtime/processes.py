@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from os import environ
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,7 +96,7 @@ def workers_of(accelerator: Any) -> Workers:
 
 def world_size() -> int:
     """How many processes ``torchrun`` or ``accelerate launch`` has started; 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", 1))
+    return int(environ.get("WORLD_SIZE", 1))
 
 
 def launched() -> Workers:
@@ -191,13 +192,13 @@ def _submitted(pool: Any, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
 
 @contextmanager
 def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+    before = {name: environ.get(name) for name in wanted}
+    environ.update(wanted)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                del environ[name]
             else:
-                os.environ[name] = value
+                environ[name] = value
