@@ -169,7 +169,7 @@ def _is_ours(distribution: str) -> bool:
 
     try:
         with open(os.path.join(distribution, "entry_points.txt"), encoding="utf-8") as file:
-            return "vitrine.engine.cli.main" in file.read()
+            return "vitrine.cli.main" in file.read()
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -22,11 +22,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def line_chart(series: Mapping[str, Points], title: str, x_label: str, y_label: str) -> Image:
-    """One line per series of (x, y) points, 1120 x 640 pixels; the legend is below the axes.
-
-    Raises:
-        VitrineError: If there are no points, or one is not finite.
-    """
+    """One line per series of (x, y) points, 1120 x 640 pixels; the legend is below the axes."""
     from matplotlib.figure import Figure
     from PIL import Image
 

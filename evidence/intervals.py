@@ -23,9 +23,6 @@ def bootstrap(
     Args:
         statistic: function of resampled tensors (N, ...).
         paired: whether row i of all samples belongs together, so that they are resampled together.
-
-    Raises:
-        VitrineError: If a sample has fewer than two rows, or paired samples differ in length.
     """
     tensors = [torch.as_tensor(sample) for sample in samples]
     lengths = [len(tensor) for tensor in tensors]

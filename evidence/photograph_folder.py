@@ -48,11 +48,7 @@ def available(folder: Path = FOLDER) -> bool:
 
 @cache
 def read_cutouts(folder: Path = FOLDER, side: int = 256) -> tuple[Cutout, ...]:
-    """Every photographed object of the folder, by name.
-
-    Raises:
-        VitrineError: If the folder has none.
-    """
+    """Every photographed object of the folder, by name."""
     files = sorted(file for subject in SUBJECTS for file in (folder / subject).rglob("*.png"))
     cutouts = tuple(cutout for file in files if (cutout := _read(file, side)) is not None)
     if not cutouts:
@@ -95,11 +91,7 @@ def composed(rgba: torch.Tensor, seeds: range) -> torch.Tensor:
 
 
 def whole_photographs() -> torch.Tensor:
-    """(5, 3, 512, 512) in [0, 1]: central squares of scikit-image's photographs.
-
-    Raises:
-        VitrineError: If scikit-image is not installed.
-    """
+    """(5, 3, 512, 512) in [0, 1]: central squares of scikit-image's photographs."""
     try:
         from skimage import data
     except ImportError as e:

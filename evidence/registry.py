@@ -144,20 +144,12 @@ def all_claims() -> dict[str, Claim]:
 
 
 def pick_claims(names: list[str]) -> list[Claim]:
-    """Claims by name or glob (``portraits.*``); all of them for an empty list.
-
-    Raises:
-        VitrineError: If a name matches nothing.
-    """
+    """Claims by name or glob (``portraits.*``); all of them for an empty list."""
     return named_in(all_claims(), names)
 
 
 def named_in(table: dict[str, T], names: Sequence[str]) -> list[T]:
-    """Entries of a registry by name or glob, each once; all of them without names.
-
-    Raises:
-        VitrineError: If a name matches nothing.
-    """
+    """Entries of a registry by name or glob, each once; all of them without names."""
     picked: dict[str, T] = {}
     for name in names or ["*"]:
         matches = fnmatch.filter(table, name)

@@ -36,9 +36,6 @@ def reproduce(
         files: for claims that take them, by the parameter's name: "plants", a list of memorized pictures, and those of
             :data:`MATERIAL`; None is left out.
 
-    Raises:
-        VitrineError: If a claim is unknown, there are no workers, or a claim does not take what is given.
-
     Returns:
         0 if all claims hold, else 1. Failing claims are listed, too.
     """

@@ -14,9 +14,6 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     """IMAGE (B, size, width, 3): three principal components of one layer as colours.
 
     ``shared`` fits one basis on the whole batch, so that equal colours mean equal features.
-
-    Raises:
-        VitrineError: The address is not among the taps, or has no picture.
     """
     sites = [a for a in taps if taps[a].grid is not None]
     chosen = taps.select(address) if address else taps.select(sites[:1])
@@ -55,11 +52,7 @@ def with_legend(pictures: torch.Tensor) -> torch.Tensor:
 
 
 def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
-    """IMAGE (1, size, width, 3) of the first row at the first site that has a grid, in its own colours.
-
-    Raises:
-        VitrineError: No site has a grid, or values are not finite.
-    """
+    """IMAGE (1, size, width, 3) of the first row at the first site that has a grid, in its own colours."""
     activation = next((taps[a] for a in taps if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
         raise refuse("places", list(taps), "one with a grid", "text tokens and attention maps have no picture")

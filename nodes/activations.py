@@ -165,11 +165,7 @@ class TapDuringSampling(io.ComfyNode):
 
 
 def parse_steps(text: str) -> Any:
-    """Steps from text: "0 5 10" -> {0, 5, 10}; "all" -> every step.
-
-    Raises:
-        VitrineError: The text is anything else.
-    """
+    """Steps from text: "0 5 10" -> {0, 5, 10}; "all" -> every step."""
     words = text.replace(",", " ").split()
     if words == ["all"]:
         return lambda step: True

@@ -23,11 +23,7 @@ from .sockets import under_advanced
 
 
 def extra_values(text: str) -> dict[str, float]:
-    """``name = number`` lines.
-
-    Raises:
-        VitrineError: A line has another form.
-    """
+    """``name = number`` lines."""
     values = {}
     for line in lines_of(text):
         match = re.fullmatch(r"(\w+)\s*[=:]\s*(-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)", line)

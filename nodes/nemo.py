@@ -60,11 +60,7 @@ PROMPTS = io.String.Input(
 
 
 def lines(prompts: str, least: int) -> list[str]:
-    """Prompts, one a line.
-
-    Raises:
-        VitrineError: If there are fewer than ``least``.
-    """
+    """Prompts, one a line."""
     texts = lines_of(prompts)
     if len(texts) < least:
         raise refuse("prompts", f"{len(texts)} lines", f"{least} or more, one a line", "paste ordinary captions")
@@ -77,11 +73,7 @@ def _probe(seeds: int, timestep_index: int, parity: bool) -> ProbeConfig:
 
 
 def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
-    """(C, h, w) of one picture's latent, with or without a frame axis.
-
-    Raises:
-        VitrineError: It is a video.
-    """
+    """(C, h, w) of one picture's latent, with or without a frame axis."""
     channels, *frames, height, width = latents.shape[1:]
     if frames not in ([], [1]):
         remedy = "connect Empty Latent Image, or a length of 1"

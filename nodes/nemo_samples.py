@@ -26,11 +26,7 @@ _FIRST = io.Int.Input("first_seed", default=1, min=0, max=2**31, tooltip="Of the
 def sampler_of(
     model: Any, negative: list, blank: torch.Tensor, config: FewStepConfig, threshold: SampleThreshold | None = None
 ) -> FewStepSampler:
-    """Samples in few steps, guided against a negative prompt.
-
-    Raises:
-        VitrineError: The threshold belongs to another model or other settings.
-    """
+    """Samples in few steps, guided against a negative prompt."""
     if threshold is not None:
         threshold.check(fingerprint(model))
     empty = condition_of(model, negative, blank)

@@ -114,11 +114,7 @@ class RankActivations(io.ComfyNode):
 
 
 def class_numbers(masks: torch.Tensor, classes: int) -> torch.Tensor:
-    """MASK (B, H, W) -> int64 classes: two, or as many grey values of a picture of 8 bits; 255 is unknown.
-
-    Raises:
-        VitrineError: If a grey value is no class.
-    """
+    """MASK (B, H, W) -> int64 classes: two, or as many grey values of a picture of 8 bits; 255 is unknown."""
     if classes == 2:
         return (masks > 0.5).long()
     numbers = (masks * 255).round().long()

@@ -86,12 +86,7 @@ def sized(kind: str, batch: torch.Tensor) -> str:
 def tap_images(
     model: Any, vae: Any, image: torch.Tensor, positive: list, config: TapConfig, protocol: str = PROTOCOLS[0]
 ) -> Activations:
-    """Activations of IMAGE (B, H, W, C), encoded once.
-
-    Raises:
-        VitrineError: If a side does not fit the VAE; under GDF's protocol also if there are several seeds, a picture is
-            not square, or the model is no Stable Diffusion UNet.
-    """
+    """Activations of IMAGE (B, H, W, C), encoded once."""
     refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), list(config.addresses))))
     if not check_protocol(protocol):
         latents = encode(model, vae, image)
@@ -120,9 +115,6 @@ def selection_config(
 
     Args:
         remedy: ``modulate`` and ``discard``.
-
-    Raises:
-        VitrineError: The channels to discard are no numbers, or a setting is out of range.
     """
     settings: dict[str, Any] = {"timestep": timestep, "seeds": tuple(range(seed, seed + ensemble)), "dtype": dtype}
     modulate, discard = remedy

@@ -52,11 +52,7 @@ def _parts(text: str) -> list[str]:
 
 
 def place_in(text: str) -> tuple[float, float] | None:
-    """A place of the map, "x y"; None for an empty text.
-
-    Raises:
-        VitrineError: The text is anything else.
-    """
+    """A place of the map, "x y"; None for an empty text."""
     words = text.replace(",", " ").split()
     try:
         x, y = map(float, words or ("nan", "nan"))

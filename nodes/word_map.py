@@ -88,9 +88,6 @@ def positions_of(word: str, words: list[str]) -> list[int]:
     """Where a word, or several in a row, is among the words at a prompt's positions; all of its tokens.
 
     :data:`TEMPLATE` is every position that is not the prompt's own: start, end, padding, the encoder's template.
-
-    Raises:
-        VitrineError: It is nowhere.
     """
     if word.strip() == TEMPLATE and (outside := [k for k, w in enumerate(words) if w.startswith("<")]):
         return outside

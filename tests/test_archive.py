@@ -11,7 +11,7 @@ from urllib.parse import unquote
 from vitrine_tests import shipped
 
 ROOT = Path(__file__).parents[1]
-CODE = ("__init__.py", "engine/", "nodes/", "evidence/", "locales/", "workflows/", "subgraphs/")
+CODE = ("__init__.py", "engine/", "nodes/", "cli/", "evidence/", "locales/", "workflows/", "subgraphs/")
 """What runs, or is read inside ComfyUI. README, CHANGELOG and CONTRIBUTING are pages about the repository."""
 SCANNED = {
     "network": r"\.(?:connect|bind|listen|send|sendall|sendto|recv|recvfrom|recv_into)\s*\(|ClientSession"
@@ -95,7 +95,7 @@ where = {"submodule_search_locations": [sys.argv[1]]}
 spec = importlib.util.spec_from_file_location("vitrine", sys.argv[1] + "/__init__.py", **where)
 sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["vitrine"])
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 main(["--version"])
 """
 

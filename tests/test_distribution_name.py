@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tomllib
 import vitrine
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.io import packages
 
 ROOT = Path(__file__).parents[1]
@@ -104,7 +104,7 @@ def test_another_projects_vitrine_is_named(tmp_path):
 
 
 def test_our_own_is_not(tmp_path):
-    ours = installed(tmp_path / "ours", "vitrine_diffusion-0.1.0.dist-info", "vitrine.engine.cli.main:main")
-    before = installed(tmp_path / "before", "vitrine-0.1.0.dist-info", "vitrine.engine.cli.main:main")
+    ours = installed(tmp_path / "ours", "vitrine_diffusion-0.1.0.dist-info", "vitrine.cli.main:main")
+    before = installed(tmp_path / "before", "vitrine-0.1.0.dist-info", "vitrine.cli.main:main")
     assert said(ours, before, tmp_path / "gone") == ""
     assert vitrine.__name__ == "vitrine"

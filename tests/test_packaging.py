@@ -65,14 +65,16 @@ def test_the_metadata_names_this_project(tmp_path):
     assert {"diffusers", "demo", "probe", "test", "docs", "dev"} == set(told.get_all("Provides-Extra"))
     assert not [need for need in told.get_all("Requires-Dist") if need.replace(";", " ").split()[0] == "vitrine"]
     assert told["License-Expression"] == "Apache-2.0" and "LICENSES.md" in told.get_all("License-File")
-    assert "vitrine = vitrine.engine.cli.main:main" in (folder / "entry_points.txt").read_text()
+    assert "vitrine = vitrine.cli.main:main" in (folder / "entry_points.txt").read_text()
 
 
 @pytest.mark.nightly
 def test_both_wheels_hold_the_same_files(built):
     tree, sdist = (set(zipfile.ZipFile(w).namelist()) for w in built)
     assert tree == sdist
-    code = {f"vitrine/{p.relative_to(ROOT)}" for folder in ("engine", "nodes") for p in (ROOT / folder).rglob("*.py")}
+    code = {
+        f"vitrine/{p.relative_to(ROOT)}" for folder in ("engine", "nodes", "cli") for p in (ROOT / folder).rglob("*.py")
+    }
     data = {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "locales").rglob("*.json")}
     data |= {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "nodes/web").rglob("*.md")}
     assert code | data <= tree

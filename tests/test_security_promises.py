@@ -11,7 +11,7 @@ PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
 @functools.cache
 def trees():
-    paths = [p for wing in ("engine", "nodes") for p in (ROOT / wing).rglob("*.py")]
+    paths = [p for wing in ("engine", "nodes", "cli") for p in (ROOT / wing).rglob("*.py")]
     return {p: ast.parse(p.read_text(encoding="utf-8")) for p in paths}
 
 

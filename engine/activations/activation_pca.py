@@ -36,9 +36,6 @@ class PCABasis:
         """Fit on all positions of activations (B, C, h, w), or on ``max_samples`` evenly spaced ones.
 
         Signs are fixed (the largest weight of each component is positive), so equal data give equal colours.
-
-        Raises:
-            VitrineError: If there are no maps or one has no grid, channel counts differ, or values are not finite.
         """
         maps = [maps] if isinstance(maps, (Activation, torch.Tensor)) else list(maps)
         flat = [_positions(_as_maps(m)) for m in maps]
@@ -54,11 +51,7 @@ class PCABasis:
         return cls(mean, components, scores.amin(0), scores.amax(0))
 
     def project(self, maps: Maps) -> torch.Tensor:
-        """(B, 3, h, w) float64 scores, not yet scaled.
-
-        Raises:
-            VitrineError: If the channel count differs from the basis.
-        """
+        """(B, 3, h, w) float64 scores, not yet scaled."""
         tensor = _as_maps(maps)
         if tensor.shape[1] != len(self.mean):
             raise refuse("PCA channels", tensor.shape[1], len(self.mean), "use the basis of the same layer")
@@ -79,10 +72,6 @@ def pca_rgb(maps: Maps, basis: PCABasis | None = None, size: int | tuple[int, in
     Args:
         basis: shared colours; None fits each image separately, as GDF does.
         size: enlarge by nearest neighbour to (height, width), or to a square.
-
-    Raises:
-        VitrineError: If the site has no grid (text tokens, attention maps), its channel count differs from the basis,
-            or values are not finite.
     """
     check_sides("size", *(size if isinstance(size, (tuple, list)) else (size,)))
     tensor = _as_maps(maps)

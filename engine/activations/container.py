@@ -35,9 +35,6 @@ class TapInfo(Config):
         step: the sampling step of the recording, None for a tap of an image.
         vitrine: the version of this pack.
         extra: a JSON object.
-
-    Raises:
-        VitrineError: If seeds are not integers, prompts are not texts, or extra is not a dict.
     """
 
     timestep: float | None = None
@@ -61,11 +58,7 @@ class TapInfo(Config):
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TapInfo:
-        """The inverse of ``to_dict``; settings of later versions are ignored, missing ones take their defaults.
-
-        Raises:
-            VitrineError: If the class refuses a value.
-        """
+        """The inverse of ``to_dict``; settings of later versions are ignored, missing ones take their defaults."""
         return super().from_dict({name: value for name, value in values.items() if name in cls.__dataclass_fields__})
 
 
@@ -113,11 +106,7 @@ class Activations(Mapping[str, Activation]):
         return next(iter(self._items.values())).tensor.shape[0] if self._items else 0
 
     def select(self, patterns: str | Sequence[str]) -> Activations:
-        """The activations whose site names match any of the globs.
-
-        Raises:
-            VitrineError: If a pattern matches nothing.
-        """
+        """The activations whose site names match any of the globs."""
         patterns = [patterns] if isinstance(patterns, str) else list(patterns)
         chosen: dict[str, None] = {}
         for pattern in patterns:
@@ -156,9 +145,6 @@ class Activations(Mapping[str, Activation]):
 
         GDF's correspondence (128 x 128) and label-scarce (256 x 256) heads concatenate sites like this, without
         normalisation.
-
-        Raises:
-            VitrineError: If no layer has a grid.
         """
         maps = [v.tensor for v in self._items.values() if v.grid is not None and v.tensor.ndim == 4]
         if not maps:
@@ -173,12 +159,7 @@ class Activations(Mapping[str, Activation]):
 
     @classmethod
     def load(cls, path: str | Path) -> Activations:
-        """Read what :meth:`save` wrote.
-
-        Raises:
-            VitrineError: If the file is missing, truncated, of another kind or of a later format version, or its
-                header does not fit its tensors.
-        """
+        """Read what :meth:`save` wrote."""
         handle, header = open_artefact(path, KIND, VERSION)
         with handle as opened:
             return cls.from_tensors(opened, header, source=str(path))
@@ -198,11 +179,7 @@ class Activations(Mapping[str, Activation]):
         cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "",
         only: Sequence[str] | None = None,
     ) -> Activations:  # fmt: skip
-        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` selects sites.
-
-        Raises:
-            VitrineError: If the header does not fit the tensors, or these are not finite; ``source`` is named.
-        """
+        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` selects sites."""
         with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
             grids = {a: None if g is None else (int(g[0]), int(g[1])) for a, g in header["grids"].items()}
             grids = grids if only is None else {a: grids[a] for a in only}

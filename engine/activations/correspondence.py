@@ -32,9 +32,6 @@ def feature_maps(taps: Activations, size: tuple[int, int] | None = None) -> torc
     """(B, C, H, W): all spatial sites, normalised at every position, resized bilinearly and concatenated.
 
     Features are normalised first, so that no site dominates by its scale.
-
-    Raises:
-        VitrineError: If no spatial site was tapped.
     """
     maps = [v.tensor.float() for v in taps.values() if v.grid is not None and v.tensor.ndim == 4]
     if not maps:
@@ -67,9 +64,6 @@ def find_correspondence(
         points: (N, 2) x, y in [0, 1].
         temperature: 0 takes the best cell's centre; above 0, a soft argmax over cells within ``window`` of it.
         window: in cells.
-
-    Raises:
-        VitrineError: If there are no points, points are outside the image, or the maps differ in channels.
     """
     _check(source, target, points)
     # Cosine similarity of every point with every cell.
@@ -138,9 +132,6 @@ def pck(
     Args:
         predicted, true: for each of P pairs (N_i, 2) in one unit; rows with NaN in ``true`` are left out.
         scale: for each pair, the longer side of the image ("img") or of the object's box ("bbox"), same unit.
-
-    Raises:
-        VitrineError: If the lists are empty or differ in length.
     """
     lengths = (len(predicted), len(true), len(scale))
     if len(set(lengths)) != 1 or not len(predicted):

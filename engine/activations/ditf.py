@@ -25,9 +25,6 @@ def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ..
 
     Returns:
         Their indices, the largest first.
-
-    Raises:
-        VitrineError: If the tensor has no grid.
     """
     if tensor.ndim not in (4, 5):
         raise refuse("activation", tuple(tensor.shape), "(B, C, h, w)", "text tokens and attention maps have no grid")
@@ -37,11 +34,7 @@ def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ..
 
 
 def without_channels(tensor: torch.Tensor, channels: Sequence[int], address: str = "") -> torch.Tensor:
-    """A copy of (B, C, ...) with channels set to zero.
-
-    Raises:
-        VitrineError: If a channel does not exist.
-    """
+    """A copy of (B, C, ...) with channels set to zero."""
     width = tensor.shape[1]
     if any(c >= width for c in channels):
         raise refuse("discard", list(channels), f"channels 0 .. {width - 1} of {address}", "see massive_channels")

@@ -46,11 +46,7 @@ class Features:
         cls, denoiser: Denoiser, pictures: Pictures, config: TapConfig, memory: int | str | None = None,
         state: str | Path | None = None, progress: Progress = silent, workers: Workers = ALONE,
     ) -> Self:  # fmt: skip
-        """Taps images, divided among processes; with a budget into ``state``, or a temporary folder.
-
-        Raises:
-            VitrineError: As :func:`~.streaming.stream_taps`, or if several processes have a budget and no folder.
-        """
+        """Taps images, divided among processes; with a budget into ``state``, or a temporary folder."""
         names = [f"{n:08d}" for n in range(pictures.count)]
         if memory is None:
             return cls(_shared_taps(denoiser, pictures, config, progress, workers), names, None)

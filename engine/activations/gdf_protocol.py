@@ -32,11 +32,7 @@ CORRESPONDENCE_SIZE = (128, 128)
 
 
 def check_protocol(protocol: str) -> bool:
-    """Whether the protocol is GDF's.
-
-    Raises:
-        VitrineError: If the protocol is unknown.
-    """
+    """Whether the protocol is GDF's."""
     if protocol not in PROTOCOLS:
         raise refuse("protocol", protocol, PROTOCOLS, "'gdf' equals the official code, 'vitrine' depends on no batch")
     return protocol == "gdf"
@@ -47,9 +43,6 @@ def gdf_timestep(scheduler: Any, t: float) -> float:
 
     Args:
         scheduler: the pipeline's; it is not changed.
-
-    Raises:
-        VitrineError: If no step remains, as for t = 0 under most schedulers.
     """
     steps = copy.deepcopy(scheduler)
     steps.set_timesteps(1000)
@@ -61,11 +54,7 @@ def gdf_timestep(scheduler: Any, t: float) -> float:
 
 
 def gdf_pixels(image: Any, size: int, factor: int, value_range: Range) -> torch.Tensor:
-    """(B, 3, size, size) in [-1, 1]: Pillow images resized by Pillow, all others bilinearly.
-
-    Raises:
-        VitrineError: As :func:`~.images.to_pixels`.
-    """
+    """(B, 3, size, size) in [-1, 1]: Pillow images resized by Pillow, all others bilinearly."""
     batches = []
     for entry in image if isinstance(image, (list, tuple)) else [image]:
         if hasattr(entry, "resize") and hasattr(entry, "convert"):
@@ -86,9 +75,6 @@ def gdf_generator(seeds: Sequence[int]) -> torch.Generator:
 
     The official code uses PyTorch's global generator: after ``torch.manual_seed(seed)`` on the CPU it samples the same
     numbers.
-
-    Raises:
-        VitrineError: If there are several seeds; the official code has no ensembles.
     """
     if len(seeds) != 1:
         raise refuse("seeds", tuple(seeds), "one under protocol='gdf'", "the official code does not average over seeds")
@@ -96,21 +82,13 @@ def gdf_generator(seeds: Sequence[int]) -> torch.Generator:
 
 
 def gdf_samples(seeds: Sequence[int], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Posterior samples and noise of a whole batch, standard normal, in the official code's order.
-
-    Raises:
-        VitrineError: If there are several seeds.
-    """
+    """Posterior samples and noise of a whole batch, standard normal, in the official code's order."""
     generator = gdf_generator(seeds)
     return torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
 
 
 def published_timestep(t: float, xl: bool) -> float:
-    """:func:`gdf_timestep` without a scheduler: t for SDXL's Euler, t + 1 for SD 1.x's PNDM.
-
-    Raises:
-        VitrineError: If t is outside 1 .. 998.
-    """
+    """:func:`gdf_timestep` without a scheduler: t for SDXL's Euler, t + 1 for SD 1.x's PNDM."""
     if not 1 <= t <= 998:
         raise refuse("timestep", t, "1 .. 998 under protocol='gdf'", "GDF uses 50")
     step = int(1000 * (t / 1000))

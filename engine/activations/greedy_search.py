@@ -75,9 +75,6 @@ def greedy_search(
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions within this score of the best count as equal; the one that is best alone is added.
         state: stores the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
-
-    Raises:
-        VitrineError: If there are no candidates, none within the budget, or the state belongs to other inputs.
     """
     widths, total = budget or Budget({}, 0)  # a site without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]

@@ -42,11 +42,7 @@ class LabelledFolder:
         return len(self.pictures)
 
     def mask(self, index: int, size: int | None = None) -> torch.Tensor:
-        """(H, W) int64 classes of one image; ``size`` resizes to a square, nearest.
-
-        Raises:
-            VitrineError: If the mask is not one channel of whole numbers, or has a label beyond the classes.
-        """
+        """(H, W) int64 classes of one image; ``size`` resizes to a square, nearest."""
         labels = self.relabel(_read_mask(self.masks[index], self.pictures[index]))
         known = labels[labels != IGNORE]
         if len(known) and (int(known.min()) < 0 or int(known.max()) >= self.classes):
@@ -56,11 +52,7 @@ class LabelledFolder:
         return labels if size is None else square_mask(labels, size)
 
     def read(self, indices: Sequence[int], size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """((B, 3, size, size) images in [-1, 1], (B, size, size) masks), both resized to a square as GDF does.
-
-        Raises:
-            VitrineError: If a mask has another size than its image.
-        """
+        """((B, 3, size, size) images in [-1, 1], (B, size, size) masks), both resized to a square as GDF does."""
         pictures, masks = [], []
         for index in indices:
             picture, labels = open_picture(self.pictures[index]), self.mask(index)
@@ -100,11 +92,7 @@ def _read_array(path: Path) -> np.ndarray:
 
 
 def read_ade20k(folder: str | Path, split: str = "validation") -> LabelledFolder:
-    """ADEChallengeData2016: ``images/<split>/*.jpg``, ``annotations/<split>/*.png``; 150 classes; 0 is unknown.
-
-    Raises:
-        VitrineError: If the layout differs, or an image has no mask.
-    """
+    """ADEChallengeData2016: ``images/<split>/*.jpg``, ``annotations/<split>/*.png``; 150 classes; 0 is unknown."""
     root = Path(folder)
     pictures = _listed(root / "images" / split)
     annotations = root / "annotations" / split
@@ -118,11 +106,7 @@ def _ade_classes(stored: torch.Tensor) -> torch.Tensor:
 
 
 def read_cityscapes(folder: str | Path, split: str = "val") -> LabelledFolder:
-    """``leftImg8bit/<split>/<city>/*_leftImg8bit.png`` with ``gtFine/.../*_gtFine_labelIds.png``; 19 classes.
-
-    Raises:
-        VitrineError: If the layout differs, or an image has no mask.
-    """
+    """``leftImg8bit/<split>/<city>/*_leftImg8bit.png`` with ``gtFine/.../*_gtFine_labelIds.png``; 19 classes."""
     root, ending = Path(folder), "_leftImg8bit.png"
     cities = folders_in(root / "leftImg8bit" / split)
     pictures = [p for city in cities for p in files_in(city, ending.lower())]
@@ -139,21 +123,13 @@ def _city_classes(stored: torch.Tensor) -> torch.Tensor:
 
 
 def read_horse21(folder: str | Path, split: str = "train", classes: int = 21) -> LabelledFolder:
-    """DatasetDDPM's layout, ``real/<split>/`` with each image's mask as ``.npy``; also Bedroom-28.
-
-    Raises:
-        VitrineError: If the layout differs, or an image has no mask.
-    """
+    """DatasetDDPM's layout, ``real/<split>/`` with each image's mask as ``.npy``; also Bedroom-28."""
     pictures = _listed(Path(folder) / "real" / split)
     return _folder(pictures, [p.with_suffix(".npy") for p in pictures], classes, _as_stored)
 
 
 def read_masks(pictures: str | Path, masks: str | Path, classes: int) -> LabelledFolder:
-    """Two folders with files of the same names; masks are PNG or .npy with class indices.
-
-    Raises:
-        VitrineError: If there are no images, or one has no mask.
-    """
+    """Two folders with files of the same names; masks are PNG or .npy with class indices."""
     files, folder = _listed(Path(pictures)), Path(masks)
     by_stem = _by_stem(folder, ".npy") | _by_stem(folder, ".png")
     return _folder(files, [by_stem.get(p.stem, folder / f"{p.stem}.png") for p in files], classes, _as_stored)

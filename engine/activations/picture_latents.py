@@ -44,9 +44,6 @@ def to_pixels(
     Args:
         size: side of a square, or (height, width), to resize to: bicubic, without keeping the aspect ratio, as GDF.
         factor: must divide both sides.
-
-    Raises:
-        VitrineError: If an image has another type or range, sizes differ, or ``factor`` does not divide the sides.
     """
     sides = _sides(size)
     images = list(image) if isinstance(image, (list, tuple)) else [image]
@@ -57,11 +54,7 @@ def to_pixels(
 
 
 def joined(batches: Sequence[torch.Tensor], factor: int = 8) -> torch.Tensor:
-    """Concatenates images (b, 3, H, W) to one batch.
-
-    Raises:
-        VitrineError: If sizes differ, or ``factor`` does not divide the sides.
-    """
+    """Concatenates images (b, 3, H, W) to one batch."""
     shapes = {tuple(b.shape[-2:]) for b in batches}
     if len(shapes) > 1:
         raise refuse("image sizes", sorted(shapes), "one common size", "set size=..., or tap them one by one")
@@ -82,9 +75,6 @@ def value_range_of(images: Any, value_range: Sequence[float] | None = None) -> R
 
     Args:
         images: images, nested in lists or not; everything except float tensors is ignored.
-
-    Raises:
-        VitrineError: If the range is neither of the two.
     """
     if value_range is not None:
         bounds = tuple(float(v) for v in value_range)
@@ -174,9 +164,6 @@ def encode_pixels(
 
     Args:
         latent: the latent format of the model's family; Stable Diffusion's by default.
-
-    Raises:
-        VitrineError: If the encoder returns NaN or infinite values.
     """
     latent = latent or Latent()
     pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
@@ -193,11 +180,7 @@ def encode_pixels(
 
 
 def per_picture(values: str | Sequence[str], count: int, what: str) -> list[str]:
-    """A list of ``count`` strings, from one for all images or one per image.
-
-    Raises:
-        VitrineError: If there is another number of them, or one is not a string.
-    """
+    """A list of ``count`` strings, from one for all images or one per image."""
     texts: list[str] = [*values] if isinstance(values, (list, tuple)) else [values]  # type: ignore[list-item]
     if len(texts) not in (1, count) or not all(isinstance(v, str) for v in texts):
         raise refuse(what, texts, f"one text, or {count}: one per picture", "repeat or remove texts")

@@ -19,10 +19,6 @@ def parse_points(text: str, width: int, height: int) -> torch.Tensor:
     """(N, 2) in [0, 1] from lines ``x y``: fractions, or pixels if any number is above 1.
 
     The JSON of other packs is also accepted: ``[{"x": 31, "y": 20}]`` (KJNodes, SAM nodes).
-
-    Raises:
-        VitrineError: If there are no points, a line is not two numbers, a point is outside the image, or one is
-            negative.
     """
     points, positive = parse_clicks(text, width, height)
     if not bool(positive.all()):
@@ -34,9 +30,6 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
     """(N, 2) points in [0, 1] and (N,) bool, True for positive ones, from lines ``x y`` and ``not x y``.
 
     Also accepts the JSON of other packs: ``{"positive": [{"x": 31, "y": 20}], "negative": []}``, or one such list.
-
-    Raises:
-        VitrineError: As :func:`parse_points`, except that negative points are accepted.
     """
     try:
         rows = _json_clicks(text) if text.lstrip()[:1] in ("[", "{") else _line_clicks(text)
@@ -73,10 +66,6 @@ def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Te
 
     Args:
         size: (width, height) of the images, for points in pixels.
-
-    Raises:
-        VitrineError: If there is not one line per image, lines differ in their number of points, or a point is
-            not two numbers inside the image.
     """
     lines = [line.split(";") for line in lines_of(text)]
     if len(lines) != pictures or len({len(line) for line in lines}) != 1:
@@ -90,11 +79,7 @@ def parse_keypoints(text: str, pictures: int, size: tuple[int, int]) -> torch.Te
 
 
 def mask_points(mask: torch.Tensor) -> torch.Tensor:
-    """(N, 2) centres, x and y in [0, 1], of the connected components of a mask (H, W) or (1, H, W), in reading order.
-
-    Raises:
-        VitrineError: If nothing is painted.
-    """
+    """(N, 2) centres, x and y in [0, 1], of the connected parts of a mask (H, W) or (1, H, W), in reading order."""
     painted = (mask[0] if mask.ndim == 3 else mask) > 0.5
     if not bool(painted.any()):
         raise refuse("mask", "empty", "at least one painted spot", "paint where the points are, or use the text field")

@@ -36,9 +36,6 @@ class FeaturePreset:
 
         Args:
             fingerprint: of the model; needed while its modules are patched.
-
-        Raises:
-            VitrineError: If the fingerprint differs, or the model lacks one of the sites.
         """
         sites = sites_of(backbone)
         missing = [a for a in self.preset.addresses if a not in sites]
@@ -57,11 +54,7 @@ class FeaturePreset:
 
     @classmethod
     def load(cls, path: str | Path) -> FeaturePreset:
-        """Reads a preset file.
-
-        Raises:
-            VitrineError: If the file is missing, not JSON, of another kind, or has unknown settings.
-        """
+        """Reads a preset file."""
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "feature preset", accepted, "save it again, or download it again"):
             table = parse_table(Path(path).read_text(encoding="utf-8"))

@@ -49,11 +49,7 @@ class Preset(Config):
     discard: tuple[int, ...] = ()
 
     def config(self, **changes: Any) -> TapConfig:
-        """The preset as a :class:`TapConfig`; keyword arguments replace its settings.
-
-        Raises:
-            VitrineError: If a value is outside what :class:`TapConfig` accepts.
-        """
+        """The preset as a :class:`TapConfig`; keyword arguments replace its settings."""
         names = ("addresses", "timestep", "seeds", "noise", "modulate", "discard")
         return TapConfig(**{**{name: getattr(self, name) for name in names}, **changes})
 
@@ -170,11 +166,7 @@ PRESETS: dict[str, Preset] = {p.name: p for p in _ALL}
 
 
 def preset(name: str) -> Preset:
-    """Look up a preset; case is ignored.
-
-    Raises:
-        VitrineError: If the name is unknown; the message has the most similar names.
-    """
+    """Look up a preset; case is ignored."""
     folded = {key.lower(): value for key, value in PRESETS.items()}
     if str(name).lower() in folded:
         return folded[str(name).lower()]

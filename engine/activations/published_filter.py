@@ -24,9 +24,6 @@ def published_candidates(addresses: Iterable[str], family: str) -> list[str]:
     Args:
         addresses: all site names of the model, e.g. ``sites_of(unet)``.
         family: "SD 1.5" (also SD 2.x: same shape) or "SDXL" (also Playground v2).
-
-    Raises:
-        VitrineError: If the paper gives no candidates for the family.
     """
     rules = {"SD 1.5": _keep_sd15, "SDXL": _keep_sdxl}
     if family not in rules:

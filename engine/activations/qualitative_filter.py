@@ -61,9 +61,6 @@ class FilterRule(Config):
         noise: largest noise score, as a fraction of the median over all sites.
         granularity: largest centroid, as a multiple of the median.
         locality: smallest and largest. A site below the smallest has no spatial order.
-
-    Raises:
-        VitrineError: If a fraction is not above 0, or the smallest locality is not below the largest.
     """
 
     noise: float | None = 0.8
@@ -173,10 +170,6 @@ def measure_properties(
             images and network, if they are known without reading them.
         memory: budget in bytes or as "2GB" for the sites and images that are tapped together; None taps two dozen sites
             together.
-
-    Raises:
-        VitrineError: If there are fewer than two images, a site has no grid, or the file has scores of another
-            network, other images or another timestep.
     """
     if len(latents) < 2:
         raise refuse("pictures", len(latents), "two or more", "one picture cannot tell what is common; take six")

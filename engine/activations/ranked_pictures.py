@@ -49,9 +49,6 @@ def known_pairs(points: Any, count: int) -> tuple[Pair, ...]:
 
     Args:
         points: a list of :class:`Pair`, or (B, K, 2) x, y in [0, 1] of the same K points in each, NaN if hidden.
-
-    Raises:
-        VitrineError: If there is not one set of keypoints per image.
     """
     if isinstance(points, (list, tuple)) and points and all(isinstance(p, Pair) for p in points):
         return tuple(points)
@@ -78,9 +75,6 @@ class Pictures:
         masks: gives masks; None without masks.
         pairs: pairs of images with corresponding points; None without points.
         made_of: inputs of latents and conditions, if they are known without reading these.
-
-    Raises:
-        VitrineError: If there are masks and pairs, or a pair has no points, points outside [0, 1] or an unknown image.
     """
 
     count: int
@@ -112,11 +106,7 @@ class Pictures:
         cls, latents: torch.Tensor, cond: Condition, masks: torch.Tensor | None = None,
         pairs: Sequence[Pair] | None = None,
     ) -> Self:  # fmt: skip
-        """From clean latents (B, C, h, w), a condition of B rows or one, and masks (B, H, W) or known points.
-
-        Raises:
-            VitrineError: If there is not one mask per image.
-        """
+        """From clean latents (B, C, h, w), a condition of B rows or one, and masks (B, H, W) or known points."""
         if masks is not None and len(masks) != len(latents):
             raise wrong_number(len(masks), len(latents))
 
@@ -128,11 +118,7 @@ class Pictures:
         return cls(len(latents), source, read_masks, None if pairs is None else tuple(pairs))
 
     def classes(self) -> tuple[list[set[int]], tuple[int, int]]:
-        """Classes of each image and size (H, W) of the masks; reads all masks.
-
-        Raises:
-            VitrineError: If there are fewer than four.
-        """
+        """Classes of each image and size (H, W) of the masks; reads all masks."""
         assert self.masks is not None
         if self.count < 4:
             raise wrong_number(self.count, self.count)

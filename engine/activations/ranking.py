@@ -62,9 +62,6 @@ class RankingConfig(Config):
             part are scored on it.
         folds: of the crossed split.
         alpha: a point within this fraction of the image's longer side is correct.
-
-    Raises:
-        VitrineError: If ``most`` is below 1, ``folds`` below 2, ``alpha`` not above 0, or the split is unknown.
     """
 
     patterns: str | tuple[str, ...] = "*"
@@ -144,11 +141,7 @@ class Ranking:
         return FeaturePreset(preset, fingerprint or fingerprint_of(backbone), {"dropped": self.dropped})
 
     def strip(self, address: str, size: int = 96) -> torch.Tensor:
-        """(3, size, B size) in [0, 1]: the site's principal components as colours, one basis for all images.
-
-        Raises:
-            VitrineError: If the ranking was made without strips, or without this site.
-        """
+        """(3, size, B size) in [0, 1]: the site's principal components as colours, one basis for all images."""
         if address not in self.colours:
             raise refuse("strip", address, "layers that were ranked with strips", "rank with strips=True")
         pictures = F.interpolate(self.colours[address], (size, size), mode="nearest")
@@ -156,11 +149,7 @@ class Ranking:
 
 
 def spatial_sites(backbone: torch.nn.Module, patterns: str | Sequence[str] = "*") -> list[str]:
-    """Names of matching sites that have a grid, without the network's own input and output.
-
-    Raises:
-        VitrineError: If a pattern matches nothing.
-    """
+    """Names of matching sites that have a grid, without the network's own input and output."""
     kinds = ("spatial", "tokens")
     return [s.address for s in resolve(backbone, patterns) if s.kind in kinds and not s.address.startswith("unet-")]
 
@@ -186,10 +175,6 @@ def rank_sites(
             stored in ``state`` or a temporary folder, and if not all labelled pixels fit, probes use fewer per image.
             None keeps all in memory.
         workers: processes that divide the images; all return the same.
-
-    Raises:
-        VitrineError: If there are fewer than four images with masks, one class, a class missing from a part of the
-            split, the filter keeps nothing, or the folder belongs to other inputs.
     """
     config = config or RankingConfig()
     judge = _judge(pictures, config)

@@ -31,9 +31,6 @@ class ProbeSettings(Config):
         pixels: most labelled pixels per image.
         steps: L-BFGS iterations (linear) or Adam steps (MLP).
         seed: for the pixel choice and the initial weights.
-
-    Raises:
-        VitrineError: If a value is negative, or ``pixels`` or ``steps`` is 0.
     """
 
     hidden: int = 0
@@ -75,9 +72,6 @@ def fit_masks(
     Args:
         masks: (B, H, W), or one (H, W) per image.
         sizes: (height, width) of each image.
-
-    Raises:
-        VitrineError: If the masks do not match the images, or differ in size without ``size``.
     """
     each = list(masks)
     shapes = [tuple(m.shape) for m in each]
@@ -105,10 +99,6 @@ def fit_probe(
         features: (B, C, h, w), e.g. :meth:`Activations.concat`.
         masks: (B, H, W) integers: class of each pixel, 255 for unknown ones.
         classes: K; by default one more than the largest label.
-
-    Raises:
-        VitrineError: If masks and images differ in number, a label is beyond K, only one class is labelled, or a
-            class has no label at all.
     """
     count = _check(features, masks, classes)
     return fit_probe_on([(features, masks)], count, settings, progress)
@@ -228,9 +218,6 @@ def mask_like_clicks(
         positive: (N,) bool, True for positive clicks.
         features: (B, C, h, w) of the images to segment.
         size: (H, W) of the masks.
-
-    Raises:
-        VitrineError: If all points are positive, or none.
     """
     if bool(positive.all()) or not bool(positive.any()):
         shown = f"{int(positive.sum())} positive, {int((~positive).sum())} negative"

@@ -30,9 +30,6 @@ def judge_by_masks(pictures: Pictures, split: str, folds: int) -> Judge:
     """Scores by probes: half of the split's validation images choose, half are held out.
 
     If crossed, all images choose, and the score is nested cross-validation: of choices made without each part.
-
-    Raises:
-        VitrineError: As :func:`~.splits.folds_of`.
     """
     present, size = pictures.classes()
     whole, classes = folds_of(present, split, folds), max(max(p, default=0) for p in present) + 1

@@ -72,11 +72,7 @@ class RunningMoments:
 
 
 def store(tensor: torch.Tensor, dtype: torch.dtype, address: str) -> torch.Tensor:
-    """Cast for storage and move to the CPU.
-
-    Raises:
-        VitrineError: If a value is NaN or infinite, or too large for float16.
-    """
+    """Cast for storage and move to the CPU."""
     stored = tensor.to(dtype).cpu()  # checked on the CPU: the transfer is the only device synchronisation
     if all_finite(stored):
         return stored

@@ -64,9 +64,6 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
 
     ``folder`` has ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Headers of existing images are
     read: if EXIF says that an image is rotated, its points and box are rotated with it.
-
-    Raises:
-        VitrineError: If the split or category is unknown, the layout differs, or an annotation is damaged.
     """
     if split not in SPLITS:
         raise refuse("split", split, ", ".join(SPLITS), "SPair-71k calls training 'trn'")
@@ -158,9 +155,6 @@ def score_spair(
 
     Args:
         find: gives the (N, 2) target points x, y in [0, 1] of one pair.
-
-    Raises:
-        VitrineError: If there are no pairs, or ``find`` gives another number of points than the pair has.
     """
     if not pairs:
         raise refuse("pairs", 0, "at least one", "read a split with read_spair")

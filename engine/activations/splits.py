@@ -28,10 +28,6 @@ def folds_of(present: Sequence[AbstractSet[int]], split: str = "halves", folds: 
         split: "halves" fits on the first half of the images and validates on the second; "stratified" divides them so
             that both halves have each class equally often; "crossed" makes ``folds`` such parts, each validated by a
             probe that is fitted on the others.
-
-    Raises:
-        VitrineError: If there are fewer than two classes, fewer images than parts, or a class that would be validated
-            without being fitted, or never validated.
     """
     if split not in SPLITS:
         raise refuse("split", split, SPLITS, "'stratified' balances the classes")

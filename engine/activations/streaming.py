@@ -62,11 +62,7 @@ def footprint(denoiser: Denoiser, latents: torch.Tensor, cond: Condition, config
 
 
 def split_sites(sizes: Mapping[str, int], memory: int, pictures: int = 1) -> list[tuple[str, ...]]:
-    """Divides sites, in order, into parts that fit the budget for ``pictures`` images.
-
-    Raises:
-        VitrineError: If one site alone is too large.
-    """
+    """Divides sites, in order, into parts that fit the budget for ``pictures`` images."""
     largest = max(sizes, key=lambda a: sizes[a])
     if pictures * sizes[largest] > memory // _SITES:
         needed = f"{_SITES * pictures * sizes[largest] / 2**20:.0f} MiB for {largest}"
@@ -93,11 +89,7 @@ class Streamed(NamedTuple):
         return _key(name, part, len(self.parts))
 
     def read(self, names: Sequence[str], addresses: Sequence[str]) -> Activations:
-        """Selected sites of selected images, as one batch; nothing else is read from disk.
-
-        Raises:
-            VitrineError: If an image or a site is missing, or a file is damaged.
-        """
+        """Selected sites of selected images, as one batch; nothing else is read from disk."""
         activations: dict[str, Activation] = {}
         info = None
         for number, sites in enumerate(self.parts):
@@ -132,11 +124,6 @@ def stream_taps(
 
     Returns:
         The taps of all finished images, to be read site by site.
-
-    Raises:
-        VitrineError: If names are not distinct, one site of one image does not fit, the folder was started with
-            another network, image or settings, another process taps into it, and as
-            :func:`~vitrine.engine.activations.tap.tap_latents`.
     """
     if len(set(names)) != len(names) or not names or any("#" in name for name in names):
         raise refuse("names", list(names)[:5], "distinct names without '#'", "name every picture")

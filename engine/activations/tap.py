@@ -65,10 +65,6 @@ def tap_latents(
 
     Returns:
         Activations on the CPU in ``config.dtype``, averaged over seeds, in execution order.
-
-    Raises:
-        VitrineError: If the timestep is out of the model's range, a site name is unknown or a shape is wrong (all
-            before any forward), or values are not finite or do not fit float16.
     """
     return tap_timesteps(
         denoiser, latents, cond, config, (config.timestep,), progress, noise=noise, prompts=prompts, model=model
@@ -88,11 +84,7 @@ def tap_timesteps(  # noqa: PLR0913
     prompts: Sequence[str] = (),
     model: str = "",
 ) -> list[Activations]:
-    """As :func:`tap_latents`, at several timesteps batched together; each replaces ``config.timestep``.
-
-    Raises:
-        VitrineError: As :func:`tap_latents`, or if there are no timesteps.
-    """
+    """As :func:`tap_latents`, at several timesteps batched together; each replaces ``config.timestep``."""
     configs = [replace(config, timestep=t) for t in timesteps]
     sites = resolve(denoiser.backbone, list(config.addresses))
     read = [*sites, *_modulations(sites, config)]
@@ -126,11 +118,7 @@ def tap_timesteps(  # noqa: PLR0913
 
 
 def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
-    """The sites of the adaLN modulation of each requested site, if ``modulate`` is on.
-
-    Raises:
-        VitrineError: If a site has no adaLN, or no channels to discard.
-    """
+    """The sites of the adaLN modulation of each requested site, if ``modulate`` is on."""
     others = [s.address for s in sites if s.kind not in ("spatial", "tokens")]
     if config.discard and others:
         raise refuse("discard", others, "layers with a grid", "text tokens and attention maps keep their channels")
@@ -219,9 +207,5 @@ def _check(
 
 
 def check_timestep(denoiser: Denoiser, t: float) -> None:
-    """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models).
-
-    Raises:
-        VitrineError: If it is outside this range.
-    """
+    """Refuse a timestep outside the model's own range (0..999 for 1000-step models, 0..1000 for flow models)."""
     denoiser.schedule.sigma(t)

@@ -40,9 +40,6 @@ class TapConfig(Config):
             2505.18584), which match far better than raw ones.
         discard: channels set to zero, before the norm if there is one: massive ones, see
             :func:`~vitrine.engine.activations.ditf.massive_channels`.
-
-    Raises:
-        VitrineError: If a value is invalid.
     """
 
     addresses: tuple[str, ...]

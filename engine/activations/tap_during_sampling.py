@@ -85,11 +85,7 @@ class StepRecord(Mapping[int, dict[str, Activations]]):
         return len(self._steps)
 
     def contrast(self, step: int) -> dict[str, torch.Tensor]:
-        """Conditional minus unconditional activation at each site: the effect of the prompt at this step.
-
-        Raises:
-            VitrineError: If the step was not recorded with both halves.
-        """
+        """Conditional minus unconditional activation at each site: the effect of the prompt at this step."""
         halves = self[step]
         if not {"cond", "uncond"} <= set(halves):
             raise refuse("contrast", sorted(halves), "cond and uncond", "sample with guidance and give `rows`")
@@ -252,10 +248,6 @@ def tap_steps(
         first: index of the first step inside the block, for a run that continues another.
 
     Leaving the block removes every hook, also after an interruption.
-
-    Raises:
-        VitrineError: If a site name is unknown, there are no steps or negative ones, ``first`` is
-            negative, or the layout does not divide the batch.
     """
     sites = resolve(backbone, addresses)
     if not callable(steps):

@@ -34,9 +34,6 @@ class VoteSettings(Config):
         batch: pixels per step.
         rate: Adam's learning rate.
         seed: of the first voter.
-
-    Raises:
-        VitrineError: If a number is too small.
     """
 
     voters: int = 10
@@ -77,9 +74,6 @@ def fit_voters(
     Args:
         cells: (N, C) features of labelled pixels.
         labels: (N,) their classes, 255 if unknown.
-
-    Raises:
-        VitrineError: If labels and cells differ in number, or a label is beyond the classes.
     """
     settings = settings or VoteSettings()
     known = labels != IGNORE

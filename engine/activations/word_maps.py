@@ -16,11 +16,7 @@ from .container import Activations
 
 
 def text_maps(backbone: nn.Module) -> tuple[str, ...]:
-    """Addresses of all attention maps whose keys are text tokens, or text tokens first.
-
-    Raises:
-        VitrineError: The network has none.
-    """
+    """Addresses of all attention maps whose keys are text tokens, or text tokens first."""
     sites = sites_of(backbone).values()
     maps = tuple(s.address for s in sites if isinstance(s, MapSite) and (s.text_keys or s.joint))
     if not maps:
@@ -33,9 +29,6 @@ def word_map(maps: Activations, size: tuple[int, int]) -> torch.Tensor:
 
     Args:
         size: (H, W) of the pictures, whose shape the maps' Q places have.
-
-    Raises:
-        VitrineError: The places of a map do not fill a picture of that shape.
     """
     height, width = size
     total = torch.zeros(len(next(iter(maps.values())).tensor), 1, height, width)

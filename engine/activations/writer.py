@@ -45,9 +45,6 @@ class ActivationWriter:
 
     An item counts as finished when its shard is on disk, so an interruption loses at most one buffer. Several
     processes may write different items to one folder: shard names never collide.
-
-    Raises:
-        VitrineError: If the folder has another config or format, or a key is added twice.
     """
 
     def __init__(self, folder: str | Path, config: TapConfig | None = None, shard_bytes: int = 256 * 2**20) -> None:
@@ -77,11 +74,7 @@ class ActivationWriter:
         self.close()  # buffered items are complete, so they are written also after an interruption
 
     def holds(self, key: str, made_of: str) -> bool:
-        """Whether an item is stored; ``made_of`` is the digest of its image and prompt.
-
-        Raises:
-            VitrineError: If it is stored with another digest.
-        """
+        """Whether an item is stored; ``made_of`` is the digest of its image and prompt."""
         if key in self and self._made_of.get(key, self._earlier.get(key, made_of)) != made_of:
             raise other_inputs(self.folder, [f"another picture or prompt for {key}"])
         return key in self
@@ -101,9 +94,6 @@ class ActivationWriter:
 
         Args:
             made_of: a digest of its inputs, for :meth:`holds`.
-
-        Raises:
-            VitrineError: If the key is empty or was added before.
         """
         if not isinstance(key, str) or not key or key in self:
             raise refuse("key", key, "a new, non-empty string", "test `key in writer` first to resume")
@@ -143,11 +133,7 @@ class ActivationWriter:
 
 
 class ActivationReader(Mapping[str, Activations]):
-    """Key -> :class:`Activations`, read lazily through memory maps, in the order written.
-
-    Raises:
-        VitrineError: If the folder does not exist, or a shard is damaged or of another kind; the message has its name.
-    """
+    """Key -> :class:`Activations`, read lazily through memory maps, in the order written."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -74,11 +74,7 @@ class ControlMetadata(Config):
 
     @classmethod
     def from_header(cls, text: str | None) -> ControlMetadata:
-        """From the JSON of a file's header; keys of later minor versions are ignored.
-
-        Raises:
-            VitrineError: If the text is not such JSON, or lacks a required key.
-        """
+        """From the JSON of a file's header; keys of later minor versions are ignored."""
         try:
             table = parse_table(text or "")
         except ValueError as error:
@@ -89,21 +85,13 @@ class ControlMetadata(Config):
         return cls.from_dict({name: value for name, value in table.items() if name in cls.__dataclass_fields__})
 
     def require(self, family: str, width: int) -> None:
-        """Raises for a model of another family, or with another width of the timestep embedding.
-
-        Raises:
-            VitrineError: If it differs.
-        """
+        """Raises for a model of another family, or with another width of the timestep embedding."""
         if (family, width) != (self.family, self.dim):
             shown, accepted = (f"a {f} of width {w}" for f, w in ((family, width), (self.family, self.dim)))
             raise refuse("model", shown, accepted, f"load {self.base_model or 'the base model'}")
 
     def check(self, backbone: nn.Module, fingerprint: str = "") -> None:
-        """Raises for a backbone that does not match; warns if its fingerprint differs.
-
-        Raises:
-            VitrineError: If the backbone is of another family or width.
-        """
+        """Raises for a backbone that does not match; warns if its fingerprint differs."""
         self.require(time_embedding(backbone)[0], control_width(backbone))
         if fingerprint and self.base_hash and not same_weights(fingerprint, self.base_hash):
             _warn("base model", short(fingerprint), short(self.base_hash), "its weights differ from those trained on")
@@ -126,9 +114,6 @@ def save_control(
     Args:
         weights: an embedder's ``state_dict()``.
         extra: tensors whose keys begin with ``base.`` or ``lora.``.
-
-    Raises:
-        VitrineError: If a key of ``extra`` begins otherwise.
     """
     extra = extra or {}
     wrong = [key for key in extra if not key.startswith(("base.", "lora."))]
@@ -139,12 +124,7 @@ def save_control(
 
 
 def load_control(path: str | Path) -> ControlCheckpoint:
-    """Reads a checkpoint; the embedder is in eval mode and in the file's own dtype.
-
-    Raises:
-        VitrineError: If the file is missing or damaged, is not a control checkpoint, has a later format version, or its
-            tensors do not fit its header.
-    """
+    """Reads a checkpoint; the embedder is in eval mode and in the file's own dtype."""
     refuse_pickle(path, "control checkpoint")
     with named(path, "size checkpoint", "a whole safetensors file", "copy it, or download it again"):
         tensors, header = read_safetensors(path)

@@ -44,9 +44,6 @@ class AdvancedControlTrainConfig(Config):
         drop_together: a sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0),
             never (c, 0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for
             appendix D's nesting, which needs (c, 0).
-
-    Raises:
-        VitrineError: If a number is out of range.
     """
 
     betas: tuple[float, float] = (0.9, 0.999)
@@ -76,9 +73,6 @@ class ControlTrainConfig(Config):
         prediction: prediction convention of the network: eps (the paper), v, x0 or flow.
         gamma, augment: the gamma curve, and image augmentation.
         advanced: rarely changed settings.
-
-    Raises:
-        VitrineError: If a number is out of range, or the prediction is unknown.
     """
 
     steps: int = 1000
@@ -140,10 +134,6 @@ class ControlTrainer:
         metadata: header entries of the export in addition to the settings of this run.
         device: the network's device; None is accelerate's choice.
         inputs: further inputs that the run depends on.
-
-    Raises:
-        VitrineError: If prediction and schedule do not match, the network is offloaded, or the folder has a
-            run with another network, other records or other settings.
     """
 
     def __init__(
@@ -189,9 +179,6 @@ class ControlTrainer:
 
         Args:
             total: total number of steps for ``progress``; None: all.
-
-        Raises:
-            VitrineError: If another process trains in the folder.
         """
         with self._run:
             run_steps(

@@ -63,9 +63,6 @@ def cross_size_consistency(
     """Distances between the images of every two size conditions.
 
     Images of different resolution are area-averaged to the smallest.
-
-    Raises:
-        VitrineError: If there are fewer than two sizes, a size occurs twice, or the numbers of images differ.
     """
     if len(sizes) < 2 or len(set(sizes)) != len(sizes):
         raise refuse("sizes", list(sizes), "two or more, each once", "for example (256, 256), (512, 512), (1024, 1024)")

@@ -41,9 +41,6 @@ class ControlEmbedder(nn.Module):
         spec: the controls; a group without fields adds nothing.
         dim: D, the width of the timestep embedding it is added to.
         zero_init: initialise both last layers to zero, so that a frozen base model starts unchanged.
-
-    Raises:
-        VitrineError: If ``dim`` is below 1.
     """
 
     def __init__(self, spec: ControlSpec, dim: int, zero_init: bool = False) -> None:
@@ -92,9 +89,6 @@ class ControlEmbedder(nn.Module):
             values: (B, F), as :meth:`ControlSpec.rows` gives.
             u: (B,) in [0, 1], as :meth:`GammaConfig.u` gives.
             drop: (B,) bool, batch rows without control: c_emb is exactly 0. Or (B, 2): without the high, the low group.
-
-        Raises:
-            VitrineError: If a value is out of range, or the numbers of batch rows differ.
         """
         values = self.spec.checked(values)
         if u.shape != (len(values),):

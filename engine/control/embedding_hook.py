@@ -21,11 +21,7 @@ from .gamma import GammaConfig
 
 
 def time_embedding(backbone: nn.Module) -> tuple[str, TimeEmbedding]:
-    """(diffusers' class of the family, where a backbone of either library embeds its timestep).
-
-    Raises:
-        VitrineError: If the family does not define it.
-    """
+    """(diffusers' class of the family, where a backbone of either library embeds its timestep)."""
     record = record_of(backbone)
     if record is None or record[1].time is None:
         known = sorted(family.diffusers.kind for family in FAMILIES if family.diffusers.time is not None)
@@ -59,9 +55,6 @@ class AddedVector(_Added):
     Args:
         backbone: a diffusers network whose family defines its timestep embedding.
         vector: (B, D) or (1, D).
-
-    Raises:
-        VitrineError: If the model is of another class, the vector of another width, or its batch rows do not match.
     """
 
     def __init__(self, backbone: nn.Module, vector: torch.Tensor) -> None:
@@ -89,10 +82,6 @@ class Injection(_Added):
     Example:
         >>> with Injection(unet, embedder, spec.rows(controls), GammaConfig()):
         ...     unet(x, t, text).sample
-
-    Raises:
-        VitrineError: If the model is of another class, the embedder of another width, a value out of range, or the
-            batch rows do not match.
     """
 
     def __init__(
@@ -129,12 +118,7 @@ Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 
 def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Network:
-    """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it.
-
-    Raises:
-        VitrineError: If the model is of another class; in a call, if its blocks embed the timestep (DiT) and gradient
-            checkpointing is on.
-    """
+    """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it."""
     # Blocks that embed the timestep and are recomputed in the backward pass, without hooks, would lack c_emb.
     inside = time_embedding(backbone)[1].in_blocks
 

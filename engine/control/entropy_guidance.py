@@ -40,9 +40,6 @@ class EntropyConfig(Config):
             paper does not give its value; ACE-Step uses 0.01.
         places: names of the weakened query sites, a glob.
         start_timestep: kappa: the network is weakened below this timestep only; 1000 is the whole run.
-
-    Raises:
-        VitrineError: If a number is not finite or out of range.
     """
 
     scale: float = 1.0
@@ -72,12 +69,7 @@ class EntropyConfig(Config):
 
 
 def query_sites(backbone: nn.Module, config: EntropyConfig) -> list[Site]:
-    """The query sites that the config selects.
-
-    Raises:
-        VitrineError: If a site is not a query; if the network normalises its queries, so that the factor would have no
-            effect; or if it has no self-attention of the image and no site was named.
-    """
+    """The query sites that the config selects."""
     remedy = "SD1.x, SD2.x, SDXL and PixArt have plain queries"
     sites = _named(backbone, config.places)
     for site in sites:

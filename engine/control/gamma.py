@@ -40,9 +40,6 @@ def gamma(u: Number, form: str = "power_cos", alpha: float = 1.0, step_at: float
 
     Returns:
         A float for a number, a float64 tensor of u's shape for a tensor.
-
-    Raises:
-        VitrineError: If ``u`` is outside [0, 1], the form is unknown, or ``alpha`` is not positive.
     """
     check_form(form, alpha, step_at)
     weight = _weights(u, lambda v: _CURVES[form](v, alpha, step_at))
@@ -63,11 +60,7 @@ def _weight(u: float, curve: Callable[[float], float]) -> float:
 
 
 def check_form(form: str, alpha: float, step_at: float) -> None:
-    """Checks the settings of a curve.
-
-    Raises:
-        VitrineError: If the form is unknown, or a number is out of range.
-    """
+    """Checks the settings of a curve."""
     if form not in FORMS:
         raise refuse("form", form, FORMS, "power_cos is the paper's")
     if not (math.isfinite(alpha) and alpha > 0):
@@ -100,9 +93,6 @@ def read_points(text: str) -> Points:
     """((progress, weight), ...) by rising progress, from ``0:0, 0.5:0.2, 1:1``.
 
     Progress is 1 - u: 0 is the initial noise, 1 the finished image, for any number of steps.
-
-    Raises:
-        VitrineError: If the text has another form, a number is outside [0, 1], or two points have the same progress.
     """
     remedy = "0:0, 0.5:0.2, 1:1 is a curve: timestep's fraction of the run, then weight"
     try:
@@ -143,9 +133,6 @@ class GammaConfig(Config):
             sigma = tau / (1 - tau), and that to the nearest timestep of the paper's own beta table.
         steps: T, the number of training timesteps; not the number of sampling steps.
         points: of a drawn curve, see :func:`read_points`; empty for every other form.
-
-    Raises:
-        VitrineError: If the form or the clock is unknown, a number is out of range, or the points are invalid.
     """
 
     form: str = "power_cos"

@@ -28,9 +28,6 @@ class PaddingConfig(Config):
             own tokens untouched, for models not trained so.
         axis: the standard deviation is over the prompt's tokens per ``channel``, or over the channels per token
             (``feature``); the paper allows both readings.
-
-    Raises:
-        VitrineError: If a choice is unknown, or the variance is negative.
     """
 
     mode: str = "noisy_replicate"
@@ -59,9 +56,6 @@ def pad_text(
 
     Returns:
         (B, T, C) of the same dtype, and the attention mask (B, T): all ones, since every position is attended to.
-
-    Raises:
-        VitrineError: If the shapes do not match, or a length is outside 1 to T.
     """
     config = config or PaddingConfig()
     counts = torch.as_tensor(lengths).reshape(-1).tolist()

@@ -46,9 +46,6 @@ class AugmentConfig(Config):
         crop: range of the crop's side, as a fraction of the image's short side; sampled uniformly.
         aspect: largest width / height of a crop, and 1 over the smallest; sampled log-uniformly.
         size_from: which height and width become controls: of the ``original`` or the ``crop``.
-
-    Raises:
-        VitrineError: If a number is out of range, or ``size_from`` is unknown.
     """
 
     size: int = 256

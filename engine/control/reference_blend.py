@@ -55,9 +55,6 @@ def reference_input(full: torch.Tensor, sizes: SizeInput, reference: Reference) 
 
     Args:
         sizes: of a model whose sizes are input channels.
-
-    Raises:
-        VitrineError: If the input has no channels for this policy.
     """
     changed = full.clone()
     if reference == "zeros":
@@ -98,9 +95,6 @@ class ReferenceBlend(ForwardClock):
     Example:
         >>> with ReferenceBlend(pipe.unet, GammaConfig(alpha=1.0)):
         ...     pipe(prompt, original_size=(256, 256)).images
-
-    Raises:
-        VitrineError: If the model has no size conditions; in a forward, if the call lacks them.
     """
 
     def __init__(

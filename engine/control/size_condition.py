@@ -22,9 +22,6 @@ class SizeCondition:
         target: target (height, width), whose ratio is the aspect; None: the size of the generated image.
         flip: mirrored. Only models with a flip control use it.
         extra: further controls of a checkpoint, by name.
-
-    Raises:
-        VitrineError: If a size is below 1, a crop negative, or an extra value not finite.
     """
 
     original: Size | None = None

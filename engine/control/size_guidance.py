@@ -34,9 +34,6 @@ class GuidanceConfig(Config):
         negative: size conditioning of the unconditional half: ``picture``, its own size (no control, Eq. 2), or
             ``positive``, that of the prompt, the default of diffusers' SDXL pipeline.
         skip_below: weights gamma below this count as 0 if the high-level control is null.
-
-    Raises:
-        VitrineError: If the nesting is unknown, or a number is not finite.
     """
 
     scale: float = 1.0

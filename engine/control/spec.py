@@ -27,9 +27,6 @@ class ControlField(Config):
         scale: factor on the value before the sinusoid, whose shortest period is 2 pi.
         ref: the neutral value, in the value's unit.
         least, most: accepted range, in the value's unit.
-
-    Raises:
-        VitrineError: If the group or kind is unknown, the scale is 0 or not finite, or ``ref`` is outside the range.
     """
 
     name: str
@@ -48,11 +45,7 @@ class ControlField(Config):
         self.check(torch.tensor([self.ref], dtype=torch.float64))
 
     def check(self, values: torch.Tensor) -> None:
-        """Checks values of any shape.
-
-        Raises:
-            VitrineError: If a value is not finite or is out of range.
-        """
+        """Checks values of any shape."""
         good = torch.isfinite(values) & (values >= self.least) & (values <= self.most)
         accepted = f"{self.least:g} to {self.most:g}"
         if self.kind == "flag":
@@ -84,9 +77,6 @@ class ControlSpec(Config):
 
     The default: flip, crop_top and crop_left (as fractions of height and width), aspect (width / height) in the
     high group; height and width (pixels) in the low one.
-
-    Raises:
-        VitrineError: If there is no field, or two have one name.
     """
 
     fields: tuple[ControlField, ...] = field(default_factory=_default_fields)
@@ -109,11 +99,7 @@ class ControlSpec(Config):
         return {f.name: f.ref for f in self.fields}
 
     def rows(self, values: Mapping[str, float | Sequence[float] | torch.Tensor]) -> torch.Tensor:
-        """Named values, each a number or a list of B -> (B, F) float64 in their units, checked.
-
-        Raises:
-            VitrineError: If a control is missing, unknown or out of range, or the lists differ in length.
-        """
+        """Named values, each a number or a list of B -> (B, F) float64 in their units, checked."""
         missing, unknown = set(self.names) - set(values), set(values) - set(self.names)
         if missing or unknown:
             names = f"missing {sorted(missing)}, unknown {sorted(unknown)}"
@@ -126,11 +112,7 @@ class ControlSpec(Config):
         return self.checked(torch.stack([c.expand(count) for c in columns], 1))
 
     def checked(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the (B, F) table if every value is in range.
-
-        Raises:
-            VitrineError: If the table has another shape, or a value is out of range.
-        """
+        """Returns the (B, F) table if every value is in range."""
         if values.ndim != 2 or values.shape[1] != len(self.fields):
             accepted = f"(B, {len(self.fields)})"
             raise refuse("size values", tuple(values.shape), accepted, f"columns are {self.names}")

@@ -14,9 +14,6 @@ def precision_recall(real: torch.Tensor, samples: torch.Tensor, k: int = 3) -> t
 
     Args:
         real, samples: (N, D) and (M, D) features, N and M above k.
-
-    Raises:
-        VitrineError: If the shapes differ, or a set has at most k points.
     """
     if real.ndim != 2 or samples.ndim != 2 or real.shape[1] != samples.shape[1] or min(len(real), len(samples)) <= k:
         shapes = (tuple(real.shape), tuple(samples.shape), k)

@@ -62,12 +62,7 @@ class Denoiser:
 
     @classmethod
     def from_diffusers(cls, model: Any, scheduler: Any = None) -> Denoiser:
-        """From a pipeline, or from a UNet / transformer and a scheduler.
-
-        Raises:
-            VitrineError: If the family of the backbone is unknown, or the scheduler is missing or of another
-                convention.
-        """
+        """From a pipeline, or from a UNet / transformer and a scheduler."""
         parts = (getattr(model, name, None) for name in ("unet", "transformer"))
         backbone = uncompiled(next((part for part in parts if part is not None), model))
         scheduler = getattr(model, "scheduler", None) if scheduler is None else scheduler
@@ -138,11 +133,7 @@ def training_target(
 
 
 def check_finite(module: nn.Module, name: str = "model") -> None:
-    """Refuses a module with NaN or infinite weights. Synchronises once with each device that has weights.
-
-    Raises:
-        VitrineError: If there is such a weight; the message names the first tensor.
-    """
+    """Refuses a module with NaN or infinite weights. Synchronises once with each device that has weights."""
     weights = {k: v for k, v in module.state_dict().items() if v.is_floating_point() and not v.is_meta}
     by_device: dict[torch.device, list[torch.Tensor]] = {}
     for value in weights.values():  # NaN and infinity propagate through a sum

@@ -70,10 +70,6 @@ class ForwardClock(AbstractContextManager):
     Hooks are added on enter and removed on exit, also after an error. State of a forward is thread-local, so two
     threads may run one model. Gradient checkpointing recomputes blocks in another thread, which uses the state of the
     last forward.
-
-    Raises:
-        VitrineError: on enter, if the block is already open; in a forward, if no timestep was passed; on exit, if
-            forwards ended without running any of its hooks.
     """
 
     def __init__(self, backbone: nn.Module) -> None:
@@ -143,11 +139,7 @@ def _names(forward: Callable) -> tuple[str, ...]:
 
 
 def rows_for(values: torch.Tensor, count: int, what: str) -> torch.Tensor:
-    """(B, ...) for a batch of ``count`` rows, from ``count`` rows or from one.
-
-    Raises:
-        VitrineError: if there is another number of rows.
-    """
+    """(B, ...) for a batch of ``count`` rows, from ``count`` rows or from one."""
     if len(values) not in (1, count):
         raise refuse(what, f"{len(values)} values", f"1 or {count}", "one a picture, guidance included")
     return values.expand(count, *values.shape[1:])

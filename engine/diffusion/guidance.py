@@ -20,11 +20,7 @@ def guide(null: torch.Tensor, full: torch.Tensor, scale: float) -> torch.Tensor:
 
 
 def scale_for_size(scale: float, ratio: float) -> float:
-    """The guidance scale for pictures ``ratio`` times the resolution that ``scale`` was chosen for.
-
-    Raises:
-        VitrineError: If the ratio is not a finite number above 0.
-    """
+    """The guidance scale for pictures ``ratio`` times the resolution that ``scale`` was chosen for."""
     if not (math.isfinite(ratio) and ratio > 0):
         raise refuse("size ratio", ratio, "a number above 0", "2.0 for 512 after 256")
     # Berrada et al. 2024, Eq. 4: lambda'(s) = 1 + s (lambda - 1)

@@ -10,11 +10,7 @@ from ..errors import refuse
 
 
 def generators(seeds: Sequence[int]) -> list[torch.Generator]:
-    """One CPU generator for each seed, as diffusers' ``generator`` argument takes them.
-
-    Raises:
-        VitrineError: A seed does not fit into 64 bits.
-    """
+    """One CPU generator for each seed, as diffusers' ``generator`` argument takes them."""
     for seed in seeds:
         if not -(2**63) <= int(seed) < 2**64:
             raise refuse("seed", seed, "-2**63 to 2**64 - 1", "choose a smaller one")

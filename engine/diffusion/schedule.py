@@ -58,11 +58,7 @@ class NoiseSchedule:
 
     @classmethod
     def from_alphas_cumprod(cls, alphas_cumprod: torch.Tensor) -> NoiseSchedule:
-        """From T values of abar strictly between 0 and 1; the last may be 0 (zero terminal SNR).
-
-        Raises:
-            VitrineError: If the values are not 1-d or lie outside [0, 1).
-        """
+        """From T values of abar strictly between 0 and 1; the last may be 0 (zero terminal SNR)."""
         abar = torch.as_tensor(alphas_cumprod, dtype=torch.float64).cpu()
         if abar.ndim != 1 or len(abar) < 2 or not bool(((abar >= 0) & (abar < 1)).all()):
             raise refuse("alphas_cumprod", tuple(abar.shape), "1-d values in [0, 1)", "pass scheduler.alphas_cumprod")
@@ -81,11 +77,7 @@ class NoiseSchedule:
 
     @classmethod
     def from_diffusers(cls, scheduler: Any) -> NoiseSchedule:
-        """From a diffusers scheduler.
-
-        Raises:
-            VitrineError: As :func:`convention_of`.
-        """
+        """From a diffusers scheduler."""
         return convention_of(scheduler)[0]
 
     def sigma(self, t: Number) -> torch.Tensor:
@@ -184,9 +176,6 @@ def convention_of(scheduler: Any, network: Any = None) -> tuple[NoiseSchedule, s
 
     Args:
         network: the UNet or transformer, if given, a scheduler that does not suit its family is refused.
-
-    Raises:
-        VitrineError: If the scheduler is unsupported, contradicts itself, or does not suit the network.
     """
     name, config = type(scheduler).__name__, scheduler.config
     refuse_table_on_flow(scheduler, network)
@@ -220,11 +209,7 @@ def is_flow(scheduler: Any) -> bool:
 
 
 def refuse_table_on_flow(scheduler: Any, network: Any) -> None:
-    """Refuses a beta-table (vp) scheduler for a flow network, before anything is sampled.
-
-    Raises:
-        VitrineError: If the scheduler does not suit the network.
-    """
+    """Refuses a beta-table (vp) scheduler for a flow network, before anything is sampled."""
     record = None if network is None else record_of(network)
     if record is not None and record[0].flow and not is_flow(scheduler):
         accepted = f"{', '.join(FLOW_SCHEDULERS)}, or UniPC, DPM++, DEIS, SA with use_flow_sigmas and flow_prediction"

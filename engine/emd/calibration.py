@@ -66,9 +66,6 @@ def calibrate_gz(moved: Callable[[float, float], torch.Tensor], ge: float, wante
 
     Returns:
         The result; the largest or the smallest gz if ``wanted`` cannot be reached.
-
-    Raises:
-        VitrineError: If ``wanted`` is not a positive number.
     """
     if not wanted > 0:
         raise refuse("wanted", wanted, "a positive number", f"{MOVED} suits short and long chains")

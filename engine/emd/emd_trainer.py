@@ -58,10 +58,6 @@ class Trainer:
         calibration: the calibration; None without one, or if an earlier part of the run did it.
         done, skipped: generator updates so far; updates and batch rows skipped because they were not finite.
         meter: last reading of the bias meter.
-
-    Raises:
-        VitrineError: If grids are requested without ``decode``, the processes cannot divide the batch, the teacher
-            does not suit :class:`Roles`, or the folder has another run.
     """
 
     def __init__(
@@ -110,10 +106,6 @@ class Trainer:
         """Starts from the weights of an exported LoRA and of the score adapter trained with it.
 
         A resumed run takes its weights from its state instead.
-
-        Raises:
-            VitrineError: If the run trains a full student, the adapters have another rank or other layers, or the run
-                started from others.
         """
         if self.config.full:
             raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
@@ -134,11 +126,7 @@ class Trainer:
 
     @torch.no_grad()
     def samples(self, count: int = 8) -> torch.Tensor:
-        """(count, 3, H, W) images in [0, 1] of the averaged generator, for seeds 0, 1, ... and the first conditions.
-
-        Raises:
-            VitrineError: If the trainer has no ``decode``.
-        """
+        """(count, 3, H, W) images in [0, 1] of the averaged generator, for seeds 0, 1, ... and the first conditions."""
         if self.decode is None:
             raise refuse("decode", None, "a function of latents", "pass decode= to the Trainer")
         z = seeded_noise(list(range(count)), self.shape).to(self.device)
@@ -151,9 +139,6 @@ class Trainer:
 
         Returns:
             The generator's files, written by the first process: a LoRA (ComfyUI's format first), or a network.
-
-        Raises:
-            VitrineError: If another process trains in the folder.
         """
         self._refuse_another_start()
         with self._run:

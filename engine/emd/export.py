@@ -20,9 +20,6 @@ def from_file(
     """Reads a file of :func:`export` as adapters with the names and shapes of ``like``.
 
     kohya's alpha is multiplied into lora_B.
-
-    Raises:
-        VitrineError: If the file lacks a layer or has another rank.
     """
     out: dict[str, torch.Tensor] = {}
     for key, weight in like.items():

@@ -66,9 +66,6 @@ def few_steps(
 
     Returns:
         (B, C, H, W) float32 latents in the scale of the diffusion model.
-
-    Raises:
-        VitrineError: If the base would take all steps, or is guided without the empty prompt.
     """
     times, first = sampling.timesteps, 0 if base is None else base.first.replaces
     if first >= len(times):

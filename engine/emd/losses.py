@@ -17,11 +17,7 @@ WEIGHTS = ("uniform", "dmd")
 def sample_times(
     schedule: NoiseSchedule, count: int, generator: torch.Generator, low: float = 0.02, high: float = 0.98
 ) -> torch.Tensor:
-    """(count,) timesteps, uniform over a part of the schedule, in fractions of its length; integers.
-
-    Raises:
-        VitrineError: If not 0 <= low < high <= 1.
-    """
+    """(count,) timesteps, uniform over a part of the schedule, in fractions of its length; integers."""
     if not 0 <= low < high <= 1:
         raise refuse("part of the schedule", (low, high), "0 <= low < high <= 1", "0.02 and 0.98 are usual")
     last = schedule.steps - 1
@@ -33,11 +29,7 @@ def score_difference(
     teacher: Denoiser, student: Denoiser, t: torch.Tensor, cond: Condition,
     null: Condition | None = None, guidance: float = 1.0,
 ) -> DifferenceOf:  # fmt: skip
-    """Delta(x) at timesteps t (B,). Only the teacher is guided, never the student score.
-
-    Raises:
-        VitrineError: If guidance is not 1 and there is no unconditional condition.
-    """
+    """Delta(x) at timesteps t (B,). Only the teacher is guided, never the student score."""
     if guidance != 1 and null is None:
         raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
 
@@ -54,11 +46,7 @@ def score_difference(
 def guided_x0(
     teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
 ) -> torch.Tensor:
-    """The guided teacher's x0 at x (B, ...) and timesteps t (B,).
-
-    Raises:
-        VitrineError: If guidance is not 1 and there is no unconditional condition.
-    """
+    """The guided teacher's x0 at x (B, ...) and timesteps t (B,)."""
     if guidance != 1 and null is None:
         raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
     return _guided(teacher, x, t, cond, null, guidance).x0.to(x.dtype)
@@ -83,9 +71,6 @@ def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str
     """Regresses y = g(z^K) on itself shifted by (sigma / alpha) r; sum over pixels, mean over the batch.
 
     ``uniform`` is w = sigma^2 / alpha^2 on -log p(x | z); ``dmd`` also divides each row by mean |y - teacher x0|.
-
-    Raises:
-        VitrineError: If the weight is unknown, or is ``dmd`` without a teacher x0.
     """
     if weight not in WEIGHTS or (weight == "dmd" and end.x0 is None):
         raise refuse("weight", weight, WEIGHTS, "use uniform if the teacher gives no x0")

@@ -37,9 +37,6 @@ class Roles:
         teacher, score, generator: the roles as denoisers.
         full: full copies, by role.
         part: ``unet`` or ``transformer``.
-
-    Raises:
-        VitrineError: If the backbone's family is unknown, diffusers has no adapters for it, or it is offloaded.
     """
 
     def __init__(

@@ -135,9 +135,6 @@ def correct(
 
     Returns:
         (x0, z^K): x0 = g(z^K) + (sigma / alpha) r, float32. With 0 steps, ``one_step`` bit for bit.
-
-    Raises:
-        VitrineError: If guidance is not 1 and there is no ``null``.
     """
     generator, teacher, score = networks
     if config.steps == 0:

@@ -60,11 +60,7 @@ class StudentSampling(Config):
 
     @property
     def one_step(self) -> StudentPreset:
-        """The preset of a student of one step.
-
-        Raises:
-            VitrineError: If it takes more than one step.
-        """
+        """The preset of a student of one step."""
         if len(self.timesteps) > 1:
             steps = len(self.timesteps)
             raise refuse("student", f"one of {steps} steps", "a one-step student", "sample it with few_steps")
@@ -76,11 +72,7 @@ class StudentSampling(Config):
     contract = one_step  # the former name, for one release
 
     def sigmas(self, schedule: NoiseSchedule) -> torch.Tensor:
-        """(steps + 1,) float32 sigmas of the timesteps, then 0, as ComfyUI's SIGMAS.
-
-        Raises:
-            VitrineError: If the schedule does not have these timesteps.
-        """
+        """(steps + 1,) float32 sigmas of the timesteps, then 0, as ComfyUI's SIGMAS."""
         return torch.cat([schedule.sigma(torch.tensor(self.timesteps)), torch.zeros(1)]).float()
 
     def split(self, schedule: NoiseSchedule, t: float, following: float) -> tuple[float, float]:
@@ -202,20 +194,12 @@ def one_step_of(file: str | Path) -> StudentPreset | None:
 
 
 def known(preset: str) -> StudentSampling:
-    """A student of :data:`STUDENTS` by name.
-
-    Raises:
-        VitrineError: If the name is unknown.
-    """
+    """A student of :data:`STUDENTS` by name."""
     if preset not in STUDENTS:
         raise refuse("student", preset, sorted(STUDENTS), "write its timesteps out in a StudentSampling")
     return STUDENTS[preset]
 
 
 def check_student(sampling: StudentSampling, backbone: nn.Module) -> None:
-    """Raises if a network is known not to be the student's base.
-
-    Raises:
-        VitrineError: As :func:`check_network`.
-    """
+    """Raises if a network is known not to be the student's base."""
     check_network(replace(StudentPreset(), base=sampling.base), backbone)

@@ -43,9 +43,6 @@ def sid_loss(
         y: (B, ...) samples of the generator, with gradient.
         noise: (B, ...) standard normal.
         t: (B,) timesteps.
-
-    Raises:
-        VitrineError: If the teacher is not a flow, or guidance is not 1 without an empty prompt.
     """
     if scores.teacher.schedule.kind != "flow":
         shown = f"sid with a teacher that predicts {scores.teacher.prediction}"

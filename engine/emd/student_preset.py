@@ -93,11 +93,7 @@ class StudentPreset(Config):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str] | None, name: str = "file") -> StudentPreset:
-        """Reads the header entry; ``name`` is the file name for errors.
-
-        Raises:
-            VitrineError: If the header has no student preset, or one of another version.
-        """
+        """Reads the header entry; ``name`` is the file name for errors."""
         if not metadata or KEY not in metadata:
             accepted = f"a safetensors header with {KEY!r}"
             raise refuse("student preset", f"none in {name}", accepted, "choose a preset or enter t* by hand")
@@ -131,9 +127,6 @@ def read_student(
         preset: used instead of the header's, for files without one.
         any_names: also accept LoRA names that diffusers reads and ComfyUI does not.
         otherwise: default if there is no header entry.
-
-    Raises:
-        VitrineError: If the file is not a safetensors file, has names that ComfyUI would ignore, or has no preset.
     """
     path = Path(path)
     if not has_ending(path, ".safetensors") or not path.is_file():
@@ -149,11 +142,7 @@ def read_student(
 
 
 def check_names(tensors: Mapping[str, torch.Tensor], name: str = "file") -> None:
-    """Raises for LoRA names that ComfyUI ignores except for a log line: UNet names other than kohya's.
-
-    Raises:
-        VitrineError: If the names are those of PEFT or diffusers.
-    """
+    """Raises for LoRA names that ComfyUI ignores except for a log line: UNet names other than kohya's."""
     peft = [k for k in tensors if (".lora_A." in k or ".lora_B." in k) and not k.startswith("transformer.")]
     if peft:
         accepted = "kohya names, lora_unet_....lora_down.weight with .alpha"
@@ -164,9 +153,6 @@ def check_network(preset: StudentPreset, backbone: nn.Module) -> None:
     """Raises if a network is known not to be the student's base.
 
     Unknown bases are accepted.
-
-    Raises:
-        VitrineError: If it is of another family or model, or its text states have another width.
     """
     pairs = [published_as(base) for base in preset.base.split(" or ")]
     bases = [pair for pair in pairs if pair is not None]
@@ -198,11 +184,7 @@ def _text_width(backbone: nn.Module) -> int:
 
 
 def check_base(preset: StudentPreset, base: str) -> None:
-    """Raises for a student of another base model.
-
-    Raises:
-        VitrineError: If both bases are known and differ.
-    """
+    """Raises for a student of another base model."""
     if base and preset.base and base != preset.base:
         raise refuse("student", f"distilled from {preset.base}", f"a student of {base}", "load the matching base")
 

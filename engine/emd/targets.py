@@ -21,9 +21,6 @@ def adapted_layers(backbone: nn.Module) -> list[str]:
 
     Layers whose halves are swapped in ComfyUI are left out (the last text modulation of SD3), since a
     LoRA's factors would differ, and so are layers shared by all blocks, such as Chroma's modulation network.
-
-    Raises:
-        VitrineError: If the network's family is unknown, or diffusers has no adapters for it.
     """
     family = family_of(backbone)
     if not hasattr(backbone, "add_adapter"):

@@ -134,11 +134,7 @@ class EMDTrainConfig(Config):
             raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
 
     def check(self, processes: int, decodes: bool) -> None:
-        """Checks the settings for a number of processes.
-
-        Raises:
-            VitrineError: If they cannot divide the batch, or grids are requested without ``decode``.
-        """
+        """Checks the settings for a number of processes."""
         if self.batch % processes:
             accepted = f"a multiple of {processes}, the processes"
             raise refuse("batch", self.batch, accepted, "they divide each batch")

@@ -15,11 +15,7 @@ from ..network.condition import Condition
 
 
 def mean_distance(features: torch.Tensor) -> float:
-    """Mean of 1 - cosine over all pairs of (N, D) features of one prompt's images; 0 if all are equal.
-
-    Raises:
-        VitrineError: If there are fewer than two.
-    """
+    """Mean of 1 - cosine over all pairs of (N, D) features of one prompt's images; 0 if all are equal."""
     similarity = _similarity(features)
     count = len(similarity)
     return float(1 - (similarity.sum() - similarity.diagonal().sum()) / (count * (count - 1)))
@@ -29,9 +25,6 @@ def vendi_score(features: torch.Tensor) -> float:
     """Effective number of different images among N, 1 to N (Friedman & Dieng 2023): e to the entropy of K / N.
 
     K is the matrix of cosines of (N, D) features. The score grows with N: compare at equal N.
-
-    Raises:
-        VitrineError: If there are fewer than two.
     """
     similarity = _similarity(features)
     # Friedman & Dieng 2023, Eq. 4: exp(-sum l ln l), l the eigenvalues of K / N
@@ -61,9 +54,6 @@ def measure_variety(features: torch.Tensor, reference: torch.Tensor | None = Non
     Args:
         features: (N, D) of the images, one per seed.
         reference: (M, D) of reference images for the same prompt, such as the teacher's.
-
-    Raises:
-        VitrineError: If there are fewer than two images, or with a reference fewer than three of either.
     """
     spread = mean_distance(features), vendi_score(features)
     if reference is None:
@@ -97,9 +87,6 @@ def noisy_text(cond: Condition, strength: float, seeds: list[int]) -> Condition:
     Args:
         cond: (B, T, C) text, one row per seed, or one for all.
         strength: 0 has no effect.
-
-    Raises:
-        VitrineError: If there is no text, or the strength is negative, NaN or infinite.
     """
     refuse_unless_finite("strength", strength)
     if cond.text is None or strength < 0:

@@ -72,20 +72,12 @@ def _unsupported_reason(backbone: nn.Module) -> tuple[str, str] | None:
 
 
 def family_of(backbone: nn.Module) -> Family:
-    """The family of a backbone of either library.
-
-    Raises:
-        VitrineError: If no family with sites fits, or the class belongs to one but the modules differ.
-    """
+    """The family of a backbone of either library."""
     return _addressed(backbone)[0]
 
 
 def layout_of(backbone: nn.Module) -> tuple[Site, ...]:
-    """The sites of a backbone in execution order; found once a network, and anew when its modules have changed.
-
-    Raises:
-        VitrineError: As :func:`family_of`.
-    """
+    """The sites of a backbone in execution order; found once a network, and anew when its modules have changed."""
     return once(_layout, backbone)
 
 
@@ -129,11 +121,7 @@ def published_as(name: str) -> tuple[Family, Published] | None:
 
 
 def refuse_unfit(backbone: nn.Module, method: str) -> None:
-    """Refuses a backbone that does not support a method (:attr:`Side.refuses`).
-
-    Raises:
-        VitrineError: If its family does not support the method.
-    """
+    """Refuses a backbone that does not support a method (:attr:`Side.refuses`)."""
     record = record_of(backbone)
     refusal = None if record is None else record[1].refuses.get(method)
     if record is not None and refusal is not None:
@@ -146,9 +134,6 @@ def call_of(backbone: Any) -> Call:
 
     x_t and the text are cast to the network's dtype and moved to its device at the moment of the call. Sizes and masks
     keep their dtype, since half precision would round sizes.
-
-    Raises:
-        VitrineError: As :func:`family_of`, or if the backbone is ComfyUI's.
     """
     family, side = _addressed(backbone)
     make = family.call

@@ -10,11 +10,7 @@ from .family import Family, Side
 
 
 def sizes(net: Any) -> SizeInput:
-    """Sinusoids of 256 channels after the pooled text.
-
-    Raises:
-        VitrineError: If the model was trained without them (version 1.2).
-    """
+    """Sinusoids of 256 channels after the pooled text."""
     emb, first = net.time_extra_emb, net.config.pooled_projection_dim
     if not emb.use_style_cond_and_image_meta_size:
         raise refuse("use_style_cond_and_image_meta_size", False, "True", "this model has no size conditioning")

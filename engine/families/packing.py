@@ -56,11 +56,7 @@ def flow_time(t: torch.Tensor) -> torch.Tensor:
 
 
 def text_of(cond: Condition) -> torch.Tensor:
-    """The text states.
-
-    Raises:
-        VitrineError: If there are none.
-    """
+    """The text states."""
     if cond.text is None:
         raise refuse("condition", "no text", "Condition(text=(B, T, C))", "encode the prompt first")
     return cond.text

@@ -94,11 +94,7 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 
 
 def sizes(net: Any) -> SizeInput:
-    """One embedder takes height and width as batch rows.
-
-    Raises:
-        VitrineError: If the model was trained without them.
-    """
+    """One embedder takes height and width as batch rows."""
     emb = net.adaln_single.emb
     if not emb.use_additional_conditions:
         raise refuse("use_additional_conditions", False, "True", "this PixArt was trained without size conditioning")

@@ -134,11 +134,7 @@ def guidance_embedding(scale: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-    """UNet2DConditionModel; SDXL takes image sizes as ``time_ids``, a consistency model its ``guidance`` (B,).
-
-    Raises:
-        VitrineError: If the UNet takes more than a latent: an inpainting model, or one with an IP-Adapter loaded.
-    """
+    """UNet2DConditionModel; SDXL takes image sizes as ``time_ids``, a consistency model its ``guidance`` (B,)."""
     if x.shape[1] != net.config.in_channels:
         shown, accepted = f"{x.shape[1]} channels", f"{net.config.in_channels} for this UNet"
         raise refuse("latents", shown, accepted, "inpainting and editing UNets take more than a latent: use the base")
@@ -218,11 +214,7 @@ def _check_ids(arguments: Mapping[str, Any]) -> None:
 
 
 def sizes(net: Any) -> SizeInput:
-    """SDXL's ``add_embedding``.
-
-    Raises:
-        VitrineError: If the UNet is of Stable Diffusion 1.x or 2.x.
-    """
+    """SDXL's ``add_embedding``."""
     kind = net.config.addition_embed_type
     if kind != "text_time":
         raise refuse("addition_embed_type", kind, "text_time (SDXL)", "this UNet has no size conditioning")

@@ -16,11 +16,7 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 320, 64, 24, 34, 46
 
 
 def curve_picture(points: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str) -> Image:
-    """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values.
-
-    Raises:
-        VitrineError: If there are no points, or one is not finite.
-    """
+    """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values."""
     from PIL import Image, ImageDraw
 
     if not points or not all(math.isfinite(value) for point in points for value in point):

@@ -19,10 +19,6 @@ def safe_name(name: str, what: str = "file name") -> str:
 
     Args:
         what: how the error calls it.
-
-    Raises:
-        VitrineError: If it is empty, too long, hidden, a device name, ends in a dot or a blank, or contains separators,
-            wildcards, control characters or bidirectional marks.
     """
     if not isinstance(name, str):
         raise refuse(what, name, "a text", "give it a name")
@@ -47,10 +43,6 @@ def _problem(name: str) -> str:
 
 
 def as_name(text: str) -> str:
-    """Turns a text, such as a label in a downloaded file, into a file name: forbidden characters become ``-``.
-
-    Raises:
-        VitrineError: If the result is still not a valid name.
-    """
+    """Turns a text, such as a label in a downloaded file, into a file name: forbidden characters become ``-``."""
     kept = ("-" if c in _FORBIDDEN or printable(c) != c else c for c in text)
     return safe_name("".join(kept).strip(" ."))

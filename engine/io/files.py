@@ -60,11 +60,7 @@ def write_whole(path: str | Path, write: Callable[[str], None]) -> Path:
 
 
 def refuse_long_names(path: str | Path, what: str = "file") -> None:
-    """Refuses a path with a name that is too long for common file systems.
-
-    Raises:
-        VitrineError: If a name in it has more than 255 bytes.
-    """
+    """Refuses a path with a name that is too long for common file systems."""
     for name in Path(path).parts:
         if len(os.fsencode(name)) > LONGEST_NAME:
             shown = f"a name of {len(os.fsencode(name))} bytes, {name[:40]}..."
@@ -105,9 +101,6 @@ def write_folder(folder: str | Path, write: Callable[[Path], None]) -> Path:
     """Lets ``write`` fill a new folder, whose entries then replace those of ``folder``; an error keeps the old ones.
 
     Other files in ``folder`` stay. Modes follow the umask.
-
-    Raises:
-        VitrineError, OSError: As :func:`write_whole`.
     """
     import shutil
 
@@ -200,11 +193,7 @@ def read_safetensors(path: str | Path, device: str = "cpu") -> tuple[dict[str, t
 
 
 def open_artefact(path: str | Path, kind: str, version: int) -> tuple[Any, dict[str, Any]]:
-    """Memory-maps a Vitrine artefact: its ``safe_open`` handle and its checked header.
-
-    Raises:
-        VitrineError: If the file is missing, a pickle, truncated, of another kind, or of a later format version.
-    """
+    """Memory-maps a Vitrine artefact: its ``safe_open`` handle and its checked header."""
     from safetensors import safe_open
 
     path = Path(path)
@@ -217,11 +206,7 @@ def open_artefact(path: str | Path, kind: str, version: int) -> tuple[Any, dict[
 
 
 def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """All tensors of a Vitrine artefact, checked to be finite, and its header.
-
-    Raises:
-        VitrineError: As :func:`open_artefact`, and if a tensor has NaN or infinite values.
-    """
+    """All tensors of a Vitrine artefact, checked to be finite, and its header."""
     handle, header = open_artefact(path, kind, version)
     with named(path, "file", "a whole safetensors file", "copy it, or write it again"):
         tensors = {key: handle.get_tensor(key) for key in handle.keys()}  # noqa: SIM118
@@ -253,11 +238,7 @@ def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dic
 
 
 def refuse_pickle(path: str | Path, what: str) -> None:
-    """Refuses a file whose suffix says that opening it may run code.
-
-    Raises:
-        VitrineError: If the suffix is one of ``PICKLES``.
-    """
+    """Refuses a file whose suffix says that opening it may run code."""
     if Path(path).suffix.lower() in PICKLES:
         accepted = "a .safetensors file"
         raise refuse(what, Path(path).name, accepted, "pickles can run code: convert it to safetensors first")
@@ -270,9 +251,6 @@ class named:
     ::
 
         with named(path, "space", "a whole safetensors file", "build it again"), safe_open(path, "pt") as opened: ...
-
-    Raises:
-        VitrineError: On any exception inside the block.
     """
 
     def __init__(self, path: str | Path, what: str, accepted: str, remedy: str) -> None:
@@ -317,11 +295,7 @@ def parse_table(text: str) -> dict[str, Any]:
 
 
 def check_tensors(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuses tensors that are not finite floating-point numbers.
-
-    Raises:
-        VitrineError: If a tensor has another dtype, or has NaN or infinite values; the message names it.
-    """
+    """Refuses tensors that are not finite floating-point numbers."""
     for key, value in tensors.items():
         if not value.is_floating_point():
             raise refuse(f"tensor {key!r}", str(value.dtype), "floating-point numbers", "write the file again")

@@ -44,11 +44,7 @@ def usual_dialect(lora: Lora) -> str:
 
 
 def kohya(lora: Lora) -> dict[str, torch.Tensor]:
-    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha``, which ComfyUI, A1111 and diffusers read.
-
-    Raises:
-        VitrineError: If the modules are a transformer's under diffusers' names, which no program reads as kohya names.
-    """
+    """``lora_unet_<module>.lora_down|up.weight`` and ``.alpha``, which ComfyUI, A1111 and diffusers read."""
     if usual_dialect(lora) != "kohya":
         shown = f"kohya for {next(iter(lora))}"
         raise refuse("dialect", shown, "auto, diffusers or peft", "ComfyUI loads a transformer's diffusers names too")
@@ -65,9 +61,6 @@ def diffusers_names(lora: Lora, prefix: str | None = None) -> dict[str, torch.Te
 
     Args:
         prefix: None chooses ``unet.`` or ``transformer.`` by the network.
-
-    Raises:
-        VitrineError: If the modules are a transformer's under ComfyUI's names, which diffusers ignores.
     """
     roots = {path.split(".")[0] for path in lora}
     if prefix is None and not roots & set(_UNET) and usual_dialect(lora) == "kohya":
@@ -114,9 +107,6 @@ def write_lora(
     Args:
         dialect: ``auto`` is the one that most programs load, see :func:`usual_dialect`.
         dtype: of the factors; alphas keep their dtype.
-
-    Raises:
-        VitrineError: If the dialect is unknown or does not suit the network, or the LoRA has no finite layers.
     """
     if dialect not in DIALECTS:
         raise refuse("dialect", dialect, DIALECTS, "auto loads in most programs")

@@ -12,11 +12,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unless_finite(what: str, *numbers: float | None) -> None:
-    """Refuses numbers that are NaN or infinite; None is skipped.
-
-    Raises:
-        VitrineError: If there is one.
-    """
+    """Refuses numbers that are NaN or infinite; None is skipped."""
     for number in numbers:
         if number is not None and not math.isfinite(number):
             raise refuse(what, number, "a finite number", "look at where it comes from")

@@ -22,11 +22,7 @@ FILES = (".safetensors", ".json")
 
 @contextmanager
 def sole_owner(path: str | Path) -> Iterator[None]:
-    """Owns ``path`` while the block is open: a folder, created if missing, or a file, if it has a suffix.
-
-    Raises:
-        VitrineError: If another process or thread owns it; the message has its process id.
-    """
+    """Owns ``path`` while the block is open: a folder, created if missing, or a file, if it has a suffix."""
     from filelock import FileLock, Timeout
 
     path = Path(path)

@@ -25,11 +25,7 @@ _TAG = 0x0112
 
 
 def open_picture(path: str | Path) -> Image:
-    """An image from a file, upright: 8-bit RGB, or one 16-bit (``I;16``) or floating-point channel (``F``, 0 to 1).
-
-    Raises:
-        VitrineError: If it is not an image, is damaged, or its largest value is unknown (32-bit integers).
-    """
+    """An image from a file, upright: 8-bit RGB, or one 16-bit (``I;16``) or floating-point channel (``F``, 0 to 1)."""
     from PIL import Image
 
     with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
@@ -37,11 +33,7 @@ def open_picture(path: str | Path) -> Image:
 
 
 def open_rgb(path: str | Path) -> Image:
-    """:func:`open_picture`, with deeper images rounded to 8-bit RGB, for operations on Pillow images.
-
-    Raises:
-        VitrineError: As :func:`open_picture`.
-    """
+    """:func:`open_picture`, with deeper images rounded to 8-bit RGB, for operations on Pillow images."""
     picture = open_picture(path)
     if picture.mode == "RGB":
         return picture
@@ -51,11 +43,7 @@ def open_rgb(path: str | Path) -> Image:
 
 
 def open_with_alpha(path: str | Path) -> Image | None:
-    """An image from a file, upright, as 8-bit RGBA; None if it has no alpha channel.
-
-    Raises:
-        VitrineError: If it is not an image, or is damaged.
-    """
+    """An image from a file, upright, as 8-bit RGBA; None if it has no alpha channel."""
     from PIL import Image
 
     with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
@@ -70,11 +58,7 @@ def upright(picture: Image) -> Image:
 
 
 def pixels_of(picture: Image) -> np.ndarray:
-    """(H, W, 3) pixels: uint8, uint16 if the image has 16 bits, or float32 in [0, 1] if it is floating-point.
-
-    Raises:
-        VitrineError: As :func:`open_picture`.
-    """
+    """(H, W, 3) pixels: uint8, uint16 if the image has 16 bits, or float32 in [0, 1] if it is floating-point."""
     plain = _plain(upright(picture))
     if plain.mode == "RGB":
         return np.array(plain)
@@ -131,11 +115,7 @@ class Stored(NamedTuple):
 
 
 def stored(path: str | Path) -> Stored:
-    """Size and orientation from an image's header; pixels are not read.
-
-    Raises:
-        VitrineError: If it is not an image.
-    """
+    """Size and orientation from an image's header; pixels are not read."""
     from PIL import Image
 
     with named(path, "picture", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
@@ -158,9 +138,6 @@ def mask_of(path: str | Path, picture: str | Path) -> np.ndarray:
 
     A mask with its own EXIF orientation is rotated by that. Otherwise it is taken to cover its image's stored pixels,
     unless its size shows that it is already upright.
-
-    Raises:
-        VitrineError: If one of the files is not an image, or the mask has more than one channel.
     """
     from PIL import Image
 
@@ -170,11 +147,7 @@ def mask_of(path: str | Path, picture: str | Path) -> np.ndarray:
 
 
 def soft_mask(path: str | Path, picture: str | Path) -> Image:
-    """A mask file as 8-bit grey (``L``), rotated like its image (see :func:`mask_of`).
-
-    Raises:
-        VitrineError: If one of the files is not an image.
-    """
+    """A mask file as 8-bit grey (``L``), rotated like its image (see :func:`mask_of`)."""
     from PIL import Image
 
     with named(path, "mask", "a picture that Pillow opens", "save it again"), Image.open(path) as opened:
@@ -184,11 +157,7 @@ def soft_mask(path: str | Path, picture: str | Path) -> Image:
 
 
 def like_picture(table: np.ndarray, picture: str | Path, own: int = 1) -> np.ndarray:
-    """(H, W) values of a mask, rotated like its image; ``own`` is the mask's EXIF orientation (see :func:`mask_of`).
-
-    Raises:
-        VitrineError: If the image file is not an image.
-    """
+    """(H, W) values of a mask, rotated like its image; ``own`` is the mask's EXIF orientation (see :func:`mask_of`)."""
     if own != 1:
         return turned(table, own)
     seen = stored(picture)

@@ -30,9 +30,6 @@ def read_prompts(path: str | Path, least: int = 1) -> Pairs:
 
     Args:
         least: the smallest number of prompts.
-
-    Raises:
-        VitrineError: If the file is missing, has another format, or has too few prompts.
     """
     path = Path(path)
     if not path.is_file():

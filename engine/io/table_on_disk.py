@@ -33,9 +33,6 @@ class RowFile:
     Attributes:
         shape, dtype: of the table.
         done: (N,) bool, which rows have been written.
-
-    Raises:
-        VitrineError: If the folder has a table of another shape.
     """
 
     def __init__(

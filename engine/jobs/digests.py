@@ -44,9 +44,6 @@ def digest(value: object) -> str:
         value: plain values, paths (by their content), tensors, arrays, pictures, networks, schedulers,
             tokenizers, dataclasses, functions with what they close over, containers of these, and any object that has
             ``inputs`` made of these.
-
-    Raises:
-        VitrineError: If it is, or contains, any other type.
     """
     content = hashlib.sha256()
     _add(content, value)

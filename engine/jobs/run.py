@@ -64,10 +64,6 @@ class Run:
             their library.
         begun: patterns of files that mean that there is work to lose. Without a match, other inputs start a new run.
         workers: processes that share the job and its folder; the first owns it for all.
-
-    Raises:
-        VitrineError: On entering, loading or saving: the folder belongs to other inputs, to an earlier version of
-            Vitrine, or to another process, or a file is damaged.
     """
 
     def __init__(

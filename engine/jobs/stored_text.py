@@ -54,10 +54,6 @@ class StoredText:
         Args:
             identity: what the states depend on in addition to the texts: text encoders and their settings.
             workers: processes that share the chunks and see the folder.
-
-        Raises:
-            VitrineError: If the folder belongs to another list, another run is encoding there, or the pipeline encodes
-                prompts at different lengths.
         """
         row = encode(texts[:1]).to("cpu")
         inputs = {"prompts": list(texts), "text encoders": identity}

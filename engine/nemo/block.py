@@ -53,11 +53,7 @@ PUBLISHED = BlockConfig()
 
 
 def token_positions(text: str) -> tuple[int, ...] | None:
-    """Positions from text: "3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere.
-
-    Raises:
-        VitrineError: If the text contains anything but numbers, ranges and commas.
-    """
+    """Positions from text: "3-5, 9" -> (3, 4, 5, 9); an empty text -> None, everywhere."""
     positions: set[int] = set()
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         ends = [end.strip() for end in item.split("-")]
@@ -108,9 +104,6 @@ def block(
         rows: (B,) bool, the rows to change; None changes all.
         running: kept up to date by whoever runs the sampler, for a branch or a part of sampling only.
         fingerprint: of the model, where its modules carry patches at the moment.
-
-    Raises:
-        VitrineError: If the set was made for another model, or names sites that this model does not have.
     """
     changes: dict[str | Site, Callable] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
@@ -180,11 +173,6 @@ def bake(
     Args:
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
         as_patch: the result is added to quantised weights by who asks, as ComfyUI does; else these are refused.
-
-    Raises:
-        VitrineError: See :meth:`NeuronSet.check`, and if the factor is NaN or infinite, or a projection serves text and
-            image tokens alike, carries an adapter that scales its outputs (DoRA), or is quantised (torchao, GGUF,
-            bitsandbytes).
     """
     refuse_unless_finite("factor", factor)
     changed: dict[str, torch.Tensor] = {}

@@ -16,11 +16,7 @@ THIRD = 1 / 3
 
 
 def picture_distance(pictures: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """(N,) root mean square over pixels and colours between (N, 3, H, W) and (1, 3, H, W), both in [0, 1], at 64 px.
-
-    Raises:
-        VitrineError: If the pictures differ in size.
-    """
+    """(N,) root mean square over pixels and colours between (N, 3, H, W) and (1, 3, H, W), both in [0, 1], at 64 px."""
     if pictures.shape[1:] != reference.shape[1:]:
         shown = (tuple(pictures.shape), tuple(reference.shape))
         raise refuse("pictures", shown, "samples of the reference's size", "resize the reference")
@@ -43,9 +39,6 @@ class Copies:
     Attributes:
         untouched, blocked: (N,) of the same seeds, without and with the neurons blocked.
         ordinary: (M,) of samples of captions that have nothing to do with the picture.
-
-    Raises:
-        VitrineError: If one is NaN or infinite: it would count as no copy.
     """
 
     untouched: torch.Tensor

@@ -120,9 +120,6 @@ def adversarial_embedding(
         cond: one prompt, where the optimisation starts.
         reference: (1, C, h, w) latents of the picture that must not come back.
         fingerprint: see :func:`vitrine.engine.nemo.block`.
-
-    Raises:
-        VitrineError: If the condition has no text or more than one prompt, or there are several references.
     """
     if cond.text is None or len(cond.text) != 1 or len(reference) != 1:
         shown = (None if cond.text is None else len(cond.text), len(reference))
@@ -196,9 +193,6 @@ def verify(
         shape: (C, h, w) of the latents.
         reference: (1, C, h, w) latents of the memorized picture, or of an unblocked sample.
         fingerprint: of the model, where its modules carry patches at the moment.
-
-    Raises:
-        VitrineError: If there is no tau, the neurons belong to another model, or see :func:`adversarial_embedding`.
     """
     check_tau(config.tau)
     fresh = replace(probe, config=replace(probe.config, seed=config.seed))

@@ -34,11 +34,7 @@ class Calibrated:
 
     @classmethod
     def load(cls, folder: str | Path) -> Calibrated:
-        """From the folder that calibrate wrote.
-
-        Raises:
-            VitrineError: If it contains no threshold.
-        """
+        """From the folder that calibrate wrote."""
         path = Path(folder) / NAME
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
             facts = parse_table(path.read_text(encoding="utf-8"))
@@ -49,11 +45,7 @@ class Calibrated:
             return cls(tau, probe, scope, str(facts.get("fingerprint", "")))
 
     def check(self, fingerprint: str) -> Calibrated:
-        """Itself, if it is of the model with this fingerprint.
-
-        Raises:
-            VitrineError: If it was measured on another model: scores of ordinary captions differ between models.
-        """
+        """Itself, if it is of the model with this fingerprint."""
         if self.fingerprint and not same_weights(self.fingerprint, fingerprint):
             shown, wanted = self.fingerprint[:20], fingerprint[:20]
             accepted = f"one measured on this model, {wanted}..."

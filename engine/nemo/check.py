@@ -41,9 +41,6 @@ class CheckConfig(Config):
         usual: samples that say which distance is usual.
         ordinary: captions for them, which have nothing to do with the pictures; with a LoRA none are needed, as the
             model without it says what is usual.
-
-    Raises:
-        VitrineError: If there are fewer than two seeds or usual samples.
     """
 
     seeds: int = 8
@@ -203,10 +200,6 @@ def check_copies(
     Args:
         folder: of this check; its samples are kept there.
         labels: one for each prompt, handed through.
-
-    Raises:
-        VitrineError: If there are no prompts, no usual distance is known, tau is NaN or infinite, or the folder
-            contains another check.
     """
     refuse_unless_finite("tau", tau)
     if not prompts or labels and len(labels) != len(prompts):

@@ -28,9 +28,6 @@ def consensus(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
 
     Args:
         sets: of one prompt and model, each searched from other seeds; three or more, or there is nothing to agree on.
-
-    Raises:
-        VitrineError: If there are fewer than two sets, they belong to several models, or the share is not in (0, 1].
     """
     if len(sets) < 2:
         raise refuse("sets", len(sets), "two at least, five are usual", "search with other seeds")

@@ -131,11 +131,7 @@ class Erased:
 
 
 class Eraser:
-    """A resumable training on a copy of the network; the network itself is read and never changed.
-
-    Raises:
-        VitrineError: If the folder contains a run with other settings, or a LoRA would find none of its layers.
-    """
+    """A resumable training on a copy of the network; the network itself is read and never changed."""
 
     def __init__(
         self, denoiser: Denoiser, data: EraseData, config: EraseConfig, folder: str | Path | None = None,
@@ -287,9 +283,6 @@ def erase(
         folder: for the state of the run; the same call resumes from it, also after the process was killed.
         identity: a table says what the data were made of, where sampling them anew may round otherwise; then the data
             themselves are not compared. Everything else is compared too.
-
-    Raises:
-        VitrineError: See :class:`Eraser`.
     """
     eraser = Eraser(denoiser, data, config, folder, identity)
     eraser.run(progress=progress)

@@ -47,10 +47,6 @@ class FewStepSampler:
         threshold: measured on ordinary captions of this model; without one there is no verdict.
         rows: largest batch of one forward.
         forwards: rows that went through the network so far.
-
-    Raises:
-        VitrineError: Guidance has no empty prompt, the threshold was measured with other settings, or ``two_stage`` has
-            no threshold.
     """
 
     denoiser: Denoiser
@@ -116,9 +112,6 @@ class Agreement:
         samples: (S, C, h, w) latents; None where they were not kept.
         area: fraction of the informative positions where samples agree: less than a third of the usual distance; NaN
             without a threshold.
-
-    Raises:
-        VitrineError: A distance is NaN or infinite.
     """
 
     distances: torch.Tensor
@@ -159,11 +152,7 @@ class Agreement:
 
     @property
     def memorized(self) -> bool:
-        """True if the samples differ less than those of ordinary captions.
-
-        Raises:
-            VitrineError: If there is no threshold.
-        """
+        """True if the samples differ less than those of ordinary captions."""
         return self.distance < self._known.distance
 
     @property
@@ -176,9 +165,6 @@ class Agreement:
         """(64, 64) distance around each position as a share of the usual one there; see :attr:`memorized`.
 
         Infinite where all ordinary samples are alike, which tells nothing.
-
-        Raises:
-            VitrineError: If the samples were not kept.
         """
         if self.samples is None:
             raise refuse("samples", None, "an agreement with its samples", "detect with keep=True")
@@ -295,9 +281,6 @@ def sample_threshold(agreements: Sequence[Agreement], fingerprint: str = "") -> 
 
     Args:
         fingerprint: of the model.
-
-    Raises:
-        VitrineError: See :meth:`SampleThreshold.of`.
     """
     if not agreements:
         raise refuse("ordinary captions", 0, f"{LEAST} or more", "300 are a good start")

@@ -166,9 +166,6 @@ def find_neurons(
         shape: (C, h, w) of the latents.
         sampler: samples each prompt in a few steps before and after, which judge what blocking did; None leaves the
             verdict to the one-step predictions.
-
-    Raises:
-        VitrineError: If the numbers of prompts and conditions differ, or the statistics do not fit the layers.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")

@@ -26,11 +26,7 @@ _PLAIN = 0.02
 
 
 def thumbnails(pictures: torch.Tensor) -> torch.Tensor:
-    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas.
-
-    Raises:
-        VitrineError: If a picture contains NaN or infinity: compared with others, it would be no copy of any.
-    """
+    """(B, 3, H, W) in [0, 1] -> (B, 3, 64, 64), float32 on the CPU, by averages of areas."""
     small = F.interpolate(pictures.float().cpu(), (SIDE, SIDE), mode="area")
     require_finite(small, "pictures")
     return small

@@ -41,11 +41,7 @@ class NeuronStatistics:
     fingerprint: str = ""
 
     def z(self, address: str, activation: torch.Tensor) -> torch.Tensor:
-        """|z| of (B, width) activations. The deviation of a neuron that never varies counts as 1e-12.
-
-        Raises:
-            VitrineError: If there are no statistics for this address, or they are of another width.
-        """
+        """|z| of (B, width) activations. The deviation of a neuron that never varies counts as 1e-12."""
         if address not in self.means:
             raise refuse("statistics", address, sorted(self.means), "gather them with the same scope")
         if self.means[address].shape != activation.shape[-1:]:
@@ -62,9 +58,6 @@ class NeuronStatistics:
 
         Args:
             fingerprint: of the model, where its modules carry patches at the moment.
-
-        Raises:
-            VitrineError: If the statistics were measured on another model.
         """
         if self.fingerprint == "" or (self.fingerprint == OFFICIAL and _is_sd1(backbone)):
             return
@@ -81,11 +74,7 @@ class NeuronStatistics:
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronStatistics:
-        """Read such a file.
-
-        Raises:
-            VitrineError: If the file is missing, is not safetensors, or is of another kind.
-        """
+        """Read such a file."""
         with named(path, "statistics file", "a file NEMO Statistics wrote", "gather statistics anew"):
             tensors, header = read_artefact(path, KIND, VERSION)
             means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
@@ -161,11 +150,7 @@ class RunningStatistics:
         run.save({"mean": self._mean, "squares": self._squares}, facts={"count": self.count})
 
     def resume(self, run: Run) -> None:
-        """Takes up the sums that :meth:`keep` wrote; nothing happens where there are none.
-
-        Raises:
-            VitrineError: If they are damaged, or of other captions, another model or another scope.
-        """
+        """Takes up the sums that :meth:`keep` wrote; nothing happens where there are none."""
         state = run.load()
         if state is not None:
             self.count = int(state.facts["count"])
@@ -173,11 +158,7 @@ class RunningStatistics:
             self._mean, self._squares = ({a: part[a] for a in self.addresses} for part in parts)
 
     def finish(self, fingerprint: str = "") -> NeuronStatistics:
-        """The statistics so far, with unbiased standard deviations.
-
-        Raises:
-            VitrineError: If there were fewer than two captions.
-        """
+        """The statistics so far, with unbiased standard deviations."""
         if self.count < 2:
             raise refuse("captions", self.count, "2 at least, 500 or more to be useful", "give a longer prompt list")
         means = {a: v.float() for a, v in self._mean.items()}
@@ -202,22 +183,14 @@ def gather(
 
 
 def published_statistics(path: str | Path, backbone: nn.Module) -> NeuronStatistics:
-    """The authors' statistics of SD 1.4, from their ``.pt`` file, for a network of SD 1.x's shape.
-
-    Raises:
-        VitrineError: If the file has other content, or the network another shape.
-    """
+    """The authors' statistics of SD 1.4, from their ``.pt`` file, for a network of SD 1.x's shape."""
     statistics = import_official(path, [site.address for site in value_sites(backbone)])
     statistics.check(backbone)
     return statistics
 
 
 def import_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
-    """The authors' .pt file: a tuple (list of means, list of stds), read with ``weights_only=True``.
-
-    Raises:
-        VitrineError: If the content differs, or the number of layers is not that of ``addresses``.
-    """
+    """The authors' .pt file: a tuple (list of means, list of stds), read with ``weights_only=True``."""
     with named(path, "official statistics", "a .pt with two lists of tensors", "download it again"):
         return _read_official(path, addresses)
 

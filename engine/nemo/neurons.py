@@ -42,11 +42,7 @@ class NeuronSet:
         return sum(map(len, self.neurons.values()))
 
     def merged(self, *others: NeuronSet) -> NeuronSet:
-        """Union of several sets of one model; their ``info`` is listed in the new one's.
-
-        Raises:
-            VitrineError: If the sets belong to different models.
-        """
+        """Union of several sets of one model; their ``info`` is listed in the new one's."""
         sets = (self, *others)
         models = [s.fingerprint for s in sets if s.fingerprint]
         if not all(same_weights(models[0], other) for other in models):
@@ -64,11 +60,7 @@ class NeuronSet:
         return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]})
 
     def without(self, spared: Mapping[str, Iterable[int]]) -> NeuronSet:
-        """The set less some of its neurons; what is said of the search stays.
-
-        Raises:
-            VitrineError: If a spared neuron is not in the set.
-        """
+        """The set less some of its neurons; what is said of the search stays."""
         strange = [f"{a} {i}" for a, indices in spared.items() for i in indices if i not in self.neurons.get(a, ())]
         if strange:
             listed = [f"{a} {i}" for a, indices in self.neurons.items() for i in indices]
@@ -82,10 +74,6 @@ class NeuronSet:
         Args:
             sites: the model's value sites.
             fingerprint: of the model, where its modules carry patches at the moment.
-
-        Raises:
-            VitrineError: If the set has another model's fingerprint, an address that the model lacks, or an index
-                beyond the layer's width.
         """
         fingerprint = fingerprint or fingerprint_of(backbone)
         if self.fingerprint and not same_weights(self.fingerprint, fingerprint):
@@ -109,11 +97,7 @@ class NeuronSet:
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronSet:
-        """Read such a file.
-
-        Raises:
-            VitrineError: If the file is missing, is not JSON, or is of another kind.
-        """
+        """Read such a file."""
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "neurons file", accepted, "save it again, or download it again"):
             table = parse_table(Path(path).read_text(encoding="utf-8"))
@@ -140,11 +124,7 @@ def _indices(value: object) -> tuple[int, ...]:
 
 
 def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:
-    """Neurons from lines ``address index``, commas allowed: ``mid-vit-block0-cross-v 12, 40``.
-
-    Raises:
-        VitrineError: If a line is not an address and whole numbers.
-    """
+    """Neurons from lines ``address index``, commas allowed: ``mid-vit-block0-cross-v 12, 40``."""
     neurons: dict[str, tuple[int, ...]] = {}
     for line in lines_of(text):
         address, *indices = line.replace(",", " ").split()
@@ -159,9 +139,6 @@ def import_csv(path: str | Path, addresses: list[str], column: str = "refined") 
 
     Args:
         column: ``refined`` or ``initial``, a word of the header of the column to read.
-
-    Raises:
-        VitrineError: If the layout differs, or the number of layers is not that of ``addresses``.
     """
     with named(path, "neuron CSV", "the authors' result file", "see the official repo"):
         return _read_csv(path, addresses, column)

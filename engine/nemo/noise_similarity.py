@@ -144,9 +144,6 @@ class Score:
         per_seed: (S,) similarity of each seed to the one most like it, 0..1.
         tau: the threshold; without one there is a score, but no verdict.
         metric: what the similarity is, in words.
-
-    Raises:
-        VitrineError: A similarity, or the threshold, is NaN or infinite.
     """
 
     per_seed: torch.Tensor
@@ -164,20 +161,12 @@ class Score:
 
     @property
     def keep(self) -> torch.Tensor:
-        """(S,) bool: seeds that agree with another one by more than tau.
-
-        Raises:
-            VitrineError: If there is no tau.
-        """
+        """(S,) bool: seeds that agree with another one by more than tau."""
         return self.per_seed > check_tau(self.tau)
 
     @property
     def memorized(self) -> bool:
-        """True if any seed agrees with another one.
-
-        Raises:
-            VitrineError: If there is no tau.
-        """
+        """True if any seed agrees with another one."""
         return bool(self.keep.any())
 
 

@@ -20,11 +20,7 @@ def keep_scores(run: Run, scores: Sequence[Score]) -> None:
 
 
 def kept_scores(run: Run, tau: float | None) -> list[Score]:
-    """What :func:`keep_scores` wrote; nothing where nothing was.
-
-    Raises:
-        VitrineError: If the state is damaged, or belongs to other prompts, another model or another probe.
-    """
+    """What :func:`keep_scores` wrote; nothing where nothing was."""
     state = run.load()
     return [] if state is None else [Score(row, tau) for row in state.tensors["scores"]["per_seed"]]
 

@@ -55,11 +55,7 @@ class SampleThreshold:
     def of(
         cls, distances: Sequence[float], places: torch.Tensor, config: FewStepConfig, fingerprint: str = ""
     ) -> SampleThreshold:
-        """From the distances of ordinary captions' samples.
-
-        Raises:
-            VitrineError: If there are fewer than two captions, or samples of them are equal.
-        """
+        """From the distances of ordinary captions' samples."""
         values = torch.tensor(list(distances), dtype=torch.float64)
         count = len(values)
         if count < LEAST or not bool((values > 0).all()):
@@ -75,11 +71,7 @@ class SampleThreshold:
         return f"{measured}; memorized is below {self.distance:.4f}"
 
     def check(self, fingerprint: str) -> SampleThreshold:
-        """Itself, if it is of the model with this fingerprint.
-
-        Raises:
-            VitrineError: If it was measured on another model: what is usual differs between models.
-        """
+        """Itself, if it is of the model with this fingerprint."""
         if self.fingerprint and not same_weights(self.fingerprint, fingerprint):
             accepted = f"one measured on this model, {fingerprint[:20]}..."
             remedy = "vitrine nemo calibrate with this --model"
@@ -87,11 +79,7 @@ class SampleThreshold:
         return self
 
     def check_settings(self, config: FewStepConfig) -> None:
-        """Refuses samples made in another way than those it was measured on.
-
-        Raises:
-            VitrineError: If they were.
-        """
+        """Refuses samples made in another way than those it was measured on."""
         if replace(config, two_stage=False) != self.config:
             raise refuse("settings", config.to_dict(), self.config.to_dict(), "take the threshold's own settings")
 
@@ -105,11 +93,7 @@ class SampleThreshold:
 
     @classmethod
     def load(cls, path: str | Path) -> SampleThreshold:
-        """Read such a file, or the one in a folder that ``vitrine nemo calibrate`` wrote.
-
-        Raises:
-            VitrineError: If it is missing, or of another kind.
-        """
+        """Read such a file, or the one in a folder that ``vitrine nemo calibrate`` wrote."""
         path = Path(path)
         path = path / NAME if path.is_dir() else path
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):

@@ -23,11 +23,7 @@ PAPER_TAU = 0.428
 
 
 def check_tau(tau: float | None) -> float:
-    """A threshold that somebody measured.
-
-    Raises:
-        VitrineError: If there is none.
-    """
+    """A threshold that somebody measured."""
     if tau is None:
         remedy = "calibrate on 200 or more ordinary captions; PAPER_TAU (0.428) is for SD1.4 at 512 px alone"
         raise refuse("tau", None, "a threshold measured on this model at this size", remedy)
@@ -35,11 +31,7 @@ def check_tau(tau: float | None) -> float:
 
 
 def check_protocol(protocol: str) -> bool:
-    """Whether the protocol is the published one.
-
-    Raises:
-        VitrineError: If there is no such protocol.
-    """
+    """Whether the protocol is the published one."""
     if protocol not in PROTOCOLS:
         raise refuse("protocol", protocol, PROTOCOLS, "nemo is the published one, vitrine judges by samples")
     return protocol == PROTOCOLS[1]
@@ -172,9 +164,6 @@ class FewStepConfig(Config):
         two_stage: compare the first two samples first, and sample the others only where these agree more than ordinary
             captions do. Needs a threshold.
         shift: of a flow's times towards noise, as you sample; 1 is without.
-
-    Raises:
-        VitrineError: If a value is outside its range.
     """
 
     seeds: int = 4

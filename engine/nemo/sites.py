@@ -30,9 +30,6 @@ def value_sites(backbone: nn.Module, scope: str = "down+mid") -> list[ModuleSite
     UNets (SD1.x, SD2.x, SDXL) are what the paper and its followers tested. For transformers, where there is no
     published evidence, all blocks are taken; treat their results as experimental. Where image and text tokens share a
     projection (Z-Image, Krea 2), a site is its text rows.
-
-    Raises:
-        VitrineError: If the scope is unknown, or the model has no cross-attention values.
     """
     if scope not in SCOPES:
         raise refuse("scope", scope, SCOPES, "down+mid is the paper's")
@@ -66,9 +63,6 @@ def value_activations(
 
     Where the text alone decides, the projection is called on the text embedding, which gives the very numbers of a
     forward. Elsewhere one forward of ``latents`` (B, C, h, w) at timestep ``t`` is captured and stopped early.
-
-    Raises:
-        VitrineError: If the condition has no text, or latents are missing where they are needed.
     """
     return each_value(denoiser, cond, sites, _mean_magnitude, latents, t)
 

@@ -16,11 +16,7 @@ THREE_SCALES = (0.33, 0.33, 0.33)
 
 
 def betas_for(side: int) -> tuple[float, ...]:
-    """Exponents for a picture of that side: three scales from 44 px, two from 22, one below (11 at least).
-
-    Raises:
-        VitrineError: If the side is smaller than the 11-pixel window.
-    """
+    """Exponents for a picture of that side: three scales from 44 px, two from 22, one below (11 at least)."""
     if side < WINDOW:
         raise refuse("picture side", side, f">= {WINDOW}", "decode to pixels, or use larger latents")
     return THREE_SCALES if side >= 44 else (0.5, 0.5) if side >= 22 else (1.0,)
@@ -36,9 +32,6 @@ def ms_ssim(
 
     Args:
         data_range: value range of the pictures; None takes the larger span of the two batches anew at each scale.
-
-    Raises:
-        VitrineError: If the shapes differ, or the pictures are too small for the number of scales.
     """
     if a.shape != b.shape or a.ndim != 4:
         raise refuse("pictures", (tuple(a.shape), tuple(b.shape)), "two (B, C, H, W) of one shape", "resize them")

@@ -58,9 +58,6 @@ def attention_map(
 
     Returns:
         (B, heads or 1, Q or chosen, K or chosen) in the query's dtype.
-
-    Raises:
-        VitrineError: If a chosen token or query does not exist.
     """
     for name, positions, count in (("tokens", how.tokens, key.shape[1]), ("queries", how.queries, query.shape[1])):
         if positions is not None and max(positions) >= count:

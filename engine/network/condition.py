@@ -81,11 +81,7 @@ class Condition:
 
     @staticmethod
     def batch(conditions: Sequence[Condition]) -> Condition:
-        """Concatenates conditions of the same kind along the batch.
-
-        Raises:
-            VitrineError: If the conditions do not have the same tensors.
-        """
+        """Concatenates conditions of the same kind along the batch."""
         fixed = conditions[0].fixed
         same = all(p.fixed == fixed for p in conditions)
         if not same or len({(p.text is None, p.pooled is None, tuple(p.extra)) for p in conditions}) != 1:

@@ -46,9 +46,6 @@ def active_patches(model: Any) -> list[ActivePatch]:
     Returns:
         One entry per kind and component, with the number of layers. Merged adapters are listed; weights that other code
         overwrote in place cannot be distinguished from a checkpoint's and are not.
-
-    Raises:
-        VitrineError: If ``model`` is neither a pipeline nor a module.
     """
     counts: Counter[tuple[str, str, str]] = Counter()
     for name, network in _networks(model):

@@ -48,11 +48,7 @@ class Adapter:
 
     @property
     def family(self) -> Family:
-        """The family of the network.
-
-        Raises:
-            VitrineError: If it is not a known one.
-        """
+        """The family of the network."""
         return family_of(self.network)
 
     @property
@@ -124,9 +120,6 @@ class Adapter:
         Args:
             texts: encoded prompts instead of ``prompts``, by the names of the pipeline's ``encode_prompt``:
                 ``prompt_embeds``, ``pooled_prompt_embeds`` and masks; None counts as left out.
-
-        Raises:
-            VitrineError: If the pipeline has no text encoder for a text, or ``texts`` are not what it takes.
         """
         texts = {name: value for name, value in texts.items() if value is not None}
         if self.is_unet:
@@ -141,11 +134,7 @@ class Adapter:
         return self.family.condition(source, list(prompts or ()), *size)  # some pipelines write into the list
 
     def empty(self, size: tuple[int, int]) -> Condition:
-        """What guidance starts from, one batch row: the empty prompt, or zeros where the pipeline says so (SDXL).
-
-        Raises:
-            VitrineError: If the pipeline has no text encoder.
-        """
+        """What guidance starts from, one batch row: the empty prompt, or zeros where the pipeline says so (SDXL)."""
         if self.is_unet:
             return empty_prompt(self.pipe, size)
         self._refuse_without_encoder("empty prompt for guidance")

@@ -54,11 +54,7 @@ class _Controlled(FromParts):
     _meaningless = INSTEAD
 
     def load_control(self, path: str | Path) -> ControlCheckpoint:
-        """Read a checkpoint, to be passed to calls. Its ``base.*`` and ``lora.*`` weights go into this model.
-
-        Raises:
-            VitrineError: If it is of another family or width, or has weights that do not fit this model.
-        """
+        """Read a checkpoint, to be passed to calls. Its ``base.*`` and ``lora.*`` weights go into this model."""
         checkpoint, net = load_control(path), self._network
         checkpoint.metadata.check(net, fingerprint_of(net) if checkpoint.metadata.base_hash else "")
         weights = {k.split(".", 1)[1]: v for k, v in checkpoint.extra.items()}
@@ -119,11 +115,6 @@ class _Controlled(FromParts):
             callback_on_step_end: called as callback(pipe, step, t, {"latents": x}) after each step; "latents" of the
                 dict it returns replace the run's.
             embeds: encoded prompts by the stock pipeline's names (``prompt_embeds``, ...), instead of ``prompt``.
-
-        Raises:
-            VitrineError: If the model has no size inputs and there is no checkpoint, the checkpoint is another model's,
-                the counts do not match, padding is asked for prompts that are encoded already, or an argument is not
-                one of these.
         """
         embeds_taken = self._embeds()
         self._refuse_arguments({k: v for k, v in embeds.items() if k not in embeds_taken}, embeds_taken)

@@ -35,11 +35,7 @@ INSTEAD = {
 
 
 def one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
-    """One size condition for each picture.
-
-    Raises:
-        VitrineError: If there is another number of them.
-    """
+    """One size condition for each picture."""
     conditions = [sizes] * count if isinstance(sizes, SizeCondition) else list(sizes)
     if len(conditions) != count:
         raise refuse("size_condition", len(conditions), f"1 or {count}", "one for each picture")
@@ -47,11 +43,7 @@ def one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
 
 
 def guidance_of(guidance: GuidanceConfig | None, scale: float | None) -> GuidanceConfig:
-    """The guidance of a call; ``guidance_scale`` is diffusers' name for its scale, 5 by default.
-
-    Raises:
-        VitrineError: If both are given.
-    """
+    """The guidance of a call; ``guidance_scale`` is diffusers' name for its scale, 5 by default."""
     if guidance is not None and scale is not None:
         raise refuse("guidance, guidance_scale", "both", "one of them", "the scale is a part of GuidanceConfig")
     return guidance or GuidanceConfig(scale=5.0 if scale is None else scale)

@@ -24,11 +24,7 @@ StepEnd = Callable[[Any, int, torch.Tensor, dict[str, torch.Tensor]], dict[str, 
 def noise_sources(
     seeds: Sequence[int] | None, generator: Generators | None, latents: torch.Tensor | None, count: int
 ) -> Generators | None:
-    """What noise is sampled from: one generator, or one for each picture; None where the noise is given.
-
-    Raises:
-        VitrineError: If there is more than one source, or its number is not that of the pictures.
-    """
+    """What noise is sampled from: one generator, or one for each picture; None where the noise is given."""
     sources: dict[str, Any] = {"seeds": seeds, "generator": generator, "latents": latents}
     chosen = [name for name, value in sources.items() if value is not None]
     if len(chosen) > 1:
@@ -63,9 +59,6 @@ def refuse_unknown(kind: type, arguments: Mapping[str, Any], known: Sequence[str
 
     Args:
         known: accepted as well as what the class names.
-
-    Raises:
-        VitrineError: If the pipeline class has no such argument.
     """
     accepted = [name for name, p in accepted_by(kind).items() if p.kind is not p.VAR_KEYWORD and name != "self"]
     accepted += known
@@ -79,11 +72,7 @@ _DEPRECATED = ("callback", "callback_steps")
 
 
 def masks_of(masks: Any) -> list[torch.Tensor]:
-    """(H, W) of each mask, in its own numbers, of a tensor, an array, a PIL picture, or a list of these.
-
-    Raises:
-        VitrineError: If one has another form.
-    """
+    """(H, W) of each mask, in its own numbers, of a tensor, an array, a PIL picture, or a list of these."""
     forms = "(H, W) or (N, H, W) tensors or arrays, PIL pictures of one channel, or a list of them"
     several = masks if isinstance(masks, (list, tuple)) else [masks]
     try:
@@ -101,9 +90,6 @@ def soft_masks(masks: Any, size: Sequence[int]) -> torch.Tensor:
 
     Args:
         size: (B, H, W) that is wanted.
-
-    Raises:
-        VitrineError: As :func:`masks_of`, or if their number, size or range is another.
     """
     each = masks_of(masks)
     if [tuple(m.shape) for m in each] != [tuple(size[1:])] * size[0]:

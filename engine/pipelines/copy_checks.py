@@ -59,10 +59,6 @@ def copy_check(
         memory: what a sampling run may need beyond the models; it decides how many seeds are sampled at once.
         shown: prompts with pictures on the page.
         sampling: as in a call of the pipeline: num_inference_steps, guidance_scale, height, width ...
-
-    Raises:
-        VitrineError: If a file is missing or no picture, the LoRA a pickle, an argument unknown, or as
-            :func:`~vitrine.engine.nemo.check.check_copies`.
     """
     _refuse_unknown(pipe, sampling)
     paths = _paths(pictures)
@@ -137,11 +133,7 @@ class _Adapter:
         self._untouched = not any(pipe.get_list_adapters().values())
 
     def load(self, path: Path) -> None:
-        """Load and switch on.
-
-        Raises:
-            VitrineError: If the file is not a LoRA of this model.
-        """
+        """Load and switch on."""
         with named(path, "LoRA", "a LoRA of this model, as safetensors", "check the file"):
             self.pipe.load_lora_weights(str(path.parent), weight_name=path.name, adapter_name=ADAPTER)
         if ADAPTER not in self.pipe.get_active_adapters():

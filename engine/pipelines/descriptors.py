@@ -21,9 +21,6 @@ def clip_descriptor(folder: str | Path) -> Callable[[torch.Tensor], torch.Tensor
 
     Args:
         folder: of a transformers model with ``model.safetensors``; nothing is downloaded.
-
-    Raises:
-        VitrineError: If there is no such model.
     """
     from transformers import CLIPVisionModelWithProjection
 
@@ -49,9 +46,6 @@ def sscd_descriptor(path: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:
 
     Args:
         path: of the authors' TorchScript file, which is a program.
-
-    Raises:
-        VitrineError: If there is no such file, or it is no TorchScript.
     """
     path = Path(path)
     if not path.is_file():
@@ -75,9 +69,6 @@ def face_descriptor(path: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:
 
     Args:
         path: of a TorchScript file that takes (n, 3, 160, 160) in [-1, 1], such as facenet-pytorch's network, traced.
-
-    Raises:
-        VitrineError: If there is no such file, or it is no TorchScript.
     """
     with named(
         path, "face recogniser", "a TorchScript file of (n, 3, 160, 160) in [-1, 1]", "trace a network and save it"
@@ -99,9 +90,6 @@ def lpips_distance(path: str | Path) -> Callable[[torch.Tensor, torch.Tensor], t
 
     Args:
         path: of a TorchScript file that takes two batches in [-1, 1], such as its authors' network, traced.
-
-    Raises:
-        VitrineError: If there is no such file, or it is no TorchScript.
     """
     with named(path, "LPIPS file", "a TorchScript file of two batches in [-1, 1]", "trace a network and save it"):
         model = _program(path)

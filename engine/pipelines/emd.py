@@ -115,10 +115,6 @@ class OneStepTools(StudentLoading):
             correction: repair settings; needs ``teacher`` and ``score``. Guided as the student was trained, unless they
                 say otherwise.
             teacher, score: the base model and the student's own score network.
-
-        Raises:
-            VitrineError: Guidance is neither 0 nor 1, the counts do not match, the student's preset has another size,
-                a correction lacks its networks or seeds, or an argument is not one of these.
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
@@ -169,9 +165,6 @@ class OneStepTools(StudentLoading):
             student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
             base: the model it was distilled from, to take the first step; None leaves all to the student.
             first: how many steps, and how the base is guided.
-
-        Raises:
-            VitrineError: There is no such student, this is another base, or no step would be left to the student.
         """
         sampling = known(student) if isinstance(student, str) else student
         check_student(sampling, self._network)
@@ -194,19 +187,11 @@ class OneStepTools(StudentLoading):
         return self._network
 
     def latent_shape(self, height: int | None = None, width: int | None = None) -> tuple[int, ...]:
-        """(C, h, w) of a picture's latents, by default of a picture of the usual size.
-
-        Raises:
-            VitrineError: A side is no multiple of what a token covers.
-        """
+        """(C, h, w) of a picture's latents, by default of a picture of the usual size."""
         return self._shape(StudentPreset(), height, width)
 
     def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
-        """Pictures, or with ``"latent"`` the latents as they are.
-
-        Raises:
-            VitrineError: If the latents contain NaN or infinity.
-        """
+        """Pictures, or with ``"latent"`` the latents as they are."""
         require_finite(x0, "latents")
         if output_type == "latent":
             return x0

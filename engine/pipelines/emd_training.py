@@ -55,11 +55,7 @@ class TrainingParts(NamedTuple):
         return pixels
 
     def trainer(self, config: EMDTrainConfig, folder: str | Path) -> Trainer:
-        """A run in ``folder``, new or resumed.
-
-        Raises:
-            VitrineError: As :class:`~vitrine.engine.emd.emd_trainer.Trainer`.
-        """
+        """A run in ``folder``, new or resumed."""
         from ..emd.emd_trainer import Trainer
 
         return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.preset, self.decode)
@@ -87,11 +83,6 @@ def training_parts(
         memory: what text states may take in memory, in bytes or as "2GB"; room for the encoding of 64 prompts at least.
         workers: processes that share the encoding of such a list.
         size: (height, width) of the student's pictures in pixels; the pipeline's own by default.
-
-    Raises:
-        VitrineError: The prompts cannot be read, there are none for another model than portraits, diffusers has no
-            adapters for its network, or the prompts' states are larger than the memory and there is no folder, or
-            another device is asked for.
     """
     load = load or LoadConfig()
     _check_device(load)

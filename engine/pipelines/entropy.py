@@ -32,11 +32,7 @@ class EntropyGuidedPipeline(Wrapping):
     _choices = ("config",)
 
     def __init__(self, pipe: DiffusionPipeline, config: EntropyConfig) -> None:
-        """Look for the sites at once.
-
-        Raises:
-            VitrineError: If the pipeline guides in another way, or its network has no plain queries at these sites.
-        """
+        """Look for the sites at once."""
         calling = next((kind.__name__ for kind in type(pipe).__mro__ if "__call__" in vars(kind)), "")
         if calling not in _STACKING:
             raise refuse("pipeline", type(pipe).__name__, _STACKING, "others run the two branches apart, or not at all")
@@ -49,9 +45,6 @@ class EntropyGuidedPipeline(Wrapping):
         Args:
             negative_prompt: what conditions the weakened network, in place of the prompt; "" adds ordinary guidance.
             seeds: one for each picture; a single prompt is repeated for them.
-
-        Raises:
-            VitrineError: If ``guidance_scale`` is given: the config has it.
         """
         if "guidance_scale" in kwargs:
             raise refuse("guidance_scale", kwargs["guidance_scale"], "the config's scale", "EntropyConfig(scale=...)")

@@ -25,9 +25,6 @@ def student_scheduler(pipe: DiffusionPipeline, student: str | StudentSampling) -
     Args:
         pipe: of the student's base, with its weights or its LoRA loaded.
         student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
-
-    Raises:
-        VitrineError: There is no such student, the pipeline is of another base, or its scheduler is not the base's.
     """
     sampling = known(student) if isinstance(student, str) else student
     adapter = Adapter(pipe)

@@ -41,10 +41,6 @@ class FromParts(SharedPipeline, DiffusionPipeline):
         Args:
             kwargs: components or settings of ``__init__`` to use instead; ``torch_dtype`` casts all modules, which the
                 other pipeline then shares.
-
-        Raises:
-            VitrineError: If the other pipeline lacks a component, has one of another class, or a text encoder that
-                this class would leave out, or its model is of no known family.
         """
         pipeline = whole(pipeline)
         form = cls._forms.get(_kind(pipeline))

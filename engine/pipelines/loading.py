@@ -41,11 +41,7 @@ class LoadConfig(Config):
 
     @property
     def place(self) -> torch.device:
-        """Where the model goes: the device asked for, else this process's own.
-
-        Raises:
-            VitrineError: If there is no such kind of device.
-        """
+        """Where the model goes: the device asked for, else this process's own."""
         import torch
 
         from ..runtime.processes import processes
@@ -57,11 +53,7 @@ class LoadConfig(Config):
 
     @property
     def checked_place(self) -> torch.device:
-        """:attr:`place`, once a tensor has been there.
-
-        Raises:
-            VitrineError: If this machine has no such device.
-        """
+        """:attr:`place`, once a tensor has been there."""
         import torch
 
         place = self.place
@@ -82,12 +74,7 @@ class LoadConfig(Config):
 
 
 def load_pipeline(model: str, kind: Any = None, config: LoadConfig | None = None) -> Any:
-    """A pipeline of class ``kind`` (default: the model's own), in the precision and on the device asked for.
-
-    Raises:
-        VitrineError: If the folder or file is missing, there is no such model, it is none for ``kind``, or the device
-            is not there, or a setting says nothing about such a model.
-    """
+    """A pipeline of class ``kind`` (default: the model's own), in the precision and on the device asked for."""
     config = config or LoadConfig()
     _refuse_unread(model, config)
     if model in (SHIPPED, FLOW):
@@ -147,9 +134,6 @@ def read_single_file(path: Path, kind: Any = None, **options: Any) -> Any:
 
     Args:
         options: as the stock pipeline's ``from_single_file`` takes them.
-
-    Raises:
-        VitrineError: If it is no safetensors file of Stable Diffusion or SDXL, or none for ``kind``.
     """
     if not path.is_file():
         raise refuse("model", str(path), ACCEPTED, "check the path")
@@ -161,11 +145,7 @@ def read_single_file(path: Path, kind: Any = None, **options: Any) -> Any:
 
 
 def formed(pipe: Any, kind: Any = None) -> Any:
-    """A loaded stock pipeline as class ``kind``, or as the form of that class for its model.
-
-    Raises:
-        VitrineError: As ``kind.from_pipe``, or ``kind`` is another stock class.
-    """
+    """A loaded stock pipeline as class ``kind``, or as the form of that class for its model."""
     if kind is None or isinstance(pipe, kind):
         return pipe
     if kind.__module__.startswith("diffusers."):  # its ``from_pipe`` would leave parts out without a word
@@ -174,11 +154,7 @@ def formed(pipe: Any, kind: Any = None) -> Any:
 
 
 def pipeline_of(path: Path) -> Any:
-    """The stock pipeline for a single file, by the names in it: SDXL's authors keep a second text encoder there.
-
-    Raises:
-        VitrineError: If it is no whole safetensors file.
-    """
+    """The stock pipeline for a single file, by the names in it: SDXL's authors keep a second text encoder there."""
     from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
     from safetensors import safe_open
 
@@ -193,11 +169,7 @@ def _unreadable(model: str, error: Exception) -> Exception:
 
 
 def load_backbone(model: str, config: LoadConfig | None = None) -> Any:
-    """The UNet or transformer of :func:`load_pipeline`.
-
-    Raises:
-        VitrineError: As :func:`load_pipeline`.
-    """
+    """The UNet or transformer of :func:`load_pipeline`."""
     from .adapter import network_of
 
     return network_of(load_pipeline(model, None, config))

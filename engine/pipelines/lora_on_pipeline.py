@@ -35,9 +35,6 @@ class PipelineModel:
     Args:
         pipe: diffusers' own pipeline; LoRAs that are on it stay, and count as part of the model.
         size: (height, width) of the samples in pixels; none: the pipeline's own.
-
-    Raises:
-        VitrineError: As :meth:`~vitrine.engine.pipelines.NEMOPipeline.from_pipe`.
     """
 
     def __init__(self, pipe: DiffusionPipeline, size: tuple[int, int] | None = None) -> None:

@@ -47,9 +47,6 @@ class ReportConfig(Config):
         steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.few_step_detection`.
         strengths: of the LoRA, for the strength where copying begins; 1 is always measured.
         prompts: captions, and natural prompts made from them, at most.
-
-    Raises:
-        VitrineError: If a number is too small, or a strength is not above 0.
     """
 
     seeds: int = 4
@@ -278,11 +275,7 @@ class Bench:
 
 
 def _kept(pictures: torch.Tensor) -> torch.Tensor:
-    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side.
-
-    Raises:
-        VitrineError: If one contains NaN or infinity, which would be black.
-    """
+    """uint8 of pictures in [0, 1], at most ``KEPT`` on their longer side."""
     require_finite(pictures, "pictures")
     scale = KEPT / max(pictures.shape[-2:])
     if scale < 1:

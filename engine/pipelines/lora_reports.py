@@ -110,10 +110,6 @@ def lora_report(
         files: of any spelling; those that cannot be read are reported as such.
         model: makes the model once what needs none is written; None leaves out what needs it.
         minutes: budget of samples; what it does not allow is named, and the same call resumes with the next.
-
-    Raises:
-        VitrineError: If there is no file, a file is missing or a pickle, or the folder contains the samples of other
-            inputs.
     """
     material, config, folder = material or Material(), config or ReportConfig(), Path(folder)
     paths = [Path(file) for file in files]
@@ -233,11 +229,7 @@ def _at_strength(reader: CopyReader, samples: Samples) -> dict[str, float]:
 
 
 def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
-    """Training pictures of a folder, and their files; each is read when its turn comes.
-
-    Raises:
-        VitrineError: If it contains no pictures.
-    """
+    """Training pictures of a folder, and their files; each is read when its turn comes."""
     import torch
 
     paths = pictures_in(folder)

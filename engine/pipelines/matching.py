@@ -132,10 +132,6 @@ class _Correspondence(_Matching):
             tap: addresses or preset, timestep, seeds, size ... as in :class:`ActivationTapPipeline`. ``size`` squeezes
                 every picture to a square, which the points follow; ``protocol="gdf"`` also joins the sites as the
                 authors do, without normalisation, at 128 x 128.
-
-        Raises:
-            VitrineError: If targets differ in size and no ``size`` is given, a point lies outside the picture, or an
-                address is unknown.
         """
         queries = torch.as_tensor(points, dtype=torch.float32)
         first, others = self._read_both(source, target, tap)
@@ -162,10 +158,6 @@ class _Correspondence(_Matching):
             alpha: a point within this share of the picture's longer side is right.
             prompt, timestep, rule, budget, most, patterns, state, strips, memory, size, value_range, progress, workers:
                 as in :meth:`SegmentationPipeline.rank`.
-
-        Raises:
-            VitrineError: If there are too few pictures, points lie outside their picture, no two pictures share one,
-                or the filter keeps nothing.
         """
         config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips, alpha=alpha)
         settings = {"state": state, "memory": memory, "progress": progress, "workers": workers}
@@ -234,9 +226,6 @@ class _Segmentation(_Matching):
 
         Returns:
             Labels as large as the images, where these have one size, else (B, size, size).
-
-        Raises:
-            VitrineError: If masks and examples differ in number or size, or only one class is labelled.
         """
         sizes = set(picture_sizes(images))
         known, new = self._read_both(examples, images, tap)
@@ -273,10 +262,6 @@ class _Segmentation(_Matching):
             memory: budget in bytes or as "2GB", for thousands of pictures; see
                 :func:`~vitrine.engine.activations.ranking.rank_sites`.
             workers: processes that share the pictures, from :func:`~vitrine.engine.runtime.processes.launched`.
-
-        Raises:
-            VitrineError: If there are too few pictures, only one class, a class missing from a part of the split, or
-                the filter keeps nothing.
         """
         config = RankingConfig(patterns, timestep, rule or FilterRule(), budget, most, strips, split, folds)
         settings = {"state": state, "memory": memory, "progress": progress, "workers": workers}

@@ -37,10 +37,6 @@ class BlockedSampling(SharedPipeline):
         Args:
             neurons: one set, or several that are merged; None or an empty set samples untouched.
             block_config: factor, branch, part of sampling; the default blocks fully, in both branches, all the time.
-
-        Raises:
-            VitrineError: If the neurons belong to another model, an argument is unknown, or only the batch rows with
-                the prompt are to be blocked where the stock pipeline does not stack them behind the negative prompt's.
         """
         pipe = self._adapter.pipe
         refuse_unknown(type(pipe), kwargs)
@@ -50,11 +46,7 @@ class BlockedSampling(SharedPipeline):
 
 @contextmanager
 def blocked(pipe: DiffusionPipeline, neurons: Neurons | None, config: BlockConfig | None) -> Iterator[None]:
-    """Neurons of a pipeline's network, blocked in whatever it samples while the block is open.
-
-    Raises:
-        VitrineError: If the neurons belong to another model, or the requested branch's rows are not known.
-    """
+    """Neurons of a pipeline's network, blocked in whatever it samples while the block is open."""
     sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
     if not any(map(len, sets)):
         yield

@@ -61,11 +61,6 @@ class ErasingPart(NEMOTools):
             neurons: blocked while the surrogates are sampled: one set for all, or one for each prompt.
             sources: how surrogates and ordinary pictures are sampled.
             folder: for the state of the training; the same call resumes from it, also after the process was killed.
-
-        Raises:
-            VitrineError: If counts differ, a surrogate is a copy itself, the pipeline is not text to image of Stable
-                Diffusion 1.x or 2.x (losses and attacks are of networks that read the text alone), or see
-                :func:`vitrine.engine.nemo.erase`.
         """
         if (pipe := self._adapter.pipe) is not self:
             accepted = "StableDiffusionPipeline, of SD 1.x or 2.x, whose network reads the text alone"
@@ -85,12 +80,7 @@ def erase_data(
     pipe: NEMOTools, prompts: list[str], pictures: list[Any], ordinary: list[str],
     neurons: NeuronSet | Sequence[NeuronSet], config: SurrogateConfig,
 ) -> EraseData:  # fmt: skip
-    """Samples and encodes what :func:`vitrine.engine.nemo.erase` trains on.
-
-    Raises:
-        VitrineError: If counts differ, there are no ordinary captions, or a surrogate is a copy itself: training
-            would put the picture back.
-    """
+    """Samples and encodes what :func:`vitrine.engine.nemo.erase` trains on."""
     sets = [neurons] * len(prompts) if isinstance(neurons, NeuronSet) else list(neurons)
     counts = {"prompts": len(prompts), "pictures": len(pictures), "neuron sets": len(sets)}
     if not prompts or len(set(counts.values())) > 1:

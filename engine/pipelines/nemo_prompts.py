@@ -43,10 +43,6 @@ class PromptJobs(SharedPipeline):
         Args:
             size: (height, width) in pixels of what scores and searches predict; by default the pipeline's own. What a
                 call samples is as large as the call says, and blocked at any size.
-
-        Raises:
-            VitrineError: If the other pipeline lacks a component, its model is of no known family or has no pipeline
-                to encode prompts, or the autoencoder does not divide the size.
         """
         check_sides("size", *(size or ()))
         made = super().from_pipe(pipeline, **kwargs)
@@ -57,11 +53,7 @@ class PromptJobs(SharedPipeline):
         return made
 
     def conditions(self, prompts: str | Iterable[str]) -> list[Condition]:
-        """One condition of one row for each prompt, encoded as the pipeline does.
-
-        Raises:
-            VitrineError: If there is no prompt.
-        """
+        """One condition of one row for each prompt, encoded as the pipeline does."""
         with self._in_use():
             return [row for batch in self._encoded(texts_of(prompts)) for row in one_each(batch)]
 
@@ -85,11 +77,7 @@ class PromptJobs(SharedPipeline):
         return self.predicted_size or self._adapter.usual_size()
 
     def latent_shape(self) -> tuple[int, int, int]:
-        """(C, h, w) of the latents that are scored and searched.
-
-        Raises:
-            VitrineError: If the network takes more than a latent: an inpainting model also takes mask and picture.
-        """
+        """(C, h, w) of the latents that are scored and searched."""
         adapter = self._adapter
         channels = adapter.network.config.in_channels if adapter.is_unet else adapter.channels
         if channels != adapter.channels:
@@ -105,11 +93,7 @@ class PromptJobs(SharedPipeline):
 
 
 def texts_of(prompts: str | Iterable[str]) -> list[str]:
-    """One prompt, or several; a text is one prompt, not its letters.
-
-    Raises:
-        VitrineError: If there is no prompt.
-    """
+    """One prompt, or several; a text is one prompt, not its letters."""
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts:
         raise refuse("prompts", texts, "one prompt at least", "pass a text or a list of texts")

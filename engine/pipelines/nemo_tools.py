@@ -91,11 +91,7 @@ class NEMOTools(BlockedSampling, SampleDetection):
             return whole.finish(model)
 
     def import_statistics(self, path: str | Path) -> NeuronStatistics:
-        """The authors' published statistics of SD 1.4, from their ``.pt`` file; nothing is unpickled.
-
-        Raises:
-            VitrineError: If the file has other content, or the model is not of SD1.x's shape.
-        """
+        """The authors' published statistics of SD 1.4, from their ``.pt`` file; nothing is unpickled."""
         return published_statistics(path, self._network)
 
     def score(
@@ -160,9 +156,6 @@ class NEMOTools(BlockedSampling, SampleDetection):
 
         Args:
             sampler: from :meth:`sampler`; few-step samples before and after then judge what blocking did.
-
-        Raises:
-            VitrineError: If the statistics belong to another model.
         """
         statistics.check(self._network)
         texts, config = texts_of(prompts), config or SearchConfig()
@@ -231,9 +224,6 @@ class NEMOTools(BlockedSampling, SampleDetection):
             ordinary: captions that have nothing to do with it; their samples say which distance is usual.
             seeds: of the samples; take none that the search has seen.
             sampling: as in a call: num_inference_steps, guidance_scale, height, width ...
-
-        Raises:
-            VitrineError: If there are no ordinary captions, the picture is not as large as the samples, or as a call.
         """
         if not seeds or not ordinary:
             raise refuse(
@@ -251,11 +241,7 @@ class NEMOTools(BlockedSampling, SampleDetection):
         return Copies(distances(same, seeds), distances(same, seeds, neurons), usual)
 
     def probe(self, scope: str = "down+mid", config: ProbeConfig | None = None, rows: int = 80) -> Probe:
-        """What scores and searches ask the network with; it holds the empty prompt where guidance needs it.
-
-        Raises:
-            VitrineError: If the network is an inpainting model's.
-        """
+        """What scores and searches ask the network with; it holds the empty prompt where guidance needs it."""
         self.latent_shape()  # refuses what cannot be probed
         config, empty = config or ProbeConfig(), None
         if config.guidance:

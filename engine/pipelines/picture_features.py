@@ -41,9 +41,6 @@ class FeatureSettings(Config):
             are multiples of 16 in Flux).
         protocol: "gdf" taps every picture as a separate batch and joins sites as the official code does.
         memory: budget for what is needed beyond the models.
-
-    Raises:
-        VitrineError: If there is no such protocol, or GDF's is to keep the aspect ratio.
     """
 
     addresses: tuple[str, ...] | None = None
@@ -83,9 +80,6 @@ def picture_features(
         pipe: an :class:`ActivationTapPipeline` or :class:`CorrespondencePipeline` of any form.
         files: name -> picture file.
         prompts: name -> prompt.
-
-    Raises:
-        VitrineError: As the pipeline's ``stream`` and its call.
     """
     settings = settings or FeatureSettings()
     side = settings.size or pipe.own_size()

@@ -36,10 +36,6 @@ def picture_list(
         size: files are squeezed to a square of this side, others too where it is given.
         own: the model's own side, for files; None where it is unknown.
         factor: divides the sides.
-
-    Raises:
-        VitrineError: As :func:`~vitrine.engine.activations.picture_latents.to_pixels`, or if there is no size for
-            files, or not one mask for each picture.
     """
     check_sides("size", size)
     files = isinstance(images, (list, tuple)) and images and all(isinstance(i, (str, Path)) for i in images)

@@ -28,9 +28,6 @@ def encoded(
 
     Args:
         embeds, pooled: encoded prompts (B, T, C), (B, D) instead of ``prompts``; ``pooled`` for SDXL only.
-
-    Raises:
-        VitrineError: ``pooled`` is missing for SDXL, or given for another model.
     """
     if embeds is not None and (pooled is None) == reads_sizes(pipe.unet):
         shown, accepted = ("none", "a tensor (B, D)") if pooled is None else ("a tensor", "none")

@@ -32,12 +32,7 @@ class PromptRows:
             known += [] if texts is None else list(texts)
 
     def of(self, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
-        """(B,) bool: the batch rows of a forward of the network whose text is a prompt's.
-
-        Raises:
-            VitrineError: A row is neither a prompt nor a negative prompt, or both where the batch is not two equal
-                parts.
-        """
+        """(B,) bool: the batch rows of a forward of the network whose text is a prompt's."""
         text: torch.Tensor = kwargs["encoder_hidden_states"] if "encoder_hidden_states" in kwargs else args[2]
         positive, negative = (_among(text, known) for known in (self._prompts, self._negatives))
         if bool((positive ^ negative).all()):

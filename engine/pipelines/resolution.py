@@ -39,9 +39,6 @@ class ResolutionTransferPipeline(Wrapping):
         Args:
             pipe: any diffusers pipeline with a unet or a transformer.
             metadata: of the checkpoint's safetensors header, for relabel; see ``resolution.read_metadata``.
-
-        Raises:
-            VitrineError: As ``resolution.plan_transfer``, or the pipeline has been moved already.
         """
         if isinstance(pipe, ResolutionTransferPipeline):
             remedy = "wrap its .pipe"
@@ -61,10 +58,6 @@ class ResolutionTransferPipeline(Wrapping):
         Args:
             seeds: one for each picture; a single prompt is repeated for them.
             guidance_scale: without it the planned one is used, if the config has one.
-
-        Raises:
-            VitrineError: If height or width differ from the target's, an argument is unknown, or guidance is planned
-                for a modular pipeline, whose guider has it.
         """
         blocks = inputs_of_blocks(self.pipe)
         accepted = [*accepted_by(type(self.pipe)), *blocks]

@@ -35,10 +35,6 @@ class SampleDetection(PromptJobs):
             state: a file for the results so far; the same call resumes from it, also after the process was killed.
             workers: processes that share the prompts, as in :meth:`statistics`.
             keep: the samples too, from which the map of where they agree is made.
-
-        Raises:
-            VitrineError: If the threshold belongs to another model or other settings, or samples shall be kept in a
-                state.
         """
         if keep and (state is not None or workers.count > 1):
             raise refuse("keep", True, "False with a state or several processes", "detect again what is memorized")
@@ -67,9 +63,6 @@ class SampleDetection(PromptJobs):
 
         Args:
             state, workers: as in :meth:`detect`.
-
-        Raises:
-            VitrineError: If there are fewer than two captions.
         """
         sampler = self.sampler(config)
         texts = texts_of(prompts)
@@ -87,11 +80,7 @@ class SampleDetection(PromptJobs):
     def sampler(
         self, config: FewStepConfig | None = None, threshold: SampleThreshold | None = None, rows: int = 80
     ) -> FewStepSampler:
-        """What :meth:`detect` samples with; pass it to :meth:`find`, and samples judge the search.
-
-        Raises:
-            VitrineError: As :meth:`detect`.
-        """
+        """What :meth:`detect` samples with; pass it to :meth:`find`, and samples judge the search."""
         self.latent_shape()  # refuses what cannot be sampled here
         if threshold is not None:
             threshold.check(fingerprint_of(self._network))

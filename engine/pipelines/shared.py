@@ -70,9 +70,6 @@ class SharedPipeline:
         Args:
             settings: as ``from_pipe`` takes them after the pipeline.
             kwargs: as ``DiffusionPipeline.from_pretrained`` takes them, and ``from_pipe``'s own.
-
-        Raises:
-            VitrineError: As :meth:`from_pipe`.
         """
         ours = {name: kwargs.pop(name) for name in cls._choices if name in kwargs}
         pipeline = DiffusionPipeline.from_pretrained(pretrained_model_name_or_path, **kwargs)
@@ -85,19 +82,12 @@ class SharedPipeline:
         Args:
             settings: as ``from_pipe`` takes them after the pipeline.
             kwargs: as ``from_single_file`` of the stock pipeline takes them: ``torch_dtype``, ``config`` ...
-
-        Raises:
-            VitrineError: If it is no safetensors file of Stable Diffusion or SDXL, or none that this class fits.
         """
         return cls.from_pipe(read_single_file(Path(path), **kwargs), *settings)
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
-        """Around the body of every public method: offloaded models go back at its end, also after an interruption.
-
-        Raises:
-            VitrineError: If the scheduler is over a table of betas, and the model is a flow.
-        """
+        """Around the body of every public method: offloaded models go back at its end, also after an interruption."""
         pipe = self._adapter.pipe
         refuse_table_on_flow(pipe.scheduler, self._network)
         try:
@@ -106,11 +96,7 @@ class SharedPipeline:
             pipe.maybe_free_model_hooks()
 
     def _refuse_broken_weights(self) -> None:
-        """Read the weights of all networks for NaN, once until something writes to them.
-
-        Raises:
-            VitrineError: As :func:`~vitrine.engine.diffusion.denoiser.check_finite`.
-        """
+        """Read the weights of all networks for NaN, once until something writes to them."""
         finite = self.__dict__.setdefault("_finite", {})
         for name in ("unet", "transformer", "vae", "text_encoder", "text_encoder_2"):
             module = getattr(self._adapter.pipe, name, None)

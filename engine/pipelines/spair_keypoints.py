@@ -70,9 +70,6 @@ def spair_scores(
         pipe: a :class:`~vitrine.engine.pipelines.CorrespondencePipeline`.
         cache: folder for the features and the matches.
         progress, matching: over pictures that are tapped, and over pairs.
-
-    Raises:
-        VitrineError: If a picture is missing, or as the pipeline's ``stream``.
     """
     run = run or SPairRun()
     files = {_name(file): (file, p.category) for p in pairs for file in (p.source, p.target)}

@@ -34,10 +34,6 @@ class StudentLoading(SharedPipeline):
             adapter_name: of a LoRA; one of that name that was loaded before gives way.
             preset: for files without one whose name does not tell: a published student's name in
                 :data:`vitrine.engine.emd.ONE_STEP`, or a preset.
-
-        Raises:
-            VitrineError: The file has no preset and none was given, or it is a student of another base or architecture,
-                or a LoRA for a pipeline that loads none.
         """
         preset = former_argument(former, "contract", "preset", preset)
         self._refuse_arguments(former, ("path", "base", "adapter_name", "preset"))

@@ -112,10 +112,6 @@ class TapPipeline(SharedPipeline):
 
         Returns:
             :class:`ActivationTapPipelineOutput`, or the tuple (activations, pictures).
-
-        Raises:
-            VitrineError: If addresses, timestep, seeds or sizes are not accepted, weights are NaN, or an argument is
-                not one of these; always before any forward.
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
@@ -168,10 +164,6 @@ class TapPipeline(SharedPipeline):
                 not fit it together are tapped one part after another.
             settings: timestep, seeds, size, posterior, value_range, modulate, discard, dtype, variance, early_exit,
                 batch: as in a call.
-
-        Raises:
-            VitrineError: As a call, and as :func:`~vitrine.engine.activations.streaming.stream_taps`: a folder belongs
-                to the models, settings, pictures and prompts that it was begun with; pictures may be added.
         """
         separate = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
         value_range = settings.pop("value_range", None)
@@ -205,11 +197,7 @@ class TapPipeline(SharedPipeline):
         return max(self._adapter.usual_size())
 
     def as_gdf(self, config: TapConfig, posterior: str | None = None) -> TapConfig:
-        """The config with what the authors' code takes instead of the defaults here.
-
-        Raises:
-            VitrineError: If the model has no UNet, or no step of its scheduler is left.
-        """
+        """The config with what the authors' code takes instead of the defaults here."""
         self._follows_gdf("gdf")
         timestep = gdf_timestep(self._adapter.pipe.scheduler, config.timestep)
         return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self.own_size())

@@ -59,11 +59,7 @@ def tap_config(
 
 
 def check_generators(generator: Generators | None, count: int) -> None:
-    """Refuse anything but one generator, or one for each picture.
-
-    Raises:
-        VitrineError: If it is another number, or something else.
-    """
+    """Refuse anything but one generator, or one for each picture."""
     each = generator if isinstance(generator, list) else [generator] * count
     if generator is None:
         return

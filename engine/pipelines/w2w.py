@@ -80,11 +80,6 @@ class W2WTools(SharedPipeline):
             seeds: one per picture, instead of ``generator``.
             args, kwargs: as the stock pipeline takes them; a single prompt, with all that belongs to it, is repeated
                 for the models or seeds.
-
-        Raises:
-            VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
-                do not match, or several models are to sample in one batch while a layer of the space sees the tokens of
-                all pictures in one batch row.
         """
         pipe = self._adapter.pipe
         refuse_unknown(type(pipe), kwargs)
@@ -112,11 +107,7 @@ class W2WTools(SharedPipeline):
     def edit_model(
         self, space: Space, model: W2WModel, strengths: Mapping[str, float], config: EditConfig | None = None
     ) -> W2WModel:
-        """The models with sliders applied; ``strengths`` in standard deviations of the training models, or positions.
-
-        Raises:
-            VitrineError: As :func:`~vitrine.engine.w2w.edit`, and if the model is of another space.
-        """
+        """The models with sliders applied; ``strengths`` in standard deviations of training models, or positions."""
         coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
         return model.moved_to(coefficients, **edit_step(space, strengths, config))
 
@@ -174,9 +165,6 @@ class W2WTools(SharedPipeline):
             prompt: what the space was trained with, or what the pictures show besides the subject and the attribute.
             models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
             folder: keeps the run's state, from which the same call resumes.
-
-        Raises:
-            VitrineError: As :func:`~vitrine.engine.w2w.train_pair_slider`, and if the pictures do not pair.
         """
         adapter = self._adapter
         shown = blended(to_pixels(before, None, adapter.side_step), to_pixels(after, None, adapter.side_step))
@@ -196,12 +184,7 @@ class W2WTools(SharedPipeline):
         self, run: Callable[..., Any], wanted: CallRequest, texts: dict[str, Any], kwargs: dict[str, Any],
         now: Clock | None,
     ) -> Any:  # fmt: skip
-        """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`.
-
-        Raises:
-            VitrineError: If the model is of another space, or comes without one, or there is nothing to edit, or counts
-                do not match.
-        """
+        """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`."""
         space, model = wanted.space, wanted.model
         scaled = [name for name in _ADAPTERS if (kwargs.get(name) or {}).get("scale") is not None]
         if model is not None and scaled:
@@ -250,11 +233,7 @@ _ADAPTERS = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwar
 
 
 def _rows(texts: dict[str, Any], each: int, models: int, seeds: int) -> int:
-    """How many prompts a call has; a single one is repeated in ``texts`` for its models or seeds.
-
-    Raises:
-        VitrineError: If these are not a multiple of the pictures for each prompt.
-    """
+    """How many prompts a call has; a single one is repeated in ``texts`` for its models or seeds."""
     rows = texts["prompt"] if texts.get("prompt_embeds") is None else texts["prompt_embeds"]
     prompts = 1 if rows is None or isinstance(rows, str) else len(rows)
     for name, value in texts.items():

@@ -36,9 +36,6 @@ def subjects_in(
         prompt: the caption of every picture.
         size: side in pixels, centre-cropped; default the model's own.
         load: precision, device and version of the model.
-
-    Raises:
-        VitrineError: If ``folder`` contains no folder with pictures, or (from a maker) a picture cannot be read.
     """
     check_sides("size", size)
     root = Path(folder)

@@ -65,10 +65,6 @@ class AroundPipeline(Wrapping):
 
         Args:
             kwargs: components to use instead; ``torch_dtype`` casts all modules of the other pipeline.
-
-        Raises:
-            VitrineError: If a component is missing, the model is of no known family, or the family has no pipeline to
-                encode prompts.
         """
         pipeline, dtype = whole(pipeline), kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
         lacking = [name for name in cls._needed if getattr(pipeline, name, None) is None]

@@ -173,11 +173,7 @@ def standardise(vae: AutoencoderKL, mean: torch.Tensor, deviation: torch.Tensor)
 
 
 def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
-    """Loads the shipped model, or another folder of the same layout, in float32 on the CPU.
-
-    Raises:
-        VitrineError: If the folder is not a FluxPipeline folder.
-    """
+    """Loads the shipped model, or another folder of the same layout, in float32 on the CPU."""
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 
     root = Path(folder) if folder else FLOW_WEIGHTS

@@ -152,11 +152,7 @@ def build_models(
 
 
 def load_portraits(folder: str | Path | None = None) -> Portraits:
-    """Loads the shipped model, or another folder of the same layout, in float32 on the CPU.
-
-    Raises:
-        VitrineError: If the folder is not a StableDiffusionPipeline folder.
-    """
+    """Loads the shipped model, or another folder of the same layout, in float32 on the CPU."""
     from diffusers import DDIMScheduler, UNet2DConditionModel
 
     root = Path(folder) if folder else WEIGHTS
@@ -173,9 +169,6 @@ def load_shared(root: Path, command: str) -> dict[str, Any]:
 
     Args:
         command: that makes such a folder, for the error.
-
-    Raises:
-        VitrineError: If it is not a pipeline folder.
     """
     from diffusers import AutoencoderKL
     from transformers import CLIPTextModel, CLIPTokenizer

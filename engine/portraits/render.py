@@ -65,9 +65,6 @@ def render(
         original_size: render at this many pixels first and resize bilinearly, to lose detail like a small
             upscaled image. None renders at ``size``.
         details: add details for 128 px: strands of hair, shading of skin and cloth, and others.
-
-    Raises:
-        VitrineError: If a size is below 8, or the crop is empty, outside [0, 1] or not square.
     """
     _check_view(size, crop, original_size)
     drawn = original_size or size

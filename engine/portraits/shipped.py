@@ -34,11 +34,7 @@ def shipped_models() -> dict[str, Path]:
 
 
 def transformer_folder(name: str | Path = "power-cosine") -> Path:
-    """The folder of a shipped transformer by name; a path to a folder is returned unchanged.
-
-    Raises:
-        VitrineError: If the model does not exist.
-    """
+    """The folder of a shipped transformer by name; a path to a folder is returned unchanged."""
     folder = Path(name) if Path(name).is_dir() else TRANSFORMERS / str(name)
     if not (folder / "config.json").is_file():
         raise refuse("portraits transformer", str(name), shipped_transformers(), "`vitrine control train` makes one")
@@ -51,22 +47,14 @@ def shipped_transformers() -> list[str]:
 
 
 def load_transformer(name: str | Path = "power-cosine") -> Any:
-    """A shipped transformer by name, or one from a folder, in float32.
-
-    Raises:
-        VitrineError: If the model does not exist.
-    """
+    """A shipped transformer by name, or one from a folder, in float32."""
     from diffusers import PixArtTransformer2DModel
 
     return PixArtTransformer2DModel.from_pretrained(transformer_folder(name), torch_dtype=torch.float32).eval()
 
 
 def student_file(name: str = "student") -> Path:
-    """The LoRA file of a shipped student (kohya names, student preset in its header).
-
-    Raises:
-        VitrineError: If the student does not exist.
-    """
+    """The LoRA file of a shipped student (kohya names, student preset in its header)."""
     path = STUDENT_FOLDER / "vitrine" / f"vitrine-portraits-emd-{name}.safetensors"
     if name not in STUDENTS or not path.is_file():
         raise refuse("student", name, sorted(STUDENTS), "vitrine emd train makes one")

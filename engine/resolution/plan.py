@@ -79,11 +79,7 @@ class ModelFacts:
     set_before: bool = False
 
     def tokens(self, size: Size) -> Grid:
-        """(height, width) in tokens of an image (width, height) in pixels.
-
-        Raises:
-            VitrineError: If a side is not a whole number of tokens.
-        """
+        """(height, width) in tokens of an image (width, height) in pixels."""
         step = self.factor * self.patch
         if size[0] % step or size[1] % step:
             raise refuse("picture size", size, f"multiples of {step}", "round both sides")
@@ -148,10 +144,6 @@ def plan_transfer(
 
     Args:
         metadata: of the checkpoint's safetensors header; relabel needs it.
-
-    Raises:
-        VitrineError: If the training size is unknown, the model does not support a mode, or relabel is requested for
-            weights that were not trained for it.
     """
     train = config.train_size or facts.train_size
     if train is None:

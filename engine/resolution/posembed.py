@@ -33,9 +33,6 @@ def axis_units(
         align: ``step`` spans [0, base) as PixArt and diffusers do; ``half_pixel`` keeps pixel centres, as image
             resizing does; ``inclusive`` puts the last token on the last trained one.
         like: (count, base) of the axis that determines the step; None is the axis itself.
-
-    Raises:
-        VitrineError: If the mode or alignment is unknown, or the axis is empty.
     """
     if mode not in ("grid", "extrapolate") or align not in ALIGNS:
         raise refuse("positions", (mode, align), f"grid or extrapolate; {ALIGNS}", "use grid with step")
@@ -61,9 +58,6 @@ def grid_units(
 
     ``per_axis`` fills the trained range on each axis; ``isotropic`` gives both axes the step of the shorter side, so
     that shapes keep their proportions and the longer side exceeds the range.
-
-    Raises:
-        VitrineError: If the aspect is unknown.
     """
     if aspect not in ASPECTS:
         raise refuse("aspect", aspect, ASPECTS, "per_axis is what diffusers does")
@@ -73,11 +67,7 @@ def grid_units(
 
 
 def sincos_table(dim: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """(1, H W, dim) float64 table: sines and cosines of the column, then of the row, as in MAE, DiT and SD3.
-
-    Raises:
-        VitrineError: If the width is not a multiple of 4.
-    """
+    """(1, H W, dim) float64 table: sines and cosines of the column, then of the row, as in MAE, DiT and SD3."""
     if dim < 4 or dim % 4:
         raise refuse("embedding width", dim, "a multiple of 4", "two axes, a sine and a cosine each")
     across = columns.repeat(len(rows))
@@ -113,11 +103,7 @@ def resized_table(table: torch.Tensor, train: Grid, target: Grid) -> torch.Tenso
 
 
 def centre_crop(table: torch.Tensor, size: int, target: Grid) -> torch.Tensor:
-    """The centre (1, H W, D) of a stored (1, size size, D) table, as in SD3.
-
-    Raises:
-        VitrineError: If the target is larger than the table.
-    """
+    """The centre (1, H W, D) of a stored (1, size size, D) table, as in SD3."""
     if max(target) > size:
         raise refuse("tokens", target, f"at most {size} a side", "use grid or extrapolate, which rebuild the table")
     top, left = (size - target[0]) // 2, (size - target[1]) // 2
@@ -159,11 +145,7 @@ class StoredGrid:
 
 
 def recover_grid(table: torch.Tensor) -> StoredGrid:
-    """Start and step of a stored table (1, N N, D) or (N N, D), from its sines and cosines.
-
-    Raises:
-        VitrineError: If the table is not square, or not a sin-cos grid: the rebuilt table differs from it.
-    """
+    """Start and step of a stored table (1, N N, D) or (N N, D), from its sines and cosines."""
     flat = table.detach().cpu().reshape(-1, table.shape[-1])
     size, dim = math.isqrt(len(flat)), flat.shape[-1]
     if size * size != len(flat) or size < 2 or dim % 4:

@@ -18,11 +18,7 @@ _LEAST = 1e-6
 
 
 def inverse_frequencies(dim: int, theta: float = 10000.0) -> torch.Tensor:
-    """(dim / 2,) float64: theta^(-2i/dim) (Su et al. 2021).
-
-    Raises:
-        VitrineError: If the width is odd or below 2.
-    """
+    """(dim / 2,) float64: theta^(-2i/dim) (Su et al. 2021)."""
     if dim < 2 or dim % 2:
         raise refuse("rotary axis width", dim, "an even number", "check axes_dim")
     return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float64) / dim)
@@ -68,9 +64,6 @@ def axis_frequencies(
 
     Args:
         tau: fraction of noise, 1 .. 0, for the dynamic modes: as it falls, the trained frequencies return.
-
-    Raises:
-        VitrineError: If the mode is unknown.
     """
     if mode not in ROPE_MODES:
         raise refuse("rotary mode", mode, ROPE_MODES, "rope_pi keeps positions within the trained range")

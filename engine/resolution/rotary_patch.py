@@ -60,9 +60,6 @@ class RotaryPositions(Watched):
     """Applies a plan's rotary mode to a diffusers backbone, from construction until :meth:`close`.
 
     Weights and the embedding's tables are never modified.
-
-    Raises:
-        VitrineError: in a forward with different noise levels in one batch, under a mode that depends on the timestep.
     """
 
     def __init__(self, backbone: nn.Module, plan: Plan) -> None:

@@ -17,9 +17,6 @@ def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
 
     ``relabel`` keeps the class and sets new betas. ``resample`` keeps the class if it accepts arbitrary sigmas;
     DDIM, PNDM and others over integer timesteps become EulerDiscreteScheduler, whose step equals DDIM with eta 0.
-
-    Raises:
-        VitrineError: If the scheduler's grid cannot be moved.
     """
     if plan.schedule == "none":
         return scheduler

@@ -27,11 +27,7 @@ _LARGEST = 16.0
 
 
 def check_size(what: str, size: Any) -> Size:
-    """(width, height) in pixels as ints.
-
-    Raises:
-        VitrineError: If it is not two whole numbers from 1 to 65536.
-    """
+    """(width, height) in pixels as ints."""
     sides = tuple(size) if isinstance(size, (tuple, list)) else (size,)
     if len(sides) != 2 or not all(map(is_side, sides)):
         raise refuse(what, size, "(width, height), whole pixels from 1 to 65536", "such as (1024, 1024)")
@@ -39,22 +35,14 @@ def check_size(what: str, size: Any) -> Size:
 
 
 def check_ratio(ratio: float) -> float:
-    """r as a float.
-
-    Raises:
-        VitrineError: If it is not a number from 1/16 to 16.
-    """
+    """r as a float."""
     if not math.isfinite(ratio) or not 1 / _LARGEST <= ratio <= _LARGEST:
         raise refuse("resolution ratio", ratio, "1/16 .. 16", "check both sizes: they are in pixels, not latents")
     return float(ratio)
 
 
 def size_ratio(train: Size, target: Size) -> float:
-    """r = s'/s; for non-square images the square root of the ratio of areas (our extension).
-
-    Raises:
-        VitrineError: If a size is invalid, or the ratio is outside 1/16 to 16.
-    """
+    """r = s'/s; for non-square images the square root of the ratio of areas (our extension)."""
     (w, h), (w2, h2) = check_size("train size", train), check_size("target size", target)
     return check_ratio(math.sqrt((w2 * h2) / (w * h)))
 
@@ -78,11 +66,7 @@ def shift_tau(tau: torch.Tensor, ratio: float) -> torch.Tensor:
 
 
 def betas_of(abar: torch.Tensor) -> torch.Tensor:
-    """(T,) betas of a decreasing table of abar.
-
-    Raises:
-        VitrineError: If abar is not strictly decreasing, so that some beta is outside (0, 1).
-    """
+    """(T,) betas of a decreasing table of abar."""
     abar = torch.as_tensor(abar, dtype=torch.float64)
     betas = 1 - abar / torch.cat([abar.new_ones(1), abar[:-1]])
     if not bool(((betas > 0) & (betas < 1)).all()):
@@ -92,11 +76,7 @@ def betas_of(abar: torch.Tensor) -> torch.Tensor:
 
 # --- two operations -----------------------------------------------------------------------------------------------
 def relabel(schedule: NoiseSchedule, ratio: float) -> NoiseSchedule:
-    """The schedule in which every timestep has ``ratio`` times its sigma.
-
-    Raises:
-        VitrineError: If the model is a flow, which has no table to relabel.
-    """
+    """The schedule in which every timestep has ``ratio`` times its sigma."""
     if schedule.kind == "flow":
         raise refuse("relabel", "a flow model", "models with a table of betas", "use resample: it is the same shift")
     # Eq. 3 on sigma: sigma'_t = r sigma_t, so log-SNR falls by 2 ln r at every t
@@ -111,9 +91,6 @@ def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = 
         sigma_max: the highest noise level of the network.
         top: ``renorm`` shifts tau / tau_max, so the top is fixed; ``clamp_dedupe`` takes min(r sigma, sigma_max);
             ``extend`` lets sigma rise to r sigma_max, with the network's last timestep.
-
-    Raises:
-        VitrineError: If the policy is unknown.
     """
     if top not in TOPS:
         raise refuse("top policy", top, TOPS, "renorm keeps both ends")
@@ -140,9 +117,6 @@ def resample(
 
     Returns:
         Both (S',) float64. Timesteps of tables are integers: the nearest entry in log sigma, as in ComfyUI.
-
-    Raises:
-        VitrineError: If the grid rises or has negative values.
     """
     sigmas = torch.as_tensor(sigmas, dtype=torch.float64)
     if sigmas.ndim != 1 or not len(sigmas) or bool((sigmas < 0).any()) or bool((sigmas.diff() > 0).any()):

@@ -31,11 +31,7 @@ _ANY = 128
 
 
 def backbone_of(pipe: Any) -> tuple[str, Any]:
-    """(attribute, network) of a pipeline.
-
-    Raises:
-        VitrineError: If the pipeline has neither a unet nor a transformer.
-    """
+    """(attribute, network) of a pipeline."""
     for name in ("unet", "transformer"):
         if getattr(pipe, name, None) is not None:
             return name, getattr(pipe, name)
@@ -227,11 +223,7 @@ def _size_of(args: tuple, kwargs: dict[str, Any], facts: ModelFacts) -> tuple[in
 
 
 def refuse_moved(pipe: Any) -> None:
-    """Raises for a pipeline inside :func:`apply` or from :func:`transferred_copy`.
-
-    Raises:
-        VitrineError: If the pipeline is already transferred to another size.
-    """
+    """Raises for a pipeline inside :func:`apply` or from :func:`transferred_copy`."""
     if vars(pipe).get(_MOVED):
         remedy = "take the pipeline from before the first transfer"
         raise refuse("pipeline", "one that is moved to another size already", "a pipeline as it was loaded", remedy)
@@ -242,9 +234,6 @@ def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, An
 
     Inside, the pipeline has another scheduler and other position tables; weights are never modified. At r = 1 nothing
     is changed. ``applied.plan.summary`` describes the decisions.
-
-    Raises:
-        VitrineError: As :func:`plan_transfer`, or if the pipeline is already transferred; before anything is changed.
     """
     refuse_moved(pipe)
     facts = facts_of(pipe, config.train_size)
@@ -254,11 +243,7 @@ def apply(pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, An
 def transferred_copy(
     pipe: Any, config: ResolutionTransferConfig, metadata: Mapping[str, Any] | None = None
 ) -> tuple[Any, Plan]:
-    """(a pipeline with a permanent transfer, its plan). It shares all weights with ``pipe``, which is unchanged.
-
-    Raises:
-        VitrineError: As :func:`apply`, and for a network whose ``forward`` was replaced, as offloading does.
-    """
+    """(a pipeline with a permanent transfer, its plan). It shares all weights with ``pipe``, which is unchanged."""
     name, network = backbone_of(pipe)
     new, backbone = copy.copy(pipe), uncompiled(network)
     paths = [position_part(backbone)[0]]

@@ -87,11 +87,7 @@ class TrainedSchedule:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any] | None) -> TrainedSchedule | None:
-        """From a safetensors header: ``ccs_format`` and ``schedule`` (JSON with mode, s_pre, s_now); None without them.
-
-        Raises:
-            VitrineError: If the format is of a later version, or the schedule is invalid.
-        """
+        """From a safetensors header: ``ccs_format`` and ``schedule`` (JSON: mode, s_pre, s_now); None without them."""
         if not metadata or "ccs_format" not in metadata:
             return None
         if str(metadata["ccs_format"]).split(".")[0] != str(FORMAT):
@@ -107,11 +103,7 @@ class TrainedSchedule:
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """The metadata in a safetensors file's header; no tensor is read.
-
-    Raises:
-        VitrineError: If the file is missing, or is not a safetensors file.
-    """
+    """The metadata in a safetensors file's header; no tensor is read."""
     from safetensors import safe_open
 
     with named(path, "checkpoint", "a whole safetensors file", "copy it again"), safe_open(str(path), "pt") as file:

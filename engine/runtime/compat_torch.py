@@ -128,11 +128,7 @@ def has_compiled() -> bool:
 
 
 def force_eager() -> Any:
-    """Runs compiled code as plain Python until the returned context manager exits.
-
-    Raises:
-        VitrineError: If PyTorch is older than 2.6.
-    """
+    """Runs compiled code as plain Python until the returned context manager exits."""
     if not hasattr(torch.compiler, "set_stance"):
         shown = f"a compiled network under PyTorch {torch.__version__}"
         raise refuse("network", shown, "PyTorch 2.6 or newer", "upgrade, or load the network without torch.compile")

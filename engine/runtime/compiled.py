@@ -15,11 +15,7 @@ from .compat_torch import uncompiled as uncompiled
 
 
 class EagerRuns:
-    """A handle like those of torch's hooks: until ``remove()``, compiled code of this process runs as plain Python.
-
-    Raises:
-        VitrineError: If PyTorch cannot disable compiled code temporarily (before 2.6).
-    """
+    """A handle like those of torch's hooks: until ``remove()``, compiled code of this process runs as plain Python."""
 
     # torch's switch is global to the process, so its users are counted per process.
     _lock = threading.Lock()

@@ -11,11 +11,7 @@ REMEDY = "run the network in float32 or bfloat16, and check its weights and LoRA
 
 
 def require_finite(values: torch.Tensor, what: str, remedy: str = REMEDY) -> None:
-    """Refuses NaN and infinity; synchronises with the device.
-
-    Raises:
-        VitrineError: If there is one.
-    """
+    """Refuses NaN and infinity; synchronises with the device."""
     if not all_finite(values):
         bad = ~torch.isfinite(values.detach())
         shown = f"{float(values.detach()[bad].flatten()[0])} in {int(bad.sum())} of {values.numel()}"
@@ -33,11 +29,7 @@ class FiniteLosses:
         self._pending: list[torch.Tensor] = []
 
     def see(self, losses: torch.Tensor) -> None:
-        """Records the losses of one step.
-
-        Raises:
-            VitrineError: If a loss since the last check is not finite.
-        """
+        """Records the losses of one step."""
         self._pending.append(losses.detach().flatten())
         if losses.device.type == "cpu" or len(self._pending) >= self.every:
             seen = torch.cat(self._pending)

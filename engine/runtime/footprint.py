@@ -17,11 +17,7 @@ _LEAST = 2**20
 
 
 def memory_bytes(memory: int | str) -> int:
-    """A budget in bytes from a number, or a text such as "2GB" or "500 MiB".
-
-    Raises:
-        VitrineError: If it is neither, or below one MiB.
-    """
+    """A budget in bytes from a number, or a text such as "2GB" or "500 MiB"."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(memory))
     unit = match[2].lower() if match else ""
     size = float(match[1]) * _UNITS.get(unit, 0) if match and len(match[1]) < 20 else 0

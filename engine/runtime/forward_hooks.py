@@ -109,9 +109,6 @@ class OneBlock(AbstractContextManager):
     """Base of changes to a network that act from their construction until they are closed, entered by one ``with``.
 
     A second ``with`` would end with nothing, or end the first.
-
-    Raises:
-        VitrineError: On entering for the second time.
     """
 
     _entered = False

@@ -136,12 +136,7 @@ def _hooked(module: nn.Module) -> bool:
 
 
 def refuse_offloaded(module: nn.Module) -> None:
-    """Raises if weights are offloaded: autograd would keep the onloaded copies.
-
-    Raises:
-        VitrineError: If weights of the module, or of a part, are offloaded between forwards, or stored in another
-            precision than they compute in.
-    """
+    """Raises if weights are offloaded: autograd would keep the onloaded copies."""
     refuse_without_gradients(module)
     for child in modules_in(module):
         away = any(map(accelerate.offloads, accelerate.hooks_of(child)))
@@ -158,10 +153,6 @@ def refuse_without_gradients(module: nn.Module) -> None:
 
     Layers that also quantise their inputs may have no gradient, and some kernels have no derivative: one quantised
     layer of each kind is probed with one row of zeros.
-
-    Raises:
-        VitrineError: If ``enable_layerwise_casting`` is on in the module or a part, or a quantised layer has no
-            gradient.
     """
     if any(map(diffusers.is_cast, modules_in(module))):
         shown = f"{type(module).__name__} with layerwise casting"

@@ -39,9 +39,6 @@ def as_numbers(weight: torch.Tensor, layer: Any = None) -> torch.Tensor:
 
     Args:
         layer: the module of the weight; bitsandbytes' 8-bit layers have the scales after a first forward.
-
-    Raises:
-        VitrineError: If its storage format is unknown.
     """
     if not is_packed(weight):
         return weight if not weight.is_floating_point() or weight.element_size() > 1 else weight.to(torch.float32)

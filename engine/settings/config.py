@@ -46,11 +46,7 @@ class Config:
 
     @classmethod
     def from_dict(cls: type[C], values: Mapping[str, Any]) -> C:
-        """The inverse of :meth:`to_dict`; missing settings take their defaults.
-
-        Raises:
-            VitrineError: If ``values`` is not a mapping, has an unknown setting, or a value that the class refuses.
-        """
+        """The inverse of :meth:`to_dict`; missing settings take their defaults."""
         names = sorted(cls.__dataclass_fields__)
         if not isinstance(values, Mapping):
             raise refuse(cls.__name__, values, names, "remove unknown settings")
@@ -82,11 +78,7 @@ def _after_numbers(own: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def check_numbers(settings: Any) -> None:
-    """Checks the fields of a dataclass that hold numbers.
-
-    Raises:
-        VitrineError: What is annotated as a number is none, a number is NaN, or one is infinite whose default is not.
-    """
+    """Checks the fields of a dataclass that hold numbers."""
     kinds = _annotations(type(settings))
     for field in fields(settings):
         value, kind = getattr(settings, field.name), kinds[field.name]

@@ -69,12 +69,7 @@ OwnSide = Annotated[int, Pixels(own=True)]
 
 
 def check_settings(settings: Any) -> None:
-    """Checks numbers and marked settings of a dataclass, nested ones included; None is skipped.
-
-    Raises:
-        VitrineError: As :func:`refuse_unwritable`, :func:`~.config.check_numbers` or :func:`~.sizes.check_sides`, or if
-            a number is too small.
-    """
+    """Checks numbers and marked settings of a dataclass, nested ones included; None is skipped."""
     check_numbers(settings)
     for name, value, mark in marked(settings):
         if isinstance(mark, Writes):
@@ -111,12 +106,7 @@ def _marks(annotation: Any) -> Iterator[Writes | AtLeast | Pixels]:
 
 
 def refuse_unwritable(path: str | Path, kind: Kind, what: str = "out") -> None:
-    """Refuses an output path that could not be written after the work. Creates nothing.
-
-    Raises:
-        VitrineError: If ``path`` is a folder instead of a file or the other way round, a file is in its way, a name in
-            it is too long, or its folder is not writable.
-    """
+    """Refuses an output path that could not be written after the work. Creates nothing."""
     path = Path(path)
     refuse_long_names(path, what)
     if kind == "file" and (path.name in ("", "..") or path.exists() and not path.is_file()):

@@ -19,11 +19,7 @@ def is_side(side: Any) -> bool:
 
 
 def check_sides(what: str, *sides: Any) -> None:
-    """Refuses sides that are not whole pixels; None is accepted, for a default.
-
-    Raises:
-        VitrineError: If a side is not a whole number from 1 to 65536.
-    """
+    """Refuses sides that are not whole pixels; None is accepted, for a default."""
     if not all(side is None or is_side(side) for side in sides):
         shown = sides[0] if len(sides) == 1 else sides
         raise refuse(what, shown, f"whole pixels from 1 to {LARGEST_SIDE}", "leave it out for the model's own")

@@ -23,9 +23,6 @@ def matching(addresses: Collection[str], default: str, patterns: str | Sequence[
             each.
         default: the site name that ``auto`` means.
         patterns: names or globs; a string may have several, separated by commas or spaces.
-
-    Raises:
-        VitrineError: If there is no pattern, or one matches nothing; the message has the most similar names.
     """
     names, known = split_patterns(patterns), dict.fromkeys(addresses)
     if not names:

@@ -21,11 +21,7 @@ __all__ = ["AUTO", "resolve", "sites_of", "split_patterns", "usual"]
 
 
 def sites_of(backbone: nn.Module) -> dict[str, Site]:
-    """Site name -> site of a backbone, in execution order. Needs no forward and works on the meta device.
-
-    Raises:
-        VitrineError: If no known family fits the backbone.
-    """
+    """Site name -> site of a backbone, in execution order. Needs no forward and works on the meta device."""
     return dict(once(_table, backbone))
 
 
@@ -37,9 +33,6 @@ def resolve(backbone: nn.Module, patterns: str | Sequence[str]) -> list[Site]:
     """The sites that match names or globs (``up-level*-cross-q``), each once, in execution order.
 
     A string may have several patterns, separated by commas or spaces; ``auto`` is :func:`usual`.
-
-    Raises:
-        VitrineError: If a pattern matches nothing; the message has the most similar names.
     """
     table = once(_table, backbone)
     default = usual(table) if AUTO in split_patterns(patterns) else ""

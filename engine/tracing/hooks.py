@@ -315,9 +315,6 @@ def edit(
         changes: site name, glob or Site -> function of the tensor in the module's own layout ((B, C, h, w) or (B, N,
             C)), which returns one of the same shape. Several edits of one site apply in the given order.
         rows: (B,) bool: the batch rows to change, so that different edits can run as one batch.
-
-    Raises:
-        VitrineError: If a name is unknown, or is an attention map (edit its q, k or v instead).
     """
     pairs = [(site, fn) for what, fn in changes.items() for site in _sites(backbone, _listed(what))]
     for site, _ in pairs:

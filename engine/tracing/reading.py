@@ -167,9 +167,6 @@ def read_site(site: ModuleSite, output: Any, around: ForwardContext) -> Activati
 
     The numbers lie in memory as the network had them: folded tokens are in torch's channels-last order, since turning
     them around would take five to ten times as long as copying them.
-
-    Raises:
-        VitrineError: If the number of tokens does not fit the grid.
     """
     tensor, joint = _pick(site, output)
     if site.adaln is not None and site.kind == "adaln":

@@ -35,11 +35,7 @@ class Pairs:
 
 
 def load_photographs(side: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(5, 3, side, side) central squares in [0, 1] in the order of :data:`NAMES`, and (5, N, 2) Harris corners.
-
-    Raises:
-        VitrineError: If scikit-image is not installed.
-    """
+    """(5, 3, side, side) central squares in [0, 1] in the order of :data:`NAMES`, and (5, N, 2) Harris corners."""
     squares = whole_photographs()
     pictures = F.interpolate(squares, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
     peaks = [corners(square.mean(0), side) for square in squares]

@@ -44,9 +44,6 @@ class TransformerTrainConfig(Config):
         start: a transformer to start from, by name or folder, instead of random weights.
         lr: of Adam; falls to zero over the last quarter.
         lesson: one of ``LESSONS``.
-
-    Raises:
-        VitrineError: If the weight or the lesson is unknown.
     """
 
     weight: str = "power-cosine"
@@ -88,9 +85,6 @@ def train_transformer(
         until: stop after this many updates in total.
         device: where to train; None is the CPU. Images are rendered and encoded on the CPU.
         model: folder of the 64 px model whose dataset, text encoder and autoencoder are used; None is the shipped one.
-
-    Raises:
-        VitrineError: If the folder has a model of another kind, or the lesson is about sides of another dataset.
     """
     trainer_of, kind = LESSONS[config.lesson]
     folder, portraits = Path(folder), open_model(model)

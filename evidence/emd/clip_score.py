@@ -27,11 +27,7 @@ class Clip:
 
     @classmethod
     def load(cls, folder: str) -> Clip:
-        """From a transformers folder on this machine; nothing is downloaded.
-
-        Raises:
-            VitrineError: If the folder has no CLIP with both encoders, or no processor.
-        """
+        """From a transformers folder on this machine; nothing is downloaded."""
         from transformers import AutoConfig, AutoProcessor, CLIPModel
 
         accepted = "a transformers folder of a CLIPModel with preprocessor and tokenizer"

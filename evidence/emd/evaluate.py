@@ -216,11 +216,7 @@ _FILES = ("kohya", "diffusers", "unet", "transformer")
 
 
 def checkpoints(path: Path) -> list[Path]:
-    """A student file, or those of a run's folder ``checkpoints``, in the order of their steps.
-
-    Raises:
-        VitrineError: If there are none.
-    """
+    """A student file, or those of a run's folder ``checkpoints``, in the order of their steps."""
     if path.is_file():
         return [path]
     folders = sorted(path.glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))
@@ -238,11 +234,7 @@ def best(rows: dict[str, dict[str, float]], students: Sequence[Path]) -> Path:
 
 
 def features_of(name: str) -> Features:
-    """``readout`` (the portraits' attribute classifier), or a transformers folder of CLIP, SigLIP or DINOv2.
-
-    Raises:
-        VitrineError: If the folder has no such network.
-    """
+    """``readout`` (the portraits' attribute classifier), or a transformers folder of CLIP, SigLIP or DINOv2."""
     if name == "readout":
         from ..portraits.classifier import load_classifier, read
 

@@ -104,21 +104,13 @@ def _holds_quickly(rows: dict[str, dict[str, Any]]) -> bool:
 
 
 def trained_students(folder: str) -> dict[str, Generate]:
-    """As :func:`one_step_students`, of the students in a model's folder.
-
-    Raises:
-        VitrineError: If they are not trained.
-    """
+    """As :func:`one_step_students`, of the students in a model's folder."""
     home = Path(folder) / "students"
     return {name: open_student(student_path(home, kind), folder) for name, kind in STUDENTS.items()}
 
 
 def open_student(file: Path, model: str | None) -> Generate:
-    """The one-step sampler of a file that ``vitrine train students`` wrote for a model, by default the portraits.
-
-    Raises:
-        VitrineError: If it does not exist.
-    """
+    """The one-step sampler of a file that ``vitrine train students`` wrote for a model, by default the portraits."""
     from ...engine.pipelines.emd import EMDOneStepPipeline
     from ..portraits.avataaars import open_model
 

@@ -58,9 +58,6 @@ def train_students(
         out: folder for the students and their runs.
         share: of the recipe's updates.
         kinds: of :data:`KINDS`.
-
-    Raises:
-        VitrineError: If the share is not above 0, a kind is unknown, or the folder is none of a model.
     """
     if not share > 0:
         raise refuse("share", share, "above 0", "1 is the whole recipe")

@@ -30,9 +30,6 @@ def copy_figures(
     Returns:
         ``diversity`` (mean of all pairs; lower is more diverse) and, if their inputs are passed,
         ``similarity_orig`` and ``similarity_gen``.
-
-    Raises:
-        VitrineError: If there are fewer than two samples, or the number of untouched ones differs.
     """
     if len(samples) < 2 or (untouched is not None and len(untouched) != len(samples)):
         shown = (len(samples), None if untouched is None else len(untouched))

@@ -26,11 +26,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def read_weights(folder: Path) -> Weights:
-    """Name -> tensor, of the package's folder ``model``; most stored as bytes with a scale and a minimum.
-
-    Raises:
-        VitrineError: If the files are missing, or the bytes are not those that the manifest describes.
-    """
+    """Name -> tensor, of the package's folder ``model``; most stored as bytes with a scale and a minimum."""
     manifest, data = folder / f"{MODEL}-weights_manifest.json", folder / f"{MODEL}.bin"
     if not (manifest.is_file() and data.is_file()):
         remedy = "npm pack @vladmandic/face-api, unpack it, and give its folder model"

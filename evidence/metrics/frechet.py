@@ -12,9 +12,6 @@ def frechet_distance(a: torch.Tensor, b: torch.Tensor) -> float:
 
     tr (A B)^(1/2) is taken as the sum of the singular values of A^(1/2) B^(1/2), which stays real for singular
     covariances.
-
-    Raises:
-        VitrineError: If they are not two matrices of the same width with at least two rows.
     """
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
         raise refuse("features", (tuple(a.shape), tuple(b.shape)), "(N, D) and (M, D) with N, M >= 2", "stack features")

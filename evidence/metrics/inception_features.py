@@ -89,11 +89,7 @@ def _padded(x: torch.Tensor, kernel: Any, config: Layer, value: float = 0.0) -> 
 
 
 def read_inception(folder: Path) -> Inception:
-    """The network of the package's folder ``dist/models/inception_v3``.
-
-    Raises:
-        VitrineError: If files are missing, are not in the package's form, or hold other weights than they list.
-    """
+    """The network of the package's folder ``dist/models/inception_v3``."""
     path = folder / "model.min.js"
     if not path.is_file():
         raise refuse("inception model", str(folder), f"a folder with {path.name}", PACKAGE)

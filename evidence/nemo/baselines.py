@@ -38,11 +38,7 @@ def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> Neuro
 
 
 def random_tokens(prompt: str, words: Sequence[str], count: int = 4, seed: int = 0) -> str:
-    """The prompt with ``count`` words from ``words`` at random positions (Somepalli et al. 2023).
-
-    Raises:
-        VitrineError: If there are no words, or the count is below 0.
-    """
+    """The prompt with ``count`` words from ``words`` at random positions (Somepalli et al. 2023)."""
     if not words or count < 0:
         raise refuse("words, count", (len(words), count), "a word list and a count >= 0", "pass the tokenizer's words")
     g = torch.Generator().manual_seed(seed)
@@ -83,9 +79,6 @@ def adjusted_embedding(
     Args:
         cond, empty: the prompt and the empty prompt, one row each.
         noise: (B, C, h, w), over which the pull is averaged.
-
-    Raises:
-        VitrineError: If either condition has no text.
     """
     if cond.text is None or empty.text is None:
         raise refuse("condition", "no text", "conditions with text states", "encode the prompts first")
@@ -116,9 +109,6 @@ def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Ten
 
     Args:
         rows: (B,) bool, the rows with the prompt; None changes all.
-
-    Raises:
-        VitrineError: If the model has no cross-attention keys (SD3 and Flux attend jointly).
     """
 
     def louder(keys: torch.Tensor) -> torch.Tensor:
@@ -132,11 +122,7 @@ def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Ten
 
 
 def without_padding(cond: Condition, length: int) -> Condition:
-    """Text states of the first ``length`` tokens: start token, prompt and end token.
-
-    Raises:
-        VitrineError: If there is no text, or it has fewer tokens.
-    """
+    """Text states of the first ``length`` tokens: start token, prompt and end token."""
     if cond.text is None or not 1 <= length <= cond.text.shape[1]:
         shown = (length, None if cond.text is None else cond.text.shape[1])
         raise refuse("length, tokens", shown, "1 .. the number of tokens", "count the prompt's tokens with both ends")
@@ -158,9 +144,6 @@ def other_padding(cond: Condition, empty: Condition, length: int, padding: str, 
             states at the same positions), ``of the end token`` (the prompt's first end token repeated), or ``repeated
             words`` (the words' states again and again).
         end: the end token itself counts as padding.
-
-    Raises:
-        VitrineError: If the padding has no such name, or nothing of the prompt would be left.
     """
     if padding not in PADDINGS:
         raise refuse("padding", padding, PADDINGS, "hidden is the published one")

@@ -96,11 +96,7 @@ FURTHER = tuple(FOLDER / f"{name}.json" for name in SETS if name != FILE.stem)
 
 
 def plants_of(name: str, tokenizer: Any) -> tuple[Plant, ...]:
-    """The pictures of a set of :data:`SETS`, each with a caption that ends in its two words.
-
-    Raises:
-        VitrineError: If there is no such set.
-    """
+    """The pictures of a set of :data:`SETS`, each with a caption that ends in its two words."""
     chosen, chooser = _set(name), torch.Generator().manual_seed(SETS[name].first)
     pictures: list[Plant] = []
     seed = chosen.first

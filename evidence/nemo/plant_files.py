@@ -57,11 +57,7 @@ class PlantFile:
 
     @classmethod
     def read(cls, path: str | Path) -> PlantFile:
-        """A list as above.
-
-        Raises:
-            VitrineError: If it is no such list, or its LoRA is missing.
-        """
+        """A list as above."""
         path = Path(path)
         with named(path, "plants", "the JSON of vitrine train plants", "see evidence/nemo/plant_files.py"):
             facts = parse_table(path.read_text(encoding="utf-8"))

@@ -149,11 +149,7 @@ def spoken(value: str) -> str:
 
 @lru_cache(maxsize=2)
 def avataaars(layers: Path) -> Dataset:
-    """The dataset of a file of layers.
-
-    Raises:
-        VitrineError: If it is no such file.
-    """
+    """The dataset of a file of layers."""
     own = Avataaars(FaceLayers.open(layers))
     parts = ("background", *own.layers.labels)
     return Dataset(
@@ -163,11 +159,7 @@ def avataaars(layers: Path) -> Dataset:
 
 
 def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
-    """A model with the dataset that it was trained on: that of the layers in its folder, else the portraits.
-
-    Raises:
-        VitrineError: If the folder is not a model's, or its faces are these and the layers are missing.
-    """
+    """A model with the dataset that it was trained on: that of the layers in its folder, else the portraits."""
     model = load_either(folder)
     layers = Path(folder or "") / LAYERS
     if folder is not None and layers.is_file() and not isinstance(model, FlowPortraits):
@@ -181,11 +173,7 @@ def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
 
 
 def avataaars_folder(model: str | None, folder: str | None) -> str:
-    """The model's folder that a claim on these faces measures: ``--avataaars FOLDER``, or ``--model FOLDER``.
-
-    Raises:
-        VitrineError: If neither is a folder that ``vitrine train avataaars`` made.
-    """
+    """The model's folder that a claim on these faces measures: ``--avataaars FOLDER``, or ``--model FOLDER``."""
     asked = folder or model
     if asked is None or not (Path(asked) / LAYERS).is_file():
         remedy = "run `vitrine train avataaars LAYERS`, and give --avataaars FOLDER"

@@ -51,11 +51,7 @@ class AttributeClassifier(nn.Module):
         self.points = nn.Linear(FEATURES, 2 * len(dataset.keypoints))
 
     def forward(self, images: torch.Tensor) -> Reading:
-        """Read (B, 3, 64, 64) pictures in [0, 1].
-
-        Raises:
-            VitrineError: If the pictures have another size.
-        """
+        """Read (B, 3, 64, 64) pictures in [0, 1]."""
         if images.shape[-3:] != (3, 64, 64):
             raise refuse(
                 "attribute classifier's input", tuple(images.shape), "(B, 3, 64, 64)", "resize the pictures to 64 px"

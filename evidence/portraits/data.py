@@ -119,11 +119,7 @@ def save_training_set(run: Run, data: TrainingSet, **more: torch.Tensor) -> None
 
 
 def load_training_set(run: Run, device: torch.device) -> tuple[TrainingSet, dict[str, torch.Tensor]]:
-    """What :func:`save_training_set` wrote: the set, and the further tensors.
-
-    Raises:
-        VitrineError: If it was made with other settings, or by another model.
-    """
+    """What :func:`save_training_set` wrote: the set, and the further tensors."""
     state = run.load(device=str(device))
     assert state is not None
     return TrainingSet(base=int(state.facts["base"]), **state.tensors["set"]), state.tensors.get("more", {})

@@ -168,11 +168,7 @@ def _trained(
 
 
 def encode_pictures(vae: AutoencoderKL, data: TrainingSet, path: Path, progress: Progress) -> torch.Tensor:
-    """(N + P, 64, 64) tokens: posterior means, packed, kept in ``path``. They are of mean 0 and deviation 1.
-
-    Raises:
-        VitrineError: If the file is of other pictures, or by another autoencoder.
-    """
+    """(N + P, 64, 64) tokens: posterior means, packed, kept in ``path``. They are of mean 0 and deviation 1."""
     run = Run(path, "tokens of the training pictures", {"autoencoder": vae, "pictures": data})
     if not path.is_file():
         run.save({"tokens": {"packed": pack(posterior_means(vae, data, progress))}})

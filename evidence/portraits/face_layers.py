@@ -52,11 +52,7 @@ class FaceLayers:
 
     @classmethod
     def open(cls, path: str | Path) -> FaceLayers:
-        """The layers of a file that ``draw_layers.mjs`` wrote.
-
-        Raises:
-            VitrineError: If it is no such file.
-        """
+        """The layers of a file that ``draw_layers.mjs`` wrote."""
         tensors, header = read_artefact(path, KIND, VERSION)
         table, pixels = header["layers"], tensors["layers"]
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 4 or len(pixels) != len(table):

@@ -5,7 +5,7 @@ the batch of a step depends on (seed, step) only. One CPU core will do; a GPU ma
 
 Run ``vitrine train portraits``, or on CPU cores, where the processes share the rows of each batch::
 
-    torchrun --nproc-per-node 2 -m vitrine.engine.cli.main train portraits
+    torchrun --nproc-per-node 2 -m vitrine.cli.main train portraits
 
 On two cores two processes of one thread are a third faster than one of two (0.24 against 0.34 seconds a step).
 """

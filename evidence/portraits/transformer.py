@@ -157,11 +157,7 @@ def saved_data(
     path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent,
     kind: Collection = AS_FOUND,
 ) -> TransformerData:  # fmt: skip
-    """:func:`transformer_data` from a file in half precision, which is written first if there is none.
-
-    Raises:
-        VitrineError: If the file is of another number or size of pictures.
-    """
+    """:func:`transformer_data` from a file in half precision, which is written first if there is none."""
     path = Path(path)
     if not path.is_file():
         data = transformer_data(model, count, side, progress=progress, kind=kind)

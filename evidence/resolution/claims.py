@@ -51,11 +51,7 @@ def transfer(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 def judged(curves: Curves) -> ClaimResult:
-    """The result from curves; the value is the fraction of steps needed with resampling and rescaling.
-
-    Raises:
-        VitrineError: If an arm is missing.
-    """
+    """The result from curves; the value is the fraction of steps needed with resampling and rescaling."""
     if not {BEST, STRETCHED, PLAIN} <= set(curves):
         raise refuse("curves", sorted(curves), [BEST, STRETCHED, PLAIN], "run the missing arms")
     means = {arm: mean_curve(seeds) for arm, seeds in curves.items()}

@@ -46,11 +46,7 @@ def curves_by_seed(folder: Path, arm: str) -> dict[int, Curve]:
 
 
 def read_curves(path: str | Path) -> Curves:
-    """Reads all curves from the folder of all runs, or from the file that ``vitrine resolution transfer`` wrote.
-
-    Raises:
-        VitrineError: If the path is neither.
-    """
+    """Reads all curves from the folder of all runs, or from the file that ``vitrine resolution transfer`` wrote."""
     path = Path(path)
     if path.is_file():
         table = json.loads(path.read_text(encoding="utf-8"))["curves"]

@@ -47,9 +47,6 @@ class TransferConfig(Config):
         batch, lr, ema: images per update, constant learning rate of Adam, decay of the measured average.
         pictures: training images of 128 px, rendered once.
         samples: images per Frechet distance. sampler_steps, guidance: of their sampling.
-
-    Raises:
-        VitrineError: If a number is out of range.
     """
 
     source: str = "power-cosine"
@@ -77,11 +74,7 @@ def points(steps: int) -> list[int]:
 
 
 def transfer_of(arm: str) -> ResolutionTransferConfig:
-    """The transfer of an arm, from 64 to 128 pixels.
-
-    Raises:
-        VitrineError: If the arm is unknown.
-    """
+    """The transfer of an arm, from 64 to 128 pixels."""
     if arm not in ARMS:
         raise refuse("arm", arm, sorted(ARMS), "name one of them")
     schedule, positions = ARMS[arm]
@@ -169,9 +162,6 @@ def transfer(
 
     Returns:
         The curves so far, also those of earlier calls in this folder.
-
-    Raises:
-        VitrineError: If an arm is unknown, or the folder has other settings.
     """
     folder, config = Path(folder), config or TransferConfig()
     if not 1 <= steps <= LADDER[-1]:
@@ -208,11 +198,7 @@ def _run(shared: _Shared, judge: Judge, arm: str, seed: int, steps: int, until: 
 
 
 def export(folder: str | Path, out: str | Path, arm: str = "grid-rescaled", seed: int = 0) -> Path:
-    """Writes the averaged model of one run to the folder ``out``: transformer, control file, scheduler.
-
-    Raises:
-        VitrineError: If the run does not exist, or the loaded model would not compute its positions itself.
-    """
+    """Writes the averaged model of one run to the folder ``out``: transformer, control file, scheduler."""
     folder, out = Path(folder), Path(out)
     if not (run_folder(folder, arm, seed) / "state.safetensors").is_file():
         raise refuse("run", str(run_folder(folder, arm, seed)), "one with a state", "`vitrine resolution transfer`")

@@ -43,9 +43,6 @@ class TuneConfig(Config):
         positions: static mode of rotary positions, in training and sampling.
         rank, batch, lr: of the LoRA, batch size, highest learning rate of AdamW, which falls to zero at the end.
         steps, pictures: updates, and training images, rendered and encoded once.
-
-    Raises:
-        VitrineError: If a number is below 1, the rate is not positive, or the mode is not static.
     """
 
     positions: str = "rope_yarn"
@@ -159,9 +156,6 @@ def tune(
         folder: of several runs, which share ``pictures.safetensors`` and have a subfolder each.
         until: stop after this step, with the state saved.
         device: of training and of the returned model; None is the CPU. Images are encoded on the CPU.
-
-    Raises:
-        VitrineError: If the run's folder has other settings.
     """
     config, folder = config or TuneConfig(), Path(folder)
     model = load_flow_portraits()

@@ -15,11 +15,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def sha256_of(path: str | Path) -> str:
-    """Of a file of any size, with 4 MiB in memory; of a folder, of its files' names and sums.
-
-    Raises:
-        VitrineError: If there is nothing of that name.
-    """
+    """Of a file of any size, with 4 MiB in memory; of a folder, of its files' names and sums."""
     path = Path(path)
     if path.is_dir():
         files = (p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith("."))

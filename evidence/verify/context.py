@@ -83,11 +83,7 @@ def offline() -> Iterator[None]:
 
 
 def local_model(model: str, config: str = "") -> Path:
-    """The model's folder or file.
-
-    Raises:
-        VitrineError: If it is not on this machine: a hub id would be downloaded.
-    """
+    """The model's folder or file."""
     for what, name in (("model", model), ("--config", config)):
         if name and not Path(name).exists():
             here = "a pipeline folder or a .safetensors file on this machine"
@@ -222,11 +218,7 @@ class Context:
         return None
 
     def prompts(self, need: Need) -> tuple[list[str], list[str]]:
-        """(prompts, labels) of a required list; labels are empty if it has none.
-
-        Raises:
-            VitrineError: If it is missing or not a list of prompts.
-        """
+        """(prompts, labels) of a required list; labels are empty if it has none."""
         path = self.path(need)
         if path is None:
             raise refuse(need.file, "nothing", need.what, need.text())

@@ -68,9 +68,5 @@ def all_checks() -> dict[str, Check]:
 
 
 def pick_checks(names: Sequence[str]) -> list[Check]:
-    """Checks by name or glob (``nemo.*``); all of them for no names.
-
-    Raises:
-        VitrineError: If a name matches nothing.
-    """
+    """Checks by name or glob (``nemo.*``); all of them for no names."""
     return named_in(all_checks(), names)

@@ -58,9 +58,6 @@ def verify(
 
     Returns:
         0 if all of the named claims were measured (without names: any), or dry; else 1.
-
-    Raises:
-        VitrineError: If a claim is unknown, the model is not on this machine, or data is damaged.
     """
     checks, asked = pick_checks(names), embedded(asked)
     local_model(asked.model, asked.load.config)

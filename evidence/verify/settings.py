@@ -127,11 +127,7 @@ def _leaves(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 
 def read_settings(path: Path | None) -> VerifySettings:
-    """Settings from a JSON file; the papers' where there is none, and for all that it leaves out.
-
-    Raises:
-        VitrineError: If the file is no JSON object, or names an unknown setting.
-    """
+    """Settings from a JSON file; the papers' where there is none, and for all that it leaves out."""
     if path is None:
         return VerifySettings()
     with named(path, "settings", "a JSON object with settings of vitrine verify", "correct or remove it"):

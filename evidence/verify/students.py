@@ -86,11 +86,7 @@ def students(context: Context) -> Measured:
 
 
 def _student(file: Path, context: Context) -> Student:
-    """How a file is run, by the preset in its header or else by its name.
-
-    Raises:
-        VitrineError: If neither says so, or it is of another base.
-    """
+    """How a file is run, by the preset in its header or else by its name."""
     detected = detect(file)
     if detected is not None:
         sampling = detected.sampling

@@ -63,11 +63,7 @@ def known(names: tuple[str, ...], dataset: Dataset) -> dict[str, torch.Tensor]:
 
 @lru_cache(maxsize=2)
 def open_studio(folder: str) -> Studio:
-    """The model with the space of the LoRAs in its subfolder ``people``.
-
-    Raises:
-        VitrineError: If they, or the projection to identity features, are missing.
-    """
+    """The model with the space of the LoRAs in its subfolder ``people``."""
     loras, face = Path(folder) / "people", Path(folder) / "readout" / "identity.safetensors"
     if not loras.is_dir():
         command = f"vitrine w2w train-loras --model {folder} --people {PEOPLE} --out {loras}"

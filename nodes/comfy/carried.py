@@ -103,9 +103,6 @@ def checked(conditioning: list, regional: bool = False) -> list:
 
     Args:
         regional: several prompts, for parts of the picture, are understood too.
-
-    Raises:
-        VitrineError: It is empty; has several prompts, areas, masks or timestep ranges; or an unknown key.
     """
     if not conditioning:
         raise refuse("conditioning", "empty", "the output of a text encode node", "connect CLIP Text Encode")
@@ -129,11 +126,7 @@ def _check_keys(settings: dict[str, Any], count: int, regional: bool) -> None:
 
 
 def active_at(model: Any, conditioning: list, sigma: float) -> list:
-    """The prompts of a CONDITIONING that core's sampler applies at a noise level, without their timestep ranges.
-
-    Raises:
-        VitrineError: None of them is.
-    """
+    """The prompts of a CONDITIONING that core's sampler applies at a noise level, without their timestep ranges."""
     base = SimpleNamespace(model_sampling=model.get_model_object("model_sampling"))
     prompts = [dict(settings) for _, settings in conditioning]
     core.calculate_start_end_timesteps(base, prompts)
@@ -156,11 +149,7 @@ def _whole_run(settings: dict[str, Any]) -> frozenset[str]:
 
 
 def carried_by(model: Any, prompts: Sequence[dict[str, Any]]) -> Carried | None:
-    """What of core's forms of prompts acts around a forward; None where there is nothing.
-
-    Raises:
-        VitrineError: A ControlNet has several hint pictures, or hooks are asked of weights that ComfyUI streams.
-    """
+    """What of core's forms of prompts acts around a forward; None where there is nothing."""
     first, *others = prompts
     regional = bool(others or any(first.get(k) is not None for k in PART_OF_PICTURE))
     kept = HONOURED | (PART_OF_PICTURE | {"strength"} if regional else set())
@@ -179,11 +168,7 @@ def carried_by(model: Any, prompts: Sequence[dict[str, Any]]) -> Carried | None:
 
 
 def check_covered(prompts: Sequence[dict[str, Any]], latents: torch.Tensor) -> None:
-    """Prompts for parts of latents (B, C, h, w), in core's form, leave none without any.
-
-    Raises:
-        VitrineError: They do; there core predicts zeros.
-    """
+    """Prompts for parts of latents (B, C, h, w), in core's form, leave none without any."""
     covered, first = torch.zeros_like(latents), 2
     for prompt in prompts:
         if "default" in prompt:
@@ -204,10 +189,6 @@ def latent_keys(latent: dict, sampled: bool = False) -> dict:
 
     Args:
         sampled: a sampler starts from it, so that a noise mask is understood, and other keys go on, as in KSampler.
-
-    Raises:
-        VitrineError: It is empty, of sound, or contains NaN or infinity; or has a noise mask, or a key that is not
-            understood.
     """
     samples = latent.get("samples")
     if not isinstance(samples, torch.Tensor) or samples.ndim not in (4, 5) or not samples.numel():

@@ -41,9 +41,6 @@ def choices(asked: Mapping[str, Any]) -> list[str] | None:
 
     Args:
         asked: ``space_file`` or ``shipped`` as the loaders' fields have them, else the ids of a node that has run.
-
-    Raises:
-        VitrineError: These are no texts.
     """
     file, shipped, key = text_in(asked, "space_file", FILE_LETTERS), text_in(asked, "shipped"), key_in(asked)
     try:

@@ -39,9 +39,6 @@ def condition_of(
             None where there are several.
         regional: the method wants predictions alone, so that prompts for parts of the picture may be several rows or
             forwards.
-
-    Raises:
-        VitrineError: The conditioning is not that of one plain prompt, or carries what is not understood.
     """
     prompts = conditioning if t is None else active_at(model, conditioning, float(schedule_of(model).sigma(t)))
     parts = _as_core_does(model, checked(prompts, regional), latents)
@@ -115,9 +112,6 @@ def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] |
 
     Args:
         size: (height, width) of the picture in pixels, for what ``sizes`` leaves open.
-
-    Raises:
-        VitrineError: The original or the target size is missing, and there is no ``size`` to take it from.
     """
     if size is None and (sizes.original is None or sizes.target is None):
         raise refuse("sizes", sizes, "original and target", "give both")
@@ -175,9 +169,6 @@ def token_count(clip: Any, text: str, positions: int = 0) -> int:
 
     Args:
         positions: of the prompt's states, by which the encoder that made them is known; 0 takes the first.
-
-    Raises:
-        VitrineError: The text encoder is not of CLIP or T5 kind, or the states are of several one after another.
     """
     tokens = clip.tokenize(text)
     encoders = {k.removeprefix("clip_"): v for k, v in vars(clip.tokenizer).items() if hasattr(v, "end_token")}

@@ -141,11 +141,7 @@ def _hooked(forward: Forward, path: str, hook: Callable) -> Iterator[None]:
 
 # --- weighting the size conditioning ------------------------------------------------------------------------------
 def size_input(base: Any) -> SizeInput:
-    """Where ComfyUI's BaseModel takes the picture's size.
-
-    Raises:
-        VitrineError: It takes none.
-    """
+    """Where ComfyUI's BaseModel takes the picture's size."""
     record = record_of(base.diffusion_model)
     sizes = None if record is None or record[1].sizes is None else record[1].sizes(base)
     if sizes is None:
@@ -156,11 +152,7 @@ def size_input(base: Any) -> SizeInput:
 
 
 def reads_sizes(model: Any) -> None:
-    """Refuse a MODEL that would ignore control values without a word.
-
-    Raises:
-        VitrineError: It takes no sizes, and has no control checkpoint.
-    """
+    """Refuse a MODEL that would ignore control values without a word."""
     weighting = weighting_of(model)
     if weighting is None or weighting.checkpoint is None:
         size_input(model.model)
@@ -170,9 +162,6 @@ def weighted(model: Any, gamma: GammaConfig, reference: Reference = "target") ->
     """A clone whose size inputs weigh gamma of each row's timestep; the model itself where the weight is constant 1.
 
     Nothing is put on the modules between calls, and no weight changes. Applied twice, the last one counts.
-
-    Raises:
-        VitrineError: The model has no size inputs, or has a control checkpoint with its own curve.
     """
     vector, before = size_input(model.model).size is not None, weighting_of(model)
     if before is not None and before.checkpoint is not None:
@@ -247,11 +236,7 @@ def read_checkpoint(name: str) -> ControlCheckpoint:
 
 
 def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
-    """A clone to which a checkpoint's control embedding is added, Eq. 1, for conditionings that have control values.
-
-    Raises:
-        VitrineError: The checkpoint is of another family or width, or has further weights that fit nowhere.
-    """
+    """A clone to which a checkpoint's control embedding is added, Eq. 1, for conditionings that have control values."""
     facts = checkpoint.metadata
     facts.check(backbone_of(model))
     clock_of(model.get_model_object("model_sampling"))

@@ -37,9 +37,6 @@ class ControlGuider(comfy.samplers.CFGGuider):
     """Eq. 2 of Berrada et al. 2024. ``log`` has a ControlStep for each call of the last run.
 
     The outer guidance goes through ComfyUI's own, so that patches of it (Rescale CFG and others) still act.
-
-    Raises:
-        VitrineError: Control guidance is asked of a model without control, or the positive has no control values.
     """
 
     def __init__(self, model: Any, positive: list, negative: list, config: GuidanceConfig) -> None:
@@ -117,9 +114,6 @@ class EntropyGuider(comfy.samplers.CFGGuider):
 
     Args:
         weak: condition of the weakened network; None is the positive prompt.
-
-    Raises:
-        VitrineError: The network has no plain queries at the config's sites.
     """
 
     def __init__(self, model: Any, positive: list, config: EntropyConfig, weak: list | None = None) -> None:

@@ -62,9 +62,6 @@ def checked(
     Args:
         images: IMAGE (P, H, W, 3), the training pictures; None compares samples of a prompt with each other.
         probe: of NeMo's score, and the threshold measured with it.
-
-    Raises:
-        VitrineError: As :func:`~vitrine.engine.nemo.check.check_copies`, or if the name leaves the folder.
     """
     folder = Path(folder_paths.get_output_directory()) / KIND / safe_name(name)
     pictures = Pictures()

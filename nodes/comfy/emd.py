@@ -35,11 +35,7 @@ def bases() -> list[str]:
 
 
 def checked_latents(x0: torch.Tensor) -> torch.Tensor:
-    """Latents of a finished picture as they are.
-
-    Raises:
-        VitrineError: They are not finite, so that the picture would be black.
-    """
+    """Latents of a finished picture as they are."""
     if all_finite(x0):
         return x0
     remedy = "use prompt weights of about 0.5 to 1.5, or run the model in float32"
@@ -58,9 +54,6 @@ def distil(
     """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its LoRA file.
 
     The LoRA and that of its score network, ``<name>-score``, are copied to where every loader lists them.
-
-    Raises:
-        VitrineError: The name leaves the folder.
     """
     from ...engine.pipelines.emd_training import training_parts
 
@@ -131,11 +124,7 @@ def _timesteps(schedule: NoiseSchedule, sigmas: torch.Tensor) -> list[float]:
 
 
 def refuse_guidance_input(sampling: StudentSampling) -> None:
-    """ComfyUI drops the weights by which a full consistency model reads its guidance.
-
-    Raises:
-        VitrineError: The student is one of those.
-    """
+    """ComfyUI drops the weights by which a full consistency model reads its guidance."""
     if sampling.trained_guidance:
         remedy = "take the LCM-LoRA, or the diffusers pipeline"
         raise refuse("student", "one that reads its guidance", "one that does not, in ComfyUI", remedy)

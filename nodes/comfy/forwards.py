@@ -52,11 +52,7 @@ class Forward:
 
     @property
     def timestep(self) -> float:
-        """The first row's timestep; of flows 1000 s, whatever scale the network takes.
-
-        Raises:
-            VitrineError: The model has no timesteps, as EDM models.
-        """
+        """The first row's timestep; of flows 1000 s, whatever scale the network takes."""
         return float(clock_of(self.base.model_sampling)(self.sigma[:1]))
 
     @property
@@ -78,11 +74,7 @@ class Forward:
         return [OTHER] if self.running is None else self.running.parts(self.options)
 
     def by_row(self, values: list[Any]) -> torch.Tensor:
-        """(B,) from one value for each part.
-
-        Raises:
-            VitrineError: The batch is not that of the pass, so that something has split or tiled it anew.
-        """
+        """(B,) from one value for each part."""
         if len(self.x) % len(values) or not (self.running is None or self.running.whole(self.x, len(values))):
             remedy = "remove what splits or tiles the batch, or let it act on the whole batch (branch both, no tokens)"
             raise refuse("batch", f"a batch of {len(self.x)} for {len(values)} prompts", "equal parts", remedy)
@@ -90,11 +82,7 @@ class Forward:
 
     @property
     def positive_rows(self) -> torch.Tensor:
-        """(B,) bool: rows that have the positive prompt.
-
-        Raises:
-            VitrineError: There are rows of a conditioning that no guider says to be the prompt or not.
-        """
+        """(B,) bool: rows that have the positive prompt."""
         unknown = [part.name for part in self.parts if part.prompted is None]
         if unknown:
             accepted = "conditionings of core's guiders, or ones with a prompt_type"
@@ -223,9 +211,6 @@ def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) 
 
     Core turns each output v into x - sigma v, and combines what several parts give linearly. In this call it turns it
     into x - v, so that v is left over.
-
-    Raises:
-        VitrineError: The sampling class turns outputs into clean pictures in its own way.
     """
     sampling = model.get_model_object("model_sampling")
     if type(sampling).calculate_denoised is not comfy.model_sampling.CONST.calculate_denoised:
@@ -239,11 +224,7 @@ def velocity(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Condition) 
 
 
 def _parts(model: Any, cond: Condition, sigma: torch.Tensor) -> list[dict[str, Any]]:
-    """Core's settings of each prompt, from the engine's condition.
-
-    Raises:
-        VitrineError: A ControlNet acts on a part of the run only, and the rows are at several noise levels.
-    """
+    """Core's settings of each prompt, from the engine's condition."""
     named = {k: v for k, v in ({"c_crossattn": cond.text} | cond.extra).items() if v is not None}
     fixed = dict(cond.fixed)
     carried: Carried | None = fixed.pop(CARRIED, None)

@@ -106,11 +106,7 @@ def student_stamp(name: str) -> str:
 
 
 def preset_in(name: str) -> StudentPreset:
-    """The preset in a LoRA file's header, or of a published student by the file's name.
-
-    Raises:
-        VitrineError: No file is chosen, or it has no preset, or it has PEFT names.
-    """
+    """The preset in a LoRA file's header, or of a published student by the file's name."""
     if name == NO_STUDENT:
         raise refuse("student preset", "auto without a student file", "a student file with a header", "choose a preset")
     path = folder_paths.get_full_path_or_raise("loras", name)
@@ -118,11 +114,7 @@ def preset_in(name: str) -> StudentPreset:
 
 
 def with_student(model: Any, name: str) -> Any:
-    """A clone with a LoRA file at strength 1; every key must fit.
-
-    Raises:
-        VitrineError: The file has PEFT names, or is a LoRA of another architecture.
-    """
+    """A clone with a LoRA file at strength 1; every key must fit."""
     if name == NO_STUDENT:
         return model
     tensors = comfy.utils.load_torch_file(folder_paths.get_full_path_or_raise("loras", name), safe_load=True)
@@ -137,11 +129,7 @@ def with_student(model: Any, name: str) -> Any:
 
 
 def with_lora(model: Any, lora: Lora, strength: float = 1.0) -> Any:
-    """A clone with a LoRA as ordinary weight patches; every layer must fit.
-
-    Raises:
-        VitrineError: The MODEL lacks layers of the LoRA.
-    """
+    """A clone with a LoRA as ordinary weight patches; every layer must fit."""
     clone, fitting = _patched(model, usual_names(lora), strength)
     if fitting < len(lora):
         shown = f"{fitting} of {len(lora)} layers fit"

@@ -144,11 +144,7 @@ class Asked:
 
 
 def reported(holder: ComfyModel, asked: Asked, config: ReportConfig, progress: Progress) -> LoraReport:
-    """The report, in its folder.
-
-    Raises:
-        VitrineError: As :func:`~vitrine.engine.pipelines.lora_reports.lora_report`, or if the name leaves the folder.
-    """
+    """The report, in its folder."""
     if not asked.lora:
         raise refuse("lora", "none", "a file of models/loras", "put a LoRA there and choose it")
     path = Path(folder_paths.get_full_path_or_raise("loras", asked.lora))

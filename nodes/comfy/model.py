@@ -124,10 +124,6 @@ def allow_gradients(model: Any) -> None:
 
     ComfyUI loads models in inference mode, and autograd refuses such tensors. Each is replaced by an equal one, which
     ComfyUI's own training node does too; one at a time, so that memory does not double.
-
-    Raises:
-        VitrineError: Core computes the network's attention, or its quantised layers, by a kernel that has no
-            derivative.
     """
     refuse_unfit(backbone_of(model), "gradients")
     own_tensors(backbone_of(model))
@@ -152,11 +148,7 @@ def has_frames(model: Any) -> bool:
 
 
 def encode(model: Any, vae: Any, image: torch.Tensor) -> torch.Tensor:
-    """IMAGE (B, H, W, 3) in [0, 1] -> scaled latents on the model's device (posterior mean, as ComfyUI encodes).
-
-    Raises:
-        VitrineError: A side is not a multiple of the VAE's factor (ComfyUI would crop it silently).
-    """
+    """IMAGE (B, H, W, 3) in [0, 1] -> scaled latents on the model's device (posterior mean, as ComfyUI encodes)."""
     _check_size(vae, image)
     frames = getattr(vae, "latent_dim", 2) == 3 and not vae.not_video  # such a VAE takes a batch for one video
     rows = image[..., :3].split(1) if frames else [image[..., :3]]
@@ -171,9 +163,6 @@ def encode_samples(
 
     Args:
         draw: gives standard normal numbers of the latents' shape.
-
-    Raises:
-        VitrineError: As :func:`encode`, or if the VAE has no Gaussian posterior.
     """
     _check_size(vae, image)
     posterior = getattr(vae.first_stage_model, "regularization", None)
@@ -203,11 +192,7 @@ def _check_size(vae: Any, image: torch.Tensor) -> None:
 
 
 def is_sdxl(model: Any) -> bool:
-    """Whether the network is SDXL's UNet.
-
-    Raises:
-        VitrineError: If it is no Stable Diffusion UNet.
-    """
+    """Whether the network is SDXL's UNet."""
     record = record_of(backbone_of(model))
     variant = "" if record is None else record[1].variant(model.model)
     if not variant:
@@ -220,11 +205,7 @@ def _channels(model: Any) -> int:
 
 
 def own_latents(model: Any, latent: dict) -> torch.Tensor:
-    """The samples of a LATENT of this model, as they are.
-
-    Raises:
-        VitrineError: As :func:`blank_latents`, or its channels are not the model's.
-    """
+    """The samples of a LATENT of this model, as they are."""
     samples, channels = latents_to_sample(model, latent, False), _channels(model)
     if samples.shape[1] != channels:
         shown = f"{samples.shape[1]} channels {tuple(samples.shape)}"
@@ -239,11 +220,7 @@ def scaled_latents(model: Any, latent: dict) -> torch.Tensor:
 
 
 def blank_latents(model: Any, latent: dict) -> torch.Tensor:
-    """Zeros (B, C, h, w) of a LATENT's size with the model's own channels, on its device.
-
-    Raises:
-        VitrineError: It carries what is not understood, or a noise mask; or it is a video, and the model has no frames.
-    """
+    """Zeros (B, C, h, w) of a LATENT's size with the model's own channels, on its device."""
     samples = latents_to_sample(model, latent, False)
     # Empty Latent Image assumes a factor of 8 and says so under these keys, in ComfyUI's spelling.
     ratios = (latent.get(f"downscale_ratio_{kind}") for kind in ("spacial", "temporal"))
@@ -256,9 +233,6 @@ def latents_to_sample(model: Any, latent: dict, sampled: bool = True) -> torch.T
 
     Args:
         sampled: False where it is none that samples, but only predicts whole pictures.
-
-    Raises:
-        VitrineError: It carries what is not understood; or it is a video, and the model has no frames.
     """
     samples: torch.Tensor = latent_keys(latent, sampled)["samples"]
     if samples.ndim == 5 and not has_frames(model):
@@ -273,11 +247,7 @@ def picture_numbers(latent: dict) -> list[int]:
 
 
 def latent_of(model: Any, x0: torch.Tensor) -> dict:
-    """Clean latents -> LATENT, unscaled as ComfyUI keeps it.
-
-    Raises:
-        VitrineError: If they contain NaN or infinity.
-    """
+    """Clean latents -> LATENT, unscaled as ComfyUI keeps it."""
     require_finite(x0, "latents")
     return {"samples": model.model.process_latent_out(x0.float()).to(comfy.model_management.intermediate_device())}
 

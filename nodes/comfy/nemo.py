@@ -24,11 +24,7 @@ LAYERS: PanelStates[list[dict[str, Any]]] = PanelStates()
 
 
 def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
-    """A clone whose forwards run with the neurons blocked. Hooks exist only inside each of its own forwards.
-
-    Raises:
-        VitrineError: The neurons are of another model.
-    """
+    """A clone whose forwards run with the neurons blocked. Hooks exist only inside each of its own forwards."""
     model_id = fingerprint(model)
     neurons.check(backbone_of(model), value_sites(backbone_of(model), "all"), model_id)
 

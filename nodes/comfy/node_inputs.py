@@ -44,12 +44,7 @@ def _schema_inputs(node: Any) -> dict[str, Any]:
 
 
 def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
-    """Checks what a node is given, by the inputs of its schema; what is not given has its default.
-
-    Raises:
-        VitrineError: A number is none, or outside its bounds; a choice is not on offer; or a socket got nothing, or
-            another type.
-    """
+    """Checks what a node is given, by the inputs of its schema; what is not given has its default."""
     for name, entry in _schema_inputs(node).items():
         if name not in values:
             continue

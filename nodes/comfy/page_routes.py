@@ -64,11 +64,7 @@ async def body_of(request: Any) -> dict[str, Any]:
 
 
 def parsed(content: bytes) -> dict[str, Any]:
-    """An object of JSON.
-
-    Raises:
-        VitrineError: It is none, is nested too deep, or has numbers or letters that are none.
-    """
+    """An object of JSON."""
     try:
         body = json.loads(content.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except VitrineError:
@@ -110,11 +106,7 @@ def _check(value: Any, depth: int) -> None:
 
 
 def text_in(asked: Mapping[str, Any], name: str, most: int = LETTERS) -> str:
-    """A text of an object, empty where it has none.
-
-    Raises:
-        VitrineError: It is no text, or longer.
-    """
+    """A text of an object, empty where it has none."""
     value = asked.get(name)
     if value is None:
         return ""
@@ -125,11 +117,7 @@ def text_in(asked: Mapping[str, Any], name: str, most: int = LETTERS) -> str:
 
 
 def number_in(asked: Mapping[str, Any], name: str, low: float, high: float, usual: float | None = None) -> Any:
-    """A number of an object, a whole one where the bounds are.
-
-    Raises:
-        VitrineError: It is none, or out of bounds, or missing where nothing is usual.
-    """
+    """A number of an object, a whole one where the bounds are."""
     value, kinds = asked.get(name, usual), int if isinstance(low, int) else (int, float)
     if isinstance(value, bool) or not isinstance(value, kinds) or not low <= value <= high:
         what = "a whole number" if isinstance(low, int) else "a number"
@@ -138,11 +126,7 @@ def number_in(asked: Mapping[str, Any], name: str, low: float, high: float, usua
 
 
 def key_in(asked: Mapping[str, Any]) -> NodeKey:
-    """Which node a request is about.
-
-    Raises:
-        VitrineError: An id is none.
-    """
+    """Which node a request is about."""
     return NodeKey(*(text_in(asked, name) for name in NodeKey._fields))
 
 

@@ -39,9 +39,6 @@ def refuse_other_tokens(model: Any, addresses: Iterable[str]) -> None:
 
     Args:
         addresses: that are to be read.
-
-    Raises:
-        VitrineError: One of them is inside self-attention, and HyperTile or ToMe is applied to the MODEL.
     """
     patches = model.model_options.get("transformer_options", {}).get("patches", {}).get("attn1_patch", [])
     merging = sorted({node for patch in patches for name, node in _OTHER_TOKENS.items() if name in _owner(patch)})

@@ -125,9 +125,6 @@ def rendered(
 
     Args:
         check: called between two stages; may raise.
-
-    Raises:
-        VitrineError: The space, the student or the prompt does not fit the model.
     """
     preset = preset_in(renderer.student)
     preset = preset if preset.prediction == "x0" else replace(preset, prediction="model")
@@ -187,9 +184,6 @@ def portrait(
 
     Args:
         check: called between two stages; may raise.
-
-    Raises:
-        VitrineError: As the node's own run would.
     """
     person = session.moved(inputs)
     if session.renderer is None:
@@ -206,11 +200,7 @@ def portrait(
 
 
 def fields_in(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The node's text fields, switches and sliders that a request brings.
-
-    Raises:
-        VitrineError: One is none of these, is too long, or is out of the node's own bounds.
-    """
+    """The node's text fields, switches and sliders that a request brings."""
     inputs = asked.get("inputs", {})
     if not isinstance(inputs, Mapping) or len(inputs) > FIELDS:
         raise refuse("inputs", type(inputs).__name__, f"an object of at most {FIELDS} fields", "send the node's own")

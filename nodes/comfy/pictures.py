@@ -13,11 +13,7 @@ _BEYOND = 0.5
 
 
 def as_pictures(image: torch.Tensor, what: str = "image") -> torch.Tensor:
-    """IMAGE -> (B, H, W, 3), B at least 1: grey pictures in three channels, those with alpha without it.
-
-    Raises:
-        VitrineError: There is no picture, it is none of (B, H, W, 1, 3 or 4), or contains values outside 0 to 1.
-    """
+    """IMAGE -> (B, H, W, 3), B at least 1: grey pictures in three channels, those with alpha without it."""
     pictures = image[None] if image.ndim == 3 else image
     if pictures.ndim != 4 or not pictures.numel() or pictures.shape[-1] not in (1, 3, 4):
         accepted = "one picture or more, (B, H, W, channels) with 1, 3 or 4 channels"
@@ -43,9 +39,6 @@ def as_masks(mask: torch.Tensor, pictures: torch.Tensor | None = None, what: str
 
     Args:
         pictures: None where the masks are not of pictures.
-
-    Raises:
-        VitrineError: The shape is no mask's, or number or size are not those of the pictures.
     """
     masks = mask[None] if mask.ndim == 2 else mask
     if masks.ndim == 4:

@@ -146,11 +146,7 @@ class LatentFormat(comfy.latent_formats.LatentFormat):
 
 
 def read_part(folder: str, part: str) -> tuple[dict, dict[str, torch.Tensor]]:
-    """Config and float32 weights of one part of a diffusers folder.
-
-    Raises:
-        VitrineError: The part is missing, or has weights that are not finite.
-    """
+    """Config and float32 weights of one part of a diffusers folder."""
     root = Path(folder) / part
     files = sorted(root.glob("*model.safetensors"))  # a transformer's folder has its control file as well
     if not (root / "config.json").is_file() or not files:

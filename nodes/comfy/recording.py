@@ -81,11 +81,7 @@ class Recorder:
             refuse_unreached(self.record)
 
     def of(self, latent: dict | None) -> StepRecord | None:
-        """The record of the run that a LATENT came out of.
-
-        Raises:
-            VitrineError: Several runs were recorded, and the LATENT is of none of them.
-        """
+        """The record of the run that a LATENT came out of."""
         count = sum(1 + run.earlier for run in self.runs)
         if latent is None or count < 2:
             return self.record
@@ -104,10 +100,6 @@ class Recorder:
             half: ``cond``, ``uncond``, or what else the run's guider has, such as ``middle``.
             latent: that came out of the run; None: the newest run.
             part: which of several prompts combined in one conditioning, from 1; 0: the only one of that step.
-
-        Raises:
-            VitrineError: Nothing has been recorded, or nothing at that step or for that half; or there are several
-                parts, and none was chosen.
         """
         record = self.of(latent)
         if record is None:

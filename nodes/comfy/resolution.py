@@ -33,11 +33,7 @@ def checkpoint_files() -> list[str]:
 
 
 def metadata_in(name: str) -> dict[str, str] | None:
-    """Header of a checkpoint file; None without one.
-
-    Raises:
-        VitrineError: The file is missing, or is not safetensors.
-    """
+    """Header of a checkpoint file; None without one."""
     if name == NONE:
         return None
     path = next((p for f in _FOLDERS if (p := folder_paths.get_full_path(f, name))), None)
@@ -53,12 +49,7 @@ def metadata_stamp(name: str) -> str:
 
 # --- facts --------------------------------------------------------------------------------------------------------
 def facts_of(model: Any) -> ModelFacts:
-    """What the plan has to know of a MODEL.
-
-    Raises:
-        VitrineError: The schedule of its sampling class cannot be moved, or has been: a second move would take the
-            first one's result for the trained model.
-    """
+    """What the plan has to know of a MODEL."""
     if model.get_attachment(_KEY):
         remedy = "take the MODEL from before the other Resolution Transfer Loader"
         raise refuse("model", "one that is moved to another size already", "a model as it was loaded", remedy)

@@ -29,11 +29,7 @@ for _kind in MODELS:
 
 
 def _plain(name: str) -> str:
-    """The name of a file that is there already, without any path; new ones are :func:`safe_name`'s.
-
-    Raises:
-        VitrineError: The name is empty, has separators, or begins with a dot.
-    """
+    """The name of a file that is there already, without any path; new ones are :func:`safe_name`'s."""
     if not name or name != os.path.basename(name) or "\\" in name or name.startswith(".") or "\0" in name:
         raise refuse("file name", name, "letters without folders, e.g. portrait-t50", "leave out / and leading dots")
     return name
@@ -59,11 +55,7 @@ def _folders(kind: str) -> list[Path]:
 
 
 def lora_file(name: str) -> Path:
-    """models/loras/vitrine/<name>.safetensors, which Load LoRA lists as vitrine/<name>.safetensors.
-
-    Raises:
-        VitrineError: The name leaves the folder.
-    """
+    """models/loras/vitrine/<name>.safetensors, which Load LoRA lists as vitrine/<name>.safetensors."""
     return Path(folder_paths.get_folder_paths("loras")[0]) / LORAS / f"{safe_name(name)}.safetensors"
 
 
@@ -83,11 +75,7 @@ def known_files(kind: str, ending: str = ".safetensors") -> list[str]:
 
 
 def path_of(kind: str, name: str) -> Path:
-    """Where an entry of :func:`listed` lies; of two files of one name the one among the models.
-
-    Raises:
-        VitrineError: The name leaves the folder.
-    """
+    """Where an entry of :func:`listed` lies; of two files of one name the one among the models."""
     if name.endswith(_MARK):
         return SHIPPED / kind / _plain(name.removesuffix(_MARK))
     paths = [root / _plain(name) for root in _folders(kind)]

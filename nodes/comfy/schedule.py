@@ -24,11 +24,7 @@ _WITHOUT_STEPS = (comfy.model_sampling.ModelSamplingDiscreteEDM, comfy.model_sam
 
 
 def schedule_of(model: Any) -> NoiseSchedule:
-    """The noise schedule of a MODEL.
-
-    Raises:
-        VitrineError: The sampling class has no discrete table and is not a rectified flow.
-    """
+    """The noise schedule of a MODEL."""
     sampling = model.get_model_object("model_sampling")
     if isinstance(sampling, comfy.model_sampling.CONST):
         return NoiseSchedule.flow()
@@ -44,11 +40,7 @@ def _from_table(sampling: Any) -> NoiseSchedule:
 
 
 def clock_of(sampling: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """sigma (B,) -> timesteps (B,) of 1000, float64 on the CPU: what the network takes.
-
-    Raises:
-        VitrineError: The network takes its noise level in another way, as EDM models and Stable Cascade are.
-    """
+    """sigma (B,) -> timesteps (B,) of 1000, float64 on the CPU: what the network takes."""
     if isinstance(sampling, comfy.model_sampling.CONST):
         return lambda sigma: sigma.cpu().double() * 1000
     if isinstance(sampling, comfy.model_sampling.ModelSamplingDiscrete) and not isinstance(sampling, _WITHOUT_STEPS):
@@ -76,11 +68,7 @@ def run_sigmas(model: Any, sampler: str, scheduler: str, steps: int, denoise: fl
 
 # --- schedules moved to another resolution ------------------------------------------------------------------------
 def movable_schedule(sampling: Any) -> NoiseSchedule:
-    """The schedule of a sampling class that :func:`moved_sampling` can move.
-
-    Raises:
-        VitrineError: The model takes its noise level without a table.
-    """
+    """The schedule of a sampling class that :func:`moved_sampling` can move."""
     flows = (comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.ModelSamplingFlux)
     if isinstance(sampling, flows):
         return NoiseSchedule.flow()

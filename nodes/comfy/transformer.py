@@ -104,11 +104,7 @@ def _config(config: dict) -> dict:
 
 
 def converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch.Tensor]:
-    """diffusers names -> ComfyUI's, by its own map; queries, keys and values that it keeps in one are joined.
-
-    Raises:
-        VitrineError: A weight fits nowhere.
-    """
+    """diffusers names -> ComfyUI's, by its own map; queries, keys and values that it keeps in one are joined."""
     paths = core.pixart_to_diffusers(config)
     lost = sorted(set(weights) - set(paths))
     if lost:

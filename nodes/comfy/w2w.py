@@ -127,9 +127,6 @@ def build(folder: str, name: str, config: BuildConfig, model: Any = None) -> Bui
 
     Args:
         model: MODEL of the checkpoint, whose weights DoRAs need; LoRAs on it do not count.
-
-    Raises:
-        VitrineError: The folder is missing, or the name leaves models/w2w.
     """
     known = lora_folders()
     if folder not in known:

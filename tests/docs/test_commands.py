@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from vitrine.engine.cli import main as cli
+from vitrine.cli import main as cli
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.evidence.registry import all_claims
 from vitrine.evidence.verify.protocol import all_checks
@@ -48,7 +48,7 @@ def _faults(words):
     if words[0] == "vitrine":
         return _of_ours(words[1:])
     if words[0] in ("torchrun", "accelerate"):
-        return _of_ours(words[words.index("vitrine.engine.cli.main") + 1 :]) if "-m" in words else []
+        return _of_ours(words[words.index("vitrine.cli.main") + 1 :]) if "-m" in words else []
     if words[:2] == ["python", "-m"]:
         return [] if words[2] in GONE or importlib.util.find_spec(words[2]) else words[2:3]
     return [w for w in words[1:] if re.search(r"\.py$|^(?:tests|docs|evidence)/", w) and not (ROOT / w).exists()]

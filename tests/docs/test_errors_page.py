@@ -15,7 +15,7 @@ def _text(node):
 
 
 def _calls(name):
-    for path in [p for wing in ("engine", "nodes", "evidence") for p in ROOT.glob(f"{wing}/**/*.py")]:
+    for path in [p for wing in ("engine", "nodes", "cli", "evidence") for p in ROOT.glob(f"{wing}/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == name and len(node.args) == 4:
                 yield [_text(a) for a in node.args]

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from vitrine.engine.cli import main as cli
+from vitrine.cli import main as cli
 from vitrine_tests.docs.prose import faults
 from vitrine_tests.templates import ALL, read, subgraphs
 
@@ -113,7 +113,7 @@ def _said(path):
 
 def test_messages(subtests):
     """Refusals, what commands print, and pages that commands write, as far as a script can read them."""
-    for path in sorted(p for part in ("engine", "nodes", "evidence") for p in (ROOT / part).rglob("*.py")):
+    for path in sorted(p for part in ("engine", "nodes", "cli", "evidence") for p in (ROOT / part).rglob("*.py")):
         with subtests.test(str(path.relative_to(ROOT))):
             assert not [(line, fault) for line, text in _said(path) for fault in faults(text)]
 

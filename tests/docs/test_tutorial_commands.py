@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE
 from vitrine.engine.w2w import load_space
@@ -112,7 +112,7 @@ QUICK = ("vitrine lora report my_lora.safetensors", "vitrine w2w look my_loras/"
 ELSEWHERE = {
     "vitrine reproduce": "tests/docs/test_results.py",
     "vitrine nemo import-statistics FILE MODEL": "tests/pipelines/test_published_statistics.py",
-    "vitrine nemo score": "tests/engine/cli/test_cli.py",
+    "vitrine nemo score": "tests/cli/test_cli.py",
     "vitrine verify --claim gdf.spair ditf.spair": "tests/evidence/test_verify.py",
 }
 """Beginning of a command -> the test that runs it."""

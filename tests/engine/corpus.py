@@ -12,13 +12,13 @@ import zipfile
 
 import torch
 from safetensors.torch import load, save, save_file
+from vitrine.cli import emd_commands as emd_cli
 from vitrine.engine.activations import Activations, TapConfig, TapInfo
 from vitrine.engine.activations import greedy_search as comparison
 from vitrine.engine.activations import qualitative_filter as qualitative
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
-from vitrine.engine.cli import emd_commands as emd_cli
 from vitrine.engine.emd.student_preset import StudentPreset, read_student
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.nemo.calibrated_threshold import Calibrated

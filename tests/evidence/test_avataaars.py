@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.cli.main import main as cli
+from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.models import load_portraits
@@ -219,7 +219,7 @@ def test_the_model_in_the_repository_knows_these_faces():
 @pytest.mark.nightly
 def test_two_processes_write_one_model(layers, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = ["-m", "vitrine.engine.cli.main", "train", "avataaars", str(layers), "--out", str(tmp_path / "run")]
+    command = ["-m", "vitrine.cli.main", "train", "avataaars", str(layers), "--out", str(tmp_path / "run")]
     done = subprocess.run(
         [*launch, *command, *FLAGS], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )

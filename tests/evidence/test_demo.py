@@ -3,7 +3,7 @@
 import types
 from pathlib import Path
 
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.evidence import demo
 from vitrine.evidence.result_files import read_results
 

@@ -16,7 +16,7 @@ from transformers import (
     CLIPVisionConfig,
     CLIPVisionModelWithProjection,
 )
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.emd import StudentPreset, small_pixels
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits

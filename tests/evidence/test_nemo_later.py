@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vitrine.engine.cli.train_commands import COMMANDS
+from vitrine.cli.train_commands import COMMANDS
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
 from vitrine.engine.portraits import plants

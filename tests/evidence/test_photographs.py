@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from vitrine.cli.main import main
 from vitrine.engine.activations.correspondence import find_correspondence, pck
-from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.evidence import reproduce
 from vitrine.evidence.activations.measures import part_agreement_by_picture

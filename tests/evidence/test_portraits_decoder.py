@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main as cli
+from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine.evidence.portraits.decoder_train import TOKENS, Drawing, PatchJudge, main

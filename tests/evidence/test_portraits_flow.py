@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.cli.main import main as cli
+from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
 from vitrine.engine.jobs.run import NOTE

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main as cli
+from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import WEIGHTS, load_portraits
 from vitrine.engine.runtime.progress import Interrupted

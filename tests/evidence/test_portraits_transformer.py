@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 from safetensors.torch import load_file
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits

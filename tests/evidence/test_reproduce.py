@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from PIL import Image
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.charts import _ticks, curve_picture
 from vitrine.engine.io.html_page import Report

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.nemo.blocking_checks import AttackConfig
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.models import WEIGHTS

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.control import GammaConfig
 from vitrine.engine.pipelines.descriptors import face_descriptor, lpips_distance
 from vitrine.engine.portraits import load_portraits

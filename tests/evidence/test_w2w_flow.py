@@ -1,7 +1,7 @@
 """People of the flow portraits: trained by the command, the shipped space, and claims in their quick form."""
 
 import torch
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE
 from vitrine.engine.w2w import BatchedTrainer, read_header, read_lora, sample
 from vitrine.evidence.registry import pick_claims

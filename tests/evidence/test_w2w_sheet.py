@@ -3,7 +3,7 @@
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.w2w.edit.even_strengths import StrengthMap
 from vitrine.evidence.w2w.graded import MEASURED, Sitting, smaller_space
 from vitrine.evidence.w2w.pair_sliders import shipped_change

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine_tests.full_size.checkpoint import ensure
 from vitrine_tests.full_size.conftest import families
 from vitrine_tests.full_size.material import configuration

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.evidence.nemo.later_plants import RECIPE, plant_later
 from vitrine.evidence.resolution.tuned import TuneConfig, tune
 from vitrine_tests.machine.modes import on_the_cpu

@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.io.prompt_files import read_prompts

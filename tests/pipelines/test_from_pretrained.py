@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
+from vitrine.cli.main import main
 from vitrine.engine import pipelines
-from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.loading import LoadConfig, formed, load_pipeline
 from vitrine_tests.machine.stock import modules, stock

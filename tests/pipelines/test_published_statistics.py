@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.nemo import NeuronStatistics, neuron_statistics, value_sites
 from vitrine.engine.nemo.calibrated_threshold import Calibrated
 from vitrine.engine.pipelines import NEMOPipeline

@@ -52,9 +52,6 @@ class BuildConfig(Config):
         base: name of the base model, recorded in the space.
         linked: in delta mode, factors stay in the LoRA files, and the space file has their paths: for folders
             larger than memory. Keep the files; one layer of all files is in memory at a time.
-
-    Raises:
-        VitrineError: If a value is unknown or out of range.
     """
 
     mode: str = "auto"
@@ -118,10 +115,6 @@ def build_space(
             read once more), base weights and settings.
         workers: processes that divide the work of factors mode; each returns the same space.
         base: weights of the base model; without it DoRAs are left out.
-
-    Raises:
-        VitrineError: If there are fewer than two usable LoRAs, ranks or layers differ in factors mode, or another build
-            uses the work folder, or the data are larger than ``memory`` without a work folder.
     """
     config, work = config or BuildConfig(), None if work is None else Path(work)
     scan = scan_folder(folder, config.layers_per_block, progress, base=base)
@@ -162,9 +155,6 @@ def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
     Args:
         folders: further folders with a linked space's LoRAs, after its own folder and a folder ``loras`` in or next to
             it.
-
-    Raises:
-        VitrineError: As :meth:`WeightSpace.load`.
     """
     _, header = open_artefact(path, KIND, LINKED_VERSION)
     space = DeltaSpace.load(path, folders) if header.get("mode") == "delta" else WeightSpace.load(path)
@@ -176,11 +166,7 @@ def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
 
 
 def labels_in(path: str | Path) -> list[str]:
-    """Sorted labels of the listed directions in a space file, without reading tensors.
-
-    Raises:
-        VitrineError: As :meth:`WeightSpace.load`.
-    """
+    """Sorted labels of the listed directions in a space file, without reading tensors."""
     file, header = open_artefact(path, KIND, LINKED_VERSION)
     with named(path, "space", "a header that fits its tensors", "build it again"), file:
         retired = parse_table(header.get("info") or "{}").get("retired", ())

@@ -114,9 +114,6 @@ def look_at_folder(
         memory: bytes for stored samples of the files; less makes the estimates of copies and variance coarser.
         headers_only: skip copies, variance and mode, which need the tensors.
         base: weights of the base model, for DoRAs.
-
-    Raises:
-        VitrineError: If the folder is missing.
     """
     scan = scan_folder(folder, layers_per_block, progress, fewest=0, base=base)
     if headers_only or len(scan.good) < 2:

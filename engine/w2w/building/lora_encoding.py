@@ -67,9 +67,6 @@ def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
 
     Args:
         name: name of the LoRA, for the model's history.
-
-    Raises:
-        VitrineError: If none of its layers is in the space, or in factors mode its layers or ranks differ.
     """
     known = set(space.stacks) if isinstance(space, DeltaSpace) else {layer.path for layer in space.manifest}
     inside = {path: layer for path, layer in lora.items() if path in known}
@@ -91,11 +88,7 @@ def encode(space: Space, lora: Lora, name: str = "") -> Encoded:
 
 
 def member(space: Space, name: str) -> Encoded:
-    """A training model by its name.
-
-    Raises:
-        VitrineError: If the space has no such model; the message has the most similar names.
-    """
+    """A training model by its name."""
     names = member_names(space)
     if name not in names:
         near = get_close_matches(name, names, n=3, cutoff=0.4) or list(names[:3])
@@ -110,10 +103,6 @@ def official_model(path: str | Path, space: Space) -> W2WModel:
     """``w2wmodel.pt`` of the published code, (B, k) coefficients in the published space.
 
     Opened with ``weights_only=True``: nothing is unpickled.
-
-    Raises:
-        VitrineError: If the file is not a matrix with at most as many coefficients as the space, or the space is not
-            the published one.
     """
     from ..space.official_files import coefficients_in
 

@@ -59,11 +59,7 @@ class Neighbours:
 def neighbours_in(
     file: LoraFile, others: Sequence[Path], space: Space | None = None, progress: Progress = silent
 ) -> Neighbours:
-    """Neighbours of a LoRA among other files; each is read once, one in memory at a time.
-
-    Raises:
-        VitrineError: If the LoRA's tensors cannot be read.
-    """
+    """Neighbours of a LoRA among other files; each is read once, one in memory at a time."""
     own = read_lora(file)
     position = "" if space is None else _position(space, file, own)
     paths = [p for p in others if p.resolve() != file.path.resolve()][:MOST_FILES]

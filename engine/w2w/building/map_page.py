@@ -64,11 +64,7 @@ def quality_of(layout: SpaceMap) -> str:
 def map_picture(
     layout: SpaceMap, label: str = "", marked: Sequence[tuple[float, float]] = (), side: int = 768
 ) -> Image:
-    """The map as a square image, points coloured by a label's scores; ``marked`` positions have a ring.
-
-    Raises:
-        VitrineError: If the label is unknown.
-    """
+    """The map as a square image, points coloured by a label's scores; ``marked`` positions have a ring."""
     from PIL import Image, ImageDraw
 
     picture = Image.new("RGB", (side, side), "white")

@@ -40,9 +40,6 @@ class SampleConfig(Config):
         emphasis: factor on the joined part, since linear directions capture a little less than the models' variation.
         inherit: correlation of the rest with that training model's, for joined only. It transfers what linear
             directions do not capture of an attribute; 0 samples all of the rest, 1 would be the training model.
-
-    Raises:
-        VitrineError: If a value is out of range.
     """
 
     factor: float = 1.0
@@ -73,10 +70,6 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
 
     Args:
         config: None takes the space's, see :func:`usual_sampling`.
-
-    Raises:
-        VitrineError: If ``joined`` is requested for a space without directions or coefficients, or the space does not
-            have the deviations of its models.
     """
     if not len(seeds):
         raise refuse("seeds", "none", "one or more", "give one for each model")
@@ -99,9 +92,6 @@ def usual_sampling(space: Space, **settings: Any) -> SampleConfig:
 
     Args:
         given: settings of :class:`SampleConfig` that replace the space's; None keeps one.
-
-    Raises:
-        VitrineError: As :class:`SampleConfig`.
     """
     usual = SampleConfig.from_dict(space.info.get("sampling", {}))
     return replace(usual, **{name: value for name, value in settings.items() if value is not None})
@@ -138,11 +128,7 @@ def _normal(count: int, random: torch.Generator, config: SampleConfig) -> torch.
 
 
 def conditioned(space: Space, coefficients: torch.Tensor, targets: Mapping[str, float]) -> torch.Tensor:
-    """Coefficients (..., K) moved to ``wanted`` scores (label -> deviations) by the shortest Mahalanobis step.
-
-    Raises:
-        VitrineError: If the space has no such direction, or a score is not a number.
-    """
+    """Coefficients (..., K) moved to ``wanted`` scores (label -> deviations) by the shortest Mahalanobis step."""
     if not targets:
         return coefficients
     for label, value in targets.items():

@@ -54,9 +54,6 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
     Args:
         strengths: label -> standard deviations of the training models, about -3 .. 3; with ``config.calibrated``,
             positions 0 .. 1.
-
-    Raises:
-        VitrineError: If a label is unknown or protected, a strength is not a number, or a position has no map.
     """
     config = config or EditConfig()
     total = torch.zeros(space.dimension, dtype=torch.float64)
@@ -73,11 +70,7 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
 
 
 def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, float]:
-    """Label -> strength in deviations; ``strengths`` are converted if ``config.calibrated``.
-
-    Raises:
-        VitrineError: If a position is outside 0 .. 1, or the space has no map for a label.
-    """
+    """Label -> strength in deviations; ``strengths`` are converted if ``config.calibrated``."""
     if config is None or not config.calibrated:
         return dict(strengths)
     return {label: strength_map(space, label).at(position) for label, position in strengths.items()}
@@ -87,9 +80,6 @@ def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | 
     """The timestep from which an edit is applied: ``config.start``, or for calibrated sliders that of their maps.
 
     With several sliders the earliest start counts, since there is one edited model.
-
-    Raises:
-        VitrineError: If the space has no map for a calibrated label.
     """
     config = config or EditConfig()
     moved = [label for label, position in strengths.items() if position]
@@ -99,11 +89,7 @@ def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | 
 
 
 def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
-    """The record of an edit for :meth:`W2WModel.moved_to`: strengths in deviations, and its start if not 1000.
-
-    Raises:
-        VitrineError: As :func:`in_deviations`.
-    """
+    """The record of an edit for :meth:`W2WModel.moved_to`: strengths in deviations, and its start if not 1000."""
     start = start_of(space, strengths, config)
     return {"edit": in_deviations(space, strengths, config)} | ({"start": start} if start < 1000 else {})
 
@@ -111,11 +97,7 @@ def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig |
 def edit(
     space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None
 ) -> torch.Tensor:
-    """Coefficients (..., K) moved by sliders; unchanged bit for bit if all strengths are 0.
-
-    Raises:
-        VitrineError: As :func:`shift`, or if there are more coefficients than components.
-    """
+    """Coefficients (..., K) moved by sliders; unchanged bit for bit if all strengths are 0."""
     if not any(strengths.values()):
         return coefficients.clone()
     # weights2weights, Eq. 2: theta + a n
@@ -136,11 +118,7 @@ def edited_lora(
 
 
 def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, bit for bit in factors mode.
-
-    Raises:
-        VitrineError: If the rank is below 1, or a coefficient is NaN or infinite.
-    """
+    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, bit for bit in factors mode."""
     require_finite(coefficients, "coefficients", "sample or edit the model again")
     if rank is not None and rank < 1:
         raise refuse("rank", rank, "1 or more", "leave it out for the exact model")
@@ -179,11 +157,7 @@ def difference(after: Lora, before: Lora) -> dict[str, LoraLayer]:
 
 
 def blend(models: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
-    """A weighted mean of models (K,) of one space; weights (default equal) are normalised to sum 1.
-
-    Raises:
-        VitrineError: If lengths differ, there is no model, a weight is NaN or infinite, or they sum to 0.
-    """
+    """A weighted mean of models (K,) of one space; weights (default equal) are normalised to sum 1."""
     if not models or len({m.shape for m in models}) != 1:
         raise refuse("models", [tuple(m.shape) for m in models], "one or more of one space", "use models of one space")
     fractions = torch.tensor([1.0] * len(models) if weights is None else list(weights), dtype=torch.float64)

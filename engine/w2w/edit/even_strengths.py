@@ -28,9 +28,6 @@ class StrengthMap(Config):
     Attributes:
         strengths: at positions 0, 1 / (n - 1), ... 1, in deviations; starting at 0, ascending.
         start: timestep from which the edit was applied in the fit, see ``EditConfig``.
-
-    Raises:
-        VitrineError: If there are fewer than two strengths, or they do not rise from 0.
     """
 
     strengths: tuple[float, ...]
@@ -43,11 +40,7 @@ class StrengthMap(Config):
             raise refuse("strength map", self.strengths, "two or more numbers rising from 0", "fit it again")
 
     def at(self, position: float) -> float:
-        """The strength at a position 0 .. 1, linearly interpolated.
-
-        Raises:
-            VitrineError: If the position is outside 0 .. 1.
-        """
+        """The strength at a position 0 .. 1, linearly interpolated."""
         if not 0 <= position <= 1:
             raise refuse("slider position", position, "0 .. 1", "switch calibrated sliders off for free strengths")
         scaled = position * (len(self.strengths) - 1)
@@ -69,9 +62,6 @@ def fit_strengths(
         start: timestep from which the edit was applied.
         others: change of other attributes at each strength; the slider ends where it reaches ``limit``,
             if the reading has risen by ``LEAST_RISE`` by then.
-
-    Raises:
-        VitrineError: If they differ in length, strengths do not rise from 0, or the reading does not rise.
     """
     if len(strengths) != len(readings) or positions < 2:
         raise refuse("readings", len(readings), f"{len(strengths)}, one per strength", "measure each strength once")
@@ -93,11 +83,7 @@ def fit_strengths(
 
 
 def with_strength_maps(space: S, maps: Mapping[str, StrengthMap]) -> S:
-    """The space with calibrated sliders, which its file stores; maps of the same labels are replaced.
-
-    Raises:
-        VitrineError: If a label has no direction.
-    """
+    """The space with calibrated sliders, which its file stores; maps of the same labels are replaced."""
     unknown = [label for label in maps if label not in space.directions]
     if unknown:
         raise refuse("strength maps", unknown, sorted(space.directions), "train the direction first")
@@ -106,11 +92,7 @@ def with_strength_maps(space: S, maps: Mapping[str, StrengthMap]) -> S:
 
 
 def strength_map(space: Space, label: str) -> StrengthMap:
-    """The map of a label.
-
-    Raises:
-        VitrineError: If the space has none for it.
-    """
+    """The map of a label."""
     table = space.info.get("strength_maps", {})
     if label not in table:
         shown = sorted(table) or "none: this space is not calibrated"

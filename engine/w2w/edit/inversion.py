@@ -81,10 +81,6 @@ def invert_in(
     """:func:`invert` with its state in a folder: the same call resumes a killed one, bit for bit.
 
     The state is written atomically every ``check_every`` steps, at the end, and when ``progress`` ends the run.
-
-    Raises:
-        VitrineError: As :func:`invert`, and if the folder belongs to a run with other images, of another model, space
-            or settings, or to another process.
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
     with state.run_in(folder) as run:
@@ -100,9 +96,6 @@ def invert_below(
 
     The same call resumes where it was stopped; any other starts a new run. Of runs that were stopped and never resumed,
     the last three keep their folders.
-
-    Raises:
-        VitrineError: As :func:`invert`, and if another process has the same run.
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
     with state.run_in(parent).below("inversion") as run:

@@ -72,11 +72,7 @@ class Posterior:
 
 
 def latents_of(latents: torch.Tensor | Posterior, posterior: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(means, deviations) for ``posterior`` "sample", (means, None) for "mean".
-
-    Raises:
-        VitrineError: If samples are requested of means alone.
-    """
+    """(means, deviations) for ``posterior`` "sample", (means, None) for "mean"."""
     if isinstance(latents, Posterior):
         return latents.means, latents.deviations if posterior == "sample" else None
     if posterior == "sample":

@@ -29,9 +29,6 @@ class InvertConfig(Config):
         together: all images show one subject and give one model; otherwise each image gives one.
         posterior: latents for training: the VAE's ``mean``, or a new ``sample`` in each step, as
             in the published code.
-
-    Raises:
-        VitrineError: If a value is out of range.
     """
 
     components: int | None = None
@@ -77,11 +74,7 @@ class InvertConfig(Config):
 
 
 def preset(name: str) -> InvertConfig:
-    """``photo``, ``out_of_distribution``, or ``quick``: fewer steps, larger batches, evenly spread timesteps.
-
-    Raises:
-        VitrineError: If the preset is unknown.
-    """
+    """``photo``, ``out_of_distribution``, or ``quick``: fewer steps, larger batches, evenly spread timesteps."""
     presets = {
         "photo": InvertConfig.photo(),
         "out_of_distribution": InvertConfig.out_of_distribution(),

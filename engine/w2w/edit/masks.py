@@ -18,11 +18,7 @@ def latent_mask(mask: torch.Tensor, height: int, width: int) -> torch.Tensor:
 
 
 def mask_for(mask: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
-    """(B, 1, H, W) weights for latents (B, C, H, W), (B, 1, 1, H, W) for (B, C, T, H, W); ones without a mask.
-
-    Raises:
-        VitrineError: If the mask is empty, outside [0, 1] or of another size.
-    """
+    """(B, 1, H, W) weights for latents (B, C, H, W), (B, 1, 1, H, W) for (B, C, T, H, W); ones without a mask."""
     if mask is None:
         return torch.ones(len(latents), *[1] * (latents.ndim - 1), device=latents.device)
     mask = mask.float().to(latents.device)

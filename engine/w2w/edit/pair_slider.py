@@ -45,9 +45,6 @@ class PairConfig(Config):
         start: timesteps 0 .. ``start`` are trained, those at which the slider is applied, see ``EditConfig``.
         seed: for images, strengths, timesteps and noise.
         save_every: steps between saved states, if there is a folder.
-
-    Raises:
-        VitrineError: If a value is out of range.
     """
 
     steps: int = 150
@@ -73,9 +70,6 @@ class Pairs:
         targets: (n, L, C, H, W) scaled latents of the images at strengths 1 / L .. 1; the last is "after".
         cond: n prompts that do not mention the attribute, or one for all.
         models: (n, K) coefficients of the people shown, or (1, K) for one person or the mean model in all images.
-
-    Raises:
-        VitrineError: If the shapes do not match.
     """
 
     targets: torch.Tensor
@@ -92,11 +86,7 @@ class Pairs:
 
 
 def blended(before: torch.Tensor, after: torch.Tensor, levels: int = 4) -> torch.Tensor:
-    """Images (n, 3, H, W) before and after -> (n, levels, 3, H, W) at strengths 1 / levels .. 1, in pixels.
-
-    Raises:
-        VitrineError: If the two differ in shape.
-    """
+    """Images (n, 3, H, W) before and after -> (n, levels, 3, H, W) at strengths 1 / levels .. 1, in pixels."""
     if before.shape != after.shape:
         raise refuse("pictures after", tuple(after.shape), tuple(before.shape), "one per picture before, same size")
     strengths = torch.arange(1, levels + 1, device=before.device) / levels
@@ -114,11 +104,6 @@ def train_pair_slider(
     Args:
         start: (K,) initial change, such as a label's direction at a visible strength; None: none.
         folder: stores the state: the same call resumes a killed one, bit for bit.
-
-    Raises:
-        VitrineError: If models have more coefficients than the space has components, or the folder belongs to another
-            run
-            or process: with another network, space, pairs, start or settings.
     """
     config = config or PairConfig()
     inputs = {**model.inputs, "space": space, "pairs": pairs, "start": start}

@@ -46,9 +46,6 @@ def slider_lora(
     Args:
         rank: largest rank per layer; None is exact, twice the space's rank in factors mode.
         one_sided: exact at strength 1. Without effect in delta spaces, where both are equal.
-
-    Raises:
-        VitrineError: If the two models are equal, or the rank is below 1.
     """
     k = max(len(before), len(after))
     before, after = (torch.nn.functional.pad(v.float().cpu(), (0, k - len(v))) for v in (before, after))

@@ -13,9 +13,6 @@ def sliders_of(texts: Iterable[str], sign: str) -> dict[str, float]:
 
     Args:
         sign: between the two, ``:`` in a node and ``=`` on the command line.
-
-    Raises:
-        VitrineError: A text is none of this form, its number is not finite, or a label comes twice.
     """
     strengths: dict[str, float] = {}
     for text in filter(None, (text.strip() for text in texts)):

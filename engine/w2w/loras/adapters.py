@@ -83,10 +83,6 @@ def entry_of(
         keys: role (see ``names.py``) -> key in the file.
         alpha: stored with the factors; PEFT's is in ``settings``.
         base: weights of the base model, which a DoRA needs.
-
-    Raises:
-        VitrineError: If a factor is missing or of another kind, shapes do not match, the product is larger than any
-            layer, alpha is not finite, or a DoRA's base weight is missing.
     """
     sides = {role: shapes[key] for role, key in keys.items()}
     kind, roles = _kind_of(name, path, sides), tuple(sorted(keys.items()))

@@ -69,11 +69,7 @@ class BaseWeights(Mapping[str, torch.Tensor]):
 
     @classmethod
     def of_file(cls, path: str | Path, layers_per_block: int = 2) -> BaseWeights:
-        """Weights of a checkpoint or a diffusers network: one safetensors file, or a folder of shards.
-
-        Raises:
-            VitrineError: If the file does not exist, or is not a safetensors file.
-        """
+        """Weights of a checkpoint or a diffusers network: one safetensors file, or a folder of shards."""
         path = Path(path)
         files = files_in(path, ".safetensors") if path.is_dir() else [path]
         if not files or any(not has_ending(f, ".safetensors") or not f.is_file() for f in files):

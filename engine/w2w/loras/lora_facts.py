@@ -91,9 +91,6 @@ def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
 
     Args:
         base: weights of the base model, which a DoRA needs.
-
-    Raises:
-        VitrineError: If the file does not exist.
     """
     path = Path(path)
     with named(path, "LoRA file", "a .safetensors file", "check the path"):

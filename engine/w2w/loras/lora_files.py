@@ -84,10 +84,6 @@ def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights |
 
     Args:
         base: weights of the base model, which a DoRA needs.
-
-    Raises:
-        VitrineError: If the file is a pickle, corrupt, an unsupported adapter, lacks a factor or has one
-            twice or an unknown one, has unknown settings, or is a DoRA without its base weights.
     """
     from safetensors import safe_open
 
@@ -189,10 +185,6 @@ def read_lora(
     Args:
         only: the layers to read.
         sizes: known (out, in) of layers, for example of a space; other sizes are refused.
-
-    Raises:
-        VitrineError: As :func:`read_header`, and if a layer has another size, or values that are not finite or too
-            large for weights, or products of factors would need much memory for an unknown base model.
     """
     file = file if isinstance(file, LoraFile) else read_header(file, layers_per_block, base)
     for path, entry in file.entries.items():

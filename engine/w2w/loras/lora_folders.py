@@ -78,9 +78,6 @@ def scan_folder(
     """Reads the headers of all files in a folder and its subfolders, or of an iterable of files.
 
     Files of another base model than most are left out, and DoRAs unless ``base`` has their weights.
-
-    Raises:
-        VitrineError: If the folder is missing, or has fewer than ``fewest`` usable files.
     """
     paths = _files(folder)
     good: list[LoraFile] = []

@@ -111,11 +111,7 @@ def _rounded(fractions: Mapping[str, float]) -> dict[str, float]:
 
 
 def health_of(file: LoraFile) -> LoraHealth:
-    """The state of every layer of a file, one in memory at a time.
-
-    Raises:
-        VitrineError: If the file is truncated.
-    """
+    """The state of every layer of a file, one in memory at a time."""
     from safetensors import safe_open
 
     layers = []

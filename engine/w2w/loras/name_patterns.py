@@ -20,9 +20,6 @@ _PART = re.compile(r"(?P<literal>[\w-]|\\?\.|\\-)|\[(?P<characters>\w+)\]|\((?P<
 def names_of(key: str) -> tuple[bool, list[str]]:
     """(whether a key is anchored to a path's start, the names that it matches).
 
-    Raises:
-        VitrineError: If it is anything but a dotted name with alternatives.
-
     Example:
         >>> names_of(r"attn1\\.to_(q|v)")
         (False, ['attn1.to_q', 'attn1.to_v'])

@@ -30,11 +30,7 @@ class BuildState:
 
     @classmethod
     def of(cls, path: str | Path | None, inputs: Mapping[str, Any]) -> Self:
-        """The state in a file, or an empty one; ``inputs`` identify the build.
-
-        Raises:
-            VitrineError: If the file belongs to another build.
-        """
+        """The state in a file, or an empty one; ``inputs`` identify the build."""
         run = Run(path, "principal components", inputs)
         state = run.load()
         return cls(run, {} if state is None else state.tensors["sums"])

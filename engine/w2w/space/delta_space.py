@@ -66,11 +66,7 @@ class DeltaSpace:
         cls, loras: Sequence[Lora], names: Sequence[str] = (), components: int | None = None,
         progress: Progress = silent, info: Mapping[str, Any] | None = None,
     ) -> DeltaSpace:  # fmt: skip
-        """PCA of the products of LoRAs of any ranks.
-
-        Raises:
-            VitrineError: If more than N - 1 components are requested, or all LoRAs are equal.
-        """
+        """PCA of the products of LoRAs of any ranks."""
         stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
         return cls.of_stacks(stacks, names, components, progress, info)
 
@@ -128,11 +124,7 @@ class DeltaSpace:
         return digest.hexdigest()[:16]
 
     def weights(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """(..., k) -> (..., N), the weight of each training LoRA in the model; differentiable.
-
-        Raises:
-            VitrineError: If there are more coefficients than components.
-        """
+        """(..., k) -> (..., N), the weight of each training LoRA in the model; differentiable."""
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
             raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space that they belong to")
@@ -187,9 +179,6 @@ class DeltaSpace:
         """Writes one safetensors file atomically; ``dtype`` is that of the LoRAs' factors.
 
         A linked space (see :class:`~.linked.LinkedStacks`) stores the paths of its LoRA files instead of factors.
-
-        Raises:
-            VitrineError: If the dtype is unknown.
         """
         if dtype not in DTYPES:
             raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
@@ -212,10 +201,6 @@ class DeltaSpace:
 
         Args:
             folders: further folders with a linked space's LoRAs, see :func:`~.build.load_space`.
-
-        Raises:
-            VitrineError: If the file is missing, truncated, not a space, of a later version, or has NaN or infinite
-                values.
         """
         tensors, header = read_artefact(path, KIND, LINKED_VERSION)
         with named(path, "space", "a header that fits its tensors", "build it again"):

@@ -45,9 +45,6 @@ def direction(
         method: ``least_squares`` (the paper's) and ``logistic`` (scikit-learn; classes only) find what separates the
             classes best; ``means``, the difference of their means, moves a model from one to the other.
         components: number of components to use; None takes a third of the number of models.
-
-    Raises:
-        VitrineError: If there are not N labels, they are all equal, or the method is unknown.
     """
     if method not in METHODS:
         raise refuse("method", method, METHODS, "least_squares is the paper's")
@@ -79,9 +76,6 @@ def joint_directions(
         table: label -> (N,) numbers; unknown ones (NaN) count as average.
         exclusive: groups of mutually exclusive labels, such as hair styles: these are not kept
             constant for each other.
-
-    Raises:
-        VitrineError: If there are not N labels, a label is the same for all models, or models are too few.
     """
     columns: dict[str, torch.Tensor] = {}
     for label, values in table.items():
@@ -164,9 +158,6 @@ def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "j
 
     ``official_sequential`` is the published ``debias``: sequential in the caller's order, exact only for the last
     one. ``joint`` projects onto the complement of their span.
-
-    Raises:
-        VitrineError: If the mode is unknown.
     """
     if mode not in MODES:
         raise refuse("mode", mode, MODES, "joint clears all of them")
@@ -202,11 +193,7 @@ def quality(
     space: Space, table: Mapping[str, torch.Tensor], method: str = "least_squares", components: int | None = None,
     folds: int = 5,
 ) -> Quality:  # fmt: skip
-    """Cross-validated accuracy of each label's direction, and the similarity of the directions.
-
-    Raises:
-        VitrineError: As :func:`direction`.
-    """
+    """Cross-validated accuracy of each label's direction, and the similarity of the directions."""
     accuracy, balanced, directions = {}, {}, []
     for label, values in table.items():
         y = _labels(space, values)
@@ -258,11 +245,7 @@ def labelled(space: Space) -> dict[str, torch.Tensor]:
 
 
 def direction_named(space: Space, label: str) -> torch.Tensor:
-    """A direction of the space by label.
-
-    Raises:
-        VitrineError: If the label is unknown; the message has the most similar labels.
-    """
+    """A direction of the space by label."""
     if label not in space.directions:
         raise refuse("direction", label, sorted(space.directions), "train it first")
     return space.directions[label]

@@ -67,11 +67,7 @@ class Stack:
         return change
 
     def check(self, path: str, count: int) -> None:
-        """Checks that the factors are those of ``count`` LoRAs with these ranks.
-
-        Raises:
-            VitrineError: If the shapes do not match.
-        """
+        """Checks that the factors are those of ``count`` LoRAs with these ranks."""
         down, up, ranks = tuple(self.down.shape), tuple(self.up.shape), self.ranks
         sound = ranks.shape == (count,) and len(down) > 1 and 0 not in down + up and bool((ranks >= 0).all())
         sound = sound and len(up) == 2 and layer_fits(path, up[0] * math.prod(down[1:]))

@@ -19,9 +19,6 @@ class GramState:
     Args:
         path: path of the file; None stores none.
         inputs: identify the build.
-
-    Raises:
-        VitrineError: If the file belongs to another build.
     """
 
     def __init__(self, path: Path | None = None, inputs: Mapping[str, Any] | None = None) -> None:

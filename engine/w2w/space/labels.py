@@ -20,9 +20,6 @@ def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
     """(N,) numbers from lines ``name-or-pattern number``; later lines take precedence, NaN without a match.
 
     Name and number are separated by a comma, a colon or blanks.
-
-    Raises:
-        VitrineError: If a line has no finite number, or matches no model.
     """
     values = torch.full((len(names),), math.nan)
     stems, models = list(map(_stem, names)), dict[str, list[int]]()
@@ -50,9 +47,6 @@ def names_in(path: str | Path, count: int) -> tuple[str, ...]:
 
     Args:
         count: number of models; 0 if unknown, which accepts any number.
-
-    Raises:
-        VitrineError: If the file is missing, or has another number of rows.
     """
     rows = _rows(path)
     bare = len(rows) == count and all(_as_number(cell) is not None for cell in rows[0][1:] if cell.strip())
@@ -67,10 +61,6 @@ def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor
 
     Models may be given by their file name alone if it is unique. Columns without any number, such as file names, are
     ignored. Cells are separated by commas, semicolons or tabs.
-
-    Raises:
-        VitrineError: If the file is missing or has no header or columns, a cell is not a finite number, or a name is
-            not in the space or occurs twice.
     """
     rows, file = _rows(path), Path(path).name
     indices = _indices(stems := list(map(_stem, names)))

@@ -32,10 +32,6 @@ class LinkedStacks(Mapping[str, Stack]):
 
     Args:
         files: of the training LoRAs, in order, with 1 x 1 projections in one form.
-
-    Raises:
-        VitrineError: If one is a DoRA, which would need its base model in every access; when a layer is read, if a
-            file has changed since.
     """
 
     def __init__(self, files: Sequence[LoraFile], layers_per_block: int = 2) -> None:
@@ -84,9 +80,6 @@ class LinkedStacks(Mapping[str, Stack]):
 
         Args:
             folders: further folders with the LoRAs, see :func:`~.build.load_space`.
-
-        Raises:
-            VitrineError: If a file is elsewhere, is missing or has changed.
         """
         files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
         if not 0 < layers < 100 or len(header["files"]) > 1 << 20:
@@ -107,9 +100,6 @@ def linked_file(space: Path, link: str, folders: Sequence[str | Path] = ()) -> P
 
     A space may be untrusted. Its LoRAs are therefore only looked for in its own folder, in a folder ``loras`` in or
     above it, and in ``folders``; links in these folders may lead elsewhere.
-
-    Raises:
-        VitrineError: If it is an absolute path, one of another system, or leaves these folders.
     """
     plain = isinstance(link, str) and not set(link) & set("\\:") and printable(link) == link
     usable = plain and not Path(link).is_absolute() and has_ending(link, ".safetensors")

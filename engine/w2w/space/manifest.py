@@ -66,12 +66,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Manifest(Sequence[Layer]):
-    """The layers of a flat vector, in order and without gaps.
-
-    Raises:
-        VitrineError: If the layers leave a gap or overlap, the two factors of one differ in rank, or one is larger than
-            any layer or has an implausible alpha.
-    """
+    """The layers of a flat vector, in order and without gaps."""
 
     layers: tuple[Layer, ...]
 
@@ -114,11 +109,7 @@ class Manifest(Sequence[Layer]):
         return self.layers[-1].end if self.layers else 0
 
     def flatten(self, lora: Lora) -> torch.Tensor:
-        """A LoRA -> (D,) float32; up factors are scaled if its alpha differs from the manifest's.
-
-        Raises:
-            VitrineError: If the LoRA's layers or shapes differ from the manifest's.
-        """
+        """A LoRA -> (D,) float32; up factors are scaled if its alpha differs from the manifest's."""
         if set(lora) != {layer.path for layer in self}:
             unmatched = sorted(set(lora) ^ {layer.path for layer in self})[:3]
             raise refuse(
@@ -127,11 +118,7 @@ class Manifest(Sequence[Layer]):
         return torch.cat([factor for layer in self for factor in _flat_factors(layer, lora[layer.path])])
 
     def unflatten(self, flat: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """(D,) -> path -> (down, up), as views, so that gradients reach ``flat``.
-
-        Raises:
-            VitrineError: If ``flat`` has another length.
-        """
+        """(D,) -> path -> (down, up), as views, so that gradients reach ``flat``."""
         if flat.shape != (self.size,):
             raise refuse("flat weights", tuple(flat.shape), (self.size,), "decode one model at a time")
         return {

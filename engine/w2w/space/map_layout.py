@@ -53,9 +53,6 @@ def map_of(
 
     Args:
         labels: in addition to, or replacing, the space's directions.
-
-    Raises:
-        VitrineError: If the space has coefficients of fewer than three models, or the method is unknown.
     """
     if method not in METHODS:
         raise refuse("map", method, METHODS, "auto lays out by neighbours where it can")
@@ -133,9 +130,6 @@ def at_place(space: Space, layout: SpaceMap, coefficients: torch.Tensor, place: 
 
     Args:
         place: x to the right and y upwards, -1 .. 1.
-
-    Raises:
-        VitrineError: If the position is outside the map.
     """
     if not all(-1 <= v <= 1 for v in place):
         raise refuse("place", " ".join(f"{v:g}" for v in place), "two numbers from -1 to 1", "stay on the map")

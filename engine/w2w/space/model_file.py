@@ -28,9 +28,6 @@ class W2WModel:
         coefficients: (B, K) float32.
         space: the hash of the space they belong to.
         history: provenance, oldest first: {"sample": ...}, {"edit": ...}, {"invert": ...}, {"blend": ...}.
-
-    Raises:
-        VitrineError: If the coefficients are not a matrix of finite numbers.
     """
 
     coefficients: torch.Tensor
@@ -59,22 +56,14 @@ class W2WModel:
         return float(self.history[-1].get("start", 1000.0)) if self.history else 1000.0
 
     def belongs(self, space: Space) -> W2WModel:
-        """The model itself, if it belongs to this space.
-
-        Raises:
-            VitrineError: If it belongs to another space.
-        """
+        """The model itself, if it belongs to this space."""
         if self.space != space.identity:
             shown, accepted = f"a model of space {self.space}", f"one of space {space.identity}"
             raise refuse("model", shown, accepted, "load the space it belongs to, or encode its LoRA in this one")
         return self
 
     def only(self, space: Space) -> torch.Tensor:
-        """(k,) coefficients, where one model is wanted.
-
-        Raises:
-            VitrineError: As :meth:`belongs`, or if there are several.
-        """
+        """(k,) coefficients, where one model is wanted."""
         if len(self) != 1:
             remedy = "take one: invert one picture at a time (Image From Batch), or write model[0] in Python"
             raise refuse("model", f"{len(self)} models", "one", remedy)
@@ -87,11 +76,7 @@ class W2WModel:
 
     @classmethod
     def load(cls, path: str | Path) -> W2WModel:
-        """Reads a file of :meth:`save`.
-
-        Raises:
-            VitrineError: If the file is missing, truncated, a pickle, of another kind, or has NaN or infinite values.
-        """
+        """Reads a file of :meth:`save`."""
         if has_ending(path, ".pt"):
             remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"
             raise refuse("model", Path(path).name, "a .w2wmodel.safetensors file", remedy)

@@ -37,9 +37,6 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
 
     Args:
         components: number of V's columns to use; None uses all.
-
-    Raises:
-        VitrineError: If a file is missing, cannot be opened without unpickling, or does not match the others.
     """
     check_components(components)
     folder = Path(folder)
@@ -83,11 +80,7 @@ def _imported(folder: Path, components: int | None, alpha: float) -> WeightSpace
 
 
 def official_manifest(folder: str | Path, alpha: float = ALPHA) -> Manifest:
-    """The layers of a published space, from ``weight_dimensions.pt`` alone.
-
-    Raises:
-        VitrineError: If the file is missing, or is not this file.
-    """
+    """The layers of a published space, from ``weight_dimensions.pt`` alone."""
     path = Path(folder) / FILES[3]
     if not path.is_file():
         raise refuse("folder", f"{path.parent.name} without {path.name}", list(FILES), "download the published files")
@@ -110,11 +103,7 @@ def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: tor
 
 
 def coefficients_in(path: Path, most: int) -> torch.Tensor:
-    """``w2wmodel.pt`` -> (B, most), padded with zeros.
-
-    Raises:
-        VitrineError: If it has anything else, or more than ``most`` columns.
-    """
+    """``w2wmodel.pt`` -> (B, most), padded with zeros."""
     if not path.is_file():
         raise refuse("model", path.name, "an existing file", "check the path")
     rows = _tensor(path).float()

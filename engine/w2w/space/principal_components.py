@@ -165,10 +165,6 @@ def principal_components(
         workers: processes that divide the shards; all return the same.
         inputs: inputs of the rows, for a :class:`~vitrine.engine.jobs.run.Run`; None: the rows
             themselves.
-
-    Raises:
-        VitrineError: If there are fewer than two models, more components than N - 1 are requested, all rows are equal,
-            the components do not fit into the memory, or the file belongs to other rows or settings.
     """
     config = config or PCAConfig()
     n, d = data.shape
@@ -200,11 +196,7 @@ def principal_components(
 
 
 def _gram_route(n: int, config: PCAConfig) -> bool:
-    """Whether the exact route is taken.
-
-    Raises:
-        VitrineError: If neither route fits into the memory.
-    """
+    """Whether the exact route is taken."""
     # the Gram matrix, its eigenvectors, the eigensolver's workspace; or four matrices of the subspace's width
     exact, width = 40 * n * n, min(n, (config.components or n) + config.oversample)
     needed = exact if config.route == "gram" or config.components is None else 32 * n * width
@@ -299,11 +291,7 @@ def _start(n: int, width: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def top_components(gram: torch.Tensor, count: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Singular values (K,) and left singular vectors (N, K) from a centred Gram matrix (N, N), whose rank is below N.
-
-    Raises:
-        VitrineError: If all models are equal.
-    """
+    """Singular values (K,) and left singular vectors (N, K) of a centred Gram matrix (N, N), whose rank is below N."""
     n = len(gram)
     eigen, vectors = torch.linalg.eigh((gram + gram.T).div_(2))
     eigen = eigen.flip(0)[: n - 1]

@@ -44,9 +44,6 @@ class WeightSpace:
         directions: label -> (K,), of length one standard deviation (see ``directions.py``).
         total_variance: of the standardised data (sum over all of S^2 / (N - 1)), for explained fractions.
         info: provenance, JSON-compatible ("base", "gauge", "source", ...).
-
-    Raises:
-        VitrineError: If the shapes do not match.
     """
 
     manifest: Manifest
@@ -108,11 +105,7 @@ class WeightSpace:
         return digest.hexdigest()[:16]
 
     def decode(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """(..., k) -> flat weights (..., D), differentiable; with k < K, of the first k components.
-
-        Raises:
-            VitrineError: If there are more coefficients than components.
-        """
+        """(..., k) -> flat weights (..., D), differentiable; with k < K, of the first k components."""
         k = coefficients.shape[-1]
         if not 0 < k <= self.dimension:
             raise refuse("coefficients", k, f"1 .. {self.dimension}", "use the space that they belong to")
@@ -155,11 +148,7 @@ class WeightSpace:
         )  # fmt: skip
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
-        """Writes one safetensors file atomically; ``dtype`` is that of components and coefficients.
-
-        Raises:
-            VitrineError: If the dtype is unknown.
-        """
+        """Writes one safetensors file atomically; ``dtype`` is that of components and coefficients."""
         if dtype not in DTYPES:
             raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
         narrow = DTYPES[dtype]
@@ -173,12 +162,7 @@ class WeightSpace:
 
     @classmethod
     def load(cls, path: str | Path) -> WeightSpace:
-        """Reads a file of :meth:`save`; components keep the file's dtype, everything else is float32.
-
-        Raises:
-            VitrineError: If the file is missing, truncated, not a space, of a later version, or has NaN or infinite
-                values.
-        """
+        """Reads a file of :meth:`save`; components keep the file's dtype, everything else is float32."""
         tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "space", "a header that fits its tensors", "build it again"):
             return cls._rebuilt(tensors, header)

@@ -30,11 +30,7 @@ def check_numbers(tensors: Mapping[str, torch.Tensor], most: float = LARGEST) ->
 
 
 def check_components(count: int | None) -> None:
-    """Checks how many components are asked for; None is the usual number.
-
-    Raises:
-        VitrineError: Fewer than one.
-    """
+    """Checks how many components are asked for; None is the usual number."""
     if count is not None and count < 1:
         raise refuse("components", count, "1 or more", "leave it out for the usual number")
 

@@ -34,11 +34,7 @@ def unlike(scan: FolderScan) -> str:
 
 
 def choose_mode(requested: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
-    """(mode, reason); ``mixed`` is the result of :func:`unlike`.
-
-    Raises:
-        VitrineError: If factors are requested for LoRAs whose factors do not form a matrix.
-    """
+    """(mode, reason); ``mixed`` is the result of :func:`unlike`."""
     if requested == "delta":
         return "delta", "as requested"
     if mixed:
@@ -51,11 +47,7 @@ def choose_mode(requested: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
 
 
 def some_readable(files: Sequence[LoraFile], memory: int) -> list[dict[str, LoraLayer]]:
-    """LoRAs evenly sampled from the folder, as many as fit into a part of the memory, without unreadable ones.
-
-    Raises:
-        VitrineError: If none can be read.
-    """
+    """LoRAs evenly sampled from the folder, as many as fit into a part of the memory, without unreadable ones."""
     largest = max(_bytes(entries) for entries in {id(f.entries): f.entries for f in files}.values())
     most = max(2, min(_COMPARED, memory // 4 // largest))
     picked = sorted({int(i) for i in np.linspace(0, len(files) - 1, min(most, len(files))).round()})

@@ -40,11 +40,7 @@ class LoraTarget(NamedTuple):
 
 
 def lora_targets(backbone: nn.Module, manifest: Manifest) -> dict[str, LoraTarget]:
-    """Layer path -> module and outputs; also for ComfyUI's transformers, which have other names and fuse some layers.
-
-    Raises:
-        VitrineError: If the network lacks a layer.
-    """
+    """Layer path -> module and outputs; also for ComfyUI's transformers, which rename and fuse some layers."""
     targets = {path: LoraTarget(module) for path, module in modules_of(backbone).items()}
 
     def lacking() -> list[str]:
@@ -64,11 +60,7 @@ def lora_targets(backbone: nn.Module, manifest: Manifest) -> dict[str, LoraTarge
 
 
 def target_layers(backbone: nn.Module, targets: tuple[str, ...] = PAPER_TARGETS) -> dict[str, nn.Linear]:
-    """Module path -> linear layer, for each module whose path ends with one of ``targets``.
-
-    Raises:
-        VitrineError: If nothing matches.
-    """
+    """Module path -> linear layer, for each module whose path ends with one of ``targets``."""
     modules = {path: _unwrapped(module) for path, module in modules_of(backbone).items()}
     layers = {
         path: module
@@ -87,9 +79,6 @@ def initial_lora(
     """PEFT's initialisation: A ~ U(-1 / sqrt(in), 1 / sqrt(in)), B = 0, layers in sorted order from one seed.
 
     All models of a space must share it: only a common initialisation makes their factors comparable (see ``gauge.py``).
-
-    Raises:
-        VitrineError: If no layer matches the targets, or alpha is NaN or infinite.
     """
     refuse_unless_finite("alpha", alpha)
     random, lora = torch.Generator().manual_seed(seed), {}
@@ -106,10 +95,6 @@ class BatchedLora(AbstractContextManager):
     Args:
         weights: (M, D) in ``manifest`` order, with or without gradients; may be replaced while the block is open.
         tiled: batch row i belongs to model i % M, as under guidance; else the batch is M equal blocks.
-
-    Raises:
-        VitrineError: If the weights do not match the manifest, the backbone lacks a layer, or (in a forward) the batch
-            is not a multiple of M; on exit, if forwards ended without calling its hooks.
     """
 
     def __init__(self, backbone: nn.Module, manifest: Manifest, weights: torch.Tensor, tiled: bool = False) -> None:
@@ -247,9 +232,6 @@ def late_lora(
         weights, late: (B, D) flat weights of B pictures, shared by the two halves of guidance; without ``late``,
             ``weights`` are used throughout.
         now: reads a forward's timestep; by default the network's timestep argument, as for UNets.
-
-    Raises:
-        VitrineError: As :class:`BatchedLora`.
     """
     with BatchedLora(backbone, manifest, weights, tiled=True) as lora:
         if late is None:

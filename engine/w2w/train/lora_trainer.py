@@ -52,9 +52,6 @@ class LoraTrainConfig(Config):
         weighting: of the loss: ``uniform`` as in the paper, on the network's own output, or ``debiased``, by
             1 / sqrt(SNR) up to 4 (Yu et al. 2023), as for the portraits model. That weights the error in eps
             for any prediction type, so that a flow's velocity has weight s (1 - s), small at both ends.
-
-    Raises:
-        VitrineError: If a value is out of range.
     """
 
     rank: int = 1
@@ -138,9 +135,6 @@ class BatchedTrainer:
         weights: (M, D) the trained leaf, in the order of ``manifest``.
         optimizer: AdamW on it.
         done: optimiser steps so far.
-
-    Raises:
-        VitrineError: If the backbone is offloaded.
     """
 
     def __init__(self, model: Denoiser, subjects: Sequence[Subject], config: LoraTrainConfig) -> None:
@@ -218,10 +212,6 @@ def train_loras(
         subjects: functions that make a subject on demand, so that a large set is never encoded at once;
             trained ones are made again and compared, unless they are :class:`SubjectMaker`.
         part: (index of this process, number of processes): it trains every n-th subject.
-
-    Raises:
-        VitrineError: If the folder has LoRAs trained on another model, other images or with other settings, or
-            another process trains there.
     """
     folder, makers = Path(folder), list(subjects)
     inputs = {"model": model, "settings": config}
@@ -242,11 +232,7 @@ def train_loras(
 
 
 def _trained(folder: Path, name: str, maker: Callable[[], Subject]) -> bool:
-    """Whether a subject has its file.
-
-    Raises:
-        VitrineError: If it was trained on other images.
-    """
+    """Whether a subject has its file."""
     from safetensors import safe_open
 
     file = folder / f"{name}.safetensors"

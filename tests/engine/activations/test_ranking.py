@@ -6,6 +6,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
+from vitrine.cli.main import main
 from vitrine.engine.activations.greedy_search import greedy_search
 from vitrine.engine.activations.points import parse_keypoints
 from vitrine.engine.activations.preset_files import FeaturePreset
@@ -21,7 +22,6 @@ from vitrine.engine.activations.qualitative_filter import (
 from vitrine.engine.activations.ranked_pictures import Pair, Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_sites, spatial_sites
 from vitrine.engine.activations.splits import SPLITS, folds_of, stratified
-from vitrine.engine.cli.main import main
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition

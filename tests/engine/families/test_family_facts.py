@@ -77,7 +77,7 @@ def decisions(tree):
 
 def places(root):
     """``file:line name`` of each fact of a family outside ``engine/families``."""
-    for path in sorted(p for wing in ("engine", "nodes", "evidence") for p in (root / wing).rglob("*.py")):
+    for path in sorted(p for wing in ("engine", "nodes", "cli", "evidence") for p in (root / wing).rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if name.startswith("engine/families/"):
             continue

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from vitrine.engine.cli.address_tables import TABLES, shipped_addresses
+from vitrine.cli.address_tables import TABLES, shipped_addresses
 from vitrine.engine.pipelines.loading import FLOW, SHIPPED, load_backbone
 from vitrine.engine.tracing.addresses import sites_of, usual
 
@@ -25,7 +25,7 @@ def test_the_table_is_what_the_networks_say():
 
 def test_a_list_of_addresses_and_help_pages_import_nothing_heavy():
     code = (
-        "import sys\nfrom vitrine.engine.cli.main import main\n"
+        "import sys\nfrom vitrine.cli.main import main\n"
         "for words in (['--help'], ['addresses'], ['addresses', 'flow portraits', 'auto'], ['w2w', 'invert', '--help'],"
         " ['addresses', 'portraits', 'nothing*']):\n"
         "    try: main(words)\n    except SystemExit: pass\n"

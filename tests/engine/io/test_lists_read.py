@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from vitrine.engine.cli.erase_command import read_pairs
-from vitrine.engine.cli.w2w_calibrate import readings_in
+from vitrine.cli.erase_command import read_pairs
+from vitrine.cli.w2w_calibrate import readings_in
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.prompt_files import read_prompts
 from vitrine.engine.io.tables import lines_of, rows_of
@@ -82,12 +82,12 @@ def test_what_is_not_understood_is_refused_by_name(tmp_path):
 
 def test_there_is_one_reader_of_lists():
     """Nothing else splits a text into lines at what Unicode calls separators, and no command reads a table itself."""
-    for path in (p for wing in ("engine", "nodes") for p in (ROOT / wing).rglob("*.py")):
+    for path in (p for wing in ("engine", "nodes", "cli") for p in (ROOT / wing).rglob("*.py")):
         text, name = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
         mine = name in ("engine/io/tables.py", "engine/emd/logs.py")  # logs are written and read by one trainer
         assert mine or not re.search(r"csv\.(reader|DictReader)", text), name
         lines = [line for line in text.split("\n") if ".splitlines()" in line]
-        assert not lines or name in ("engine/cli/main.py", "engine/w2w/building/map_page.py"), name  # of our own texts
+        assert not lines or name in ("cli/main.py", "engine/w2w/building/map_page.py"), name  # of our own texts
 
 
 def test_lines_of_nodes():

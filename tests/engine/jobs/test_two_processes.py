@@ -17,8 +17,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from vitrine.cli.main import main
 from vitrine.engine.activations.qualitative_filter import FilterRule
-from vitrine.engine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
 from vitrine.engine.io.ownership import LOCK, sole_owner
@@ -145,7 +145,7 @@ def test_accelerate_launches_a_command(both, tmp_path):
         import os, sys
         sys.path[:0] = [{str(TESTS)!r}]
         import conftest
-        from vitrine.engine.cli.main import main
+        from vitrine.cli.main import main
         assert os.environ["WORLD_SIZE"] == "2"
         sys.exit(main({[*command, "--out", str(tmp_path / "scores.csv")]!r}))
     """)

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.io.files import read_safetensors, save_safetensors
 from vitrine.engine.nemo import NeuronSet
 from vitrine.engine.nemo.calibrated_threshold import Calibrated
@@ -72,7 +72,7 @@ def refuses_each_other_input(find, folder, capsys):
         if change is not None:
             change()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("vitrine.engine.cli.nemo_commands._pipeline", lambda model, load, pipe=pipe: pipe)
+            patch.setattr("vitrine.cli.nemo_commands._pipeline", lambda model, load, pipe=pipe: pipe)
             capsys.readouterr()
             assert main([*find, *options]) == 2, said
         told = capsys.readouterr().err

@@ -1,7 +1,7 @@
 """What several searches agree on, and neurons as text."""
 
 import pytest
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, consensus, jaccard
 from vitrine.engine.nemo.neurons import export_lists, import_csv, parse_neurons

@@ -5,7 +5,7 @@ import torch
 from diffusers import DDIMScheduler
 from PIL import Image
 from safetensors.torch import load_file
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData, NeuronSet, erase, fingerprint_of, value_sites

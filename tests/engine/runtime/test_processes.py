@@ -57,8 +57,8 @@ def test_cores_are_shared_out_once(monkeypatch):
 WAITING = """
 import signal, sys, time
 from pathlib import Path
-from vitrine.engine.cli import commands
-from vitrine.engine.cli.main import main
+from vitrine.cli import commands
+from vitrine.cli.main import main
 from vitrine.engine.runtime.processes import {each}
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.cli.main import main
-from vitrine.engine.cli.w2w_commands import TrainLoras
+from vitrine.cli.main import main
+from vitrine.cli.w2w_commands import TrainLoras
 from vitrine.engine.w2w import load_space, read_header, read_lora
 
 

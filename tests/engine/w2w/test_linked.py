@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from vitrine.engine.cli.w2w_models import Writing
+from vitrine.cli.w2w_models import Writing
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.files import read_artefact, save_artefact
 from vitrine.engine.w2w import (

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import DeltaSpace, LoraLayer, build_space, look_at_folder, near_copies, read_lora, write_lora
 from vitrine.engine.w2w.loras.near_copies import sketch, variance_fractions

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.w2w import LoraLayer, load_space, read_lora, write_lora
 from vitrine_tests.models import SDXL, outline, unet_xl
 from vitrine_tests.peak import RESET, STATUS

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.portraits import load_portraits

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from vitrine.engine.cli.main import main
+from vitrine.cli.main import main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (

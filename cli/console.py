@@ -13,7 +13,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from ..settings.setting_checks import Writes, marked
+from ..engine.settings.setting_checks import Writes, marked
 
 NARROWEST = 40
 """Fewest columns of a help page: tyro's layout does not terminate below six."""

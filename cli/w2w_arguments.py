@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..io.file_names import as_name
-from ..io.folders import has_ending
+from ..engine.io.file_names import as_name
+from ..engine.io.folders import has_ending
 
 
 def space_at(path: Path | None) -> Any:
     """The space in a file; none: the shipped people. A linked space's LoRAs may be below the working directory."""
-    from ..portraits.shipped import PEOPLE_SPACE
-    from ..w2w import load_space
+    from ..engine.portraits.shipped import PEOPLE_SPACE
+    from ..engine.w2w import load_space
 
     return load_space(path or PEOPLE_SPACE, [Path.cwd()])
 
 
 def model_of(space: Any, source: str) -> tuple[Any, str]:
     """(saved model or training model by name, name for its files)."""
-    from ..w2w import W2WModel, member
+    from ..engine.w2w import W2WModel, member
 
     if has_ending(source, (".safetensors", ".pt")):
         return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
@@ -38,6 +38,6 @@ def example_of(space: Any) -> str:
 
 def weights_at(path: Path | None) -> Any:
     """A base model's weights by layer; None without a path."""
-    from ..w2w import BaseWeights
+    from ..engine.w2w import BaseWeights
 
     return None if path is None else BaseWeights.of_file(path)

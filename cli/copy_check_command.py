@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ..io.prompt_files import read_prompts
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
+from ..engine.io.prompt_files import read_prompts
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
 from .options import Load
 
 
@@ -55,14 +55,14 @@ class Check:
 
     def run(self) -> int:
         """0 on success."""
-        from ..diffusion.denoiser import Denoiser
-        from ..nemo import ProbeConfig, fingerprint_of
-        from ..nemo.calibrated_threshold import Calibrated
-        from ..nemo.check import CheckConfig
-        from ..pipelines.copy_checks import copy_check
-        from ..pipelines.descriptors import clip_descriptor
-        from ..pipelines.loading import load_pipeline
-        from ..runtime.progress import TqdmProgress
+        from ..engine.diffusion.denoiser import Denoiser
+        from ..engine.nemo import ProbeConfig, fingerprint_of
+        from ..engine.nemo.calibrated_threshold import Calibrated
+        from ..engine.nemo.check import CheckConfig
+        from ..engine.pipelines.copy_checks import copy_check
+        from ..engine.pipelines.descriptors import clip_descriptor
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.runtime.progress import TqdmProgress
 
         prompts, labels = read_prompts(self.prompts)
         ordinary = () if self.ordinary is None else tuple(read_prompts(self.ordinary)[0])

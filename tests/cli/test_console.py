@@ -13,7 +13,7 @@ import typing
 from pathlib import Path
 
 import pytest
-from vitrine.engine.cli.main import Group, _parse, _tree, main
+from vitrine.cli.main import Group, _parse, _tree, main
 from vitrine.engine.runtime.quiet import NOISE, quiet_libraries
 from vitrine.engine.settings.setting_checks import Writes, _marks
 from vitrine_tests.hangs import HANGS
@@ -25,7 +25,7 @@ COMMANDS = {name: entry for name, entry in TREE.items() if isinstance(entry, typ
     f"{word} {name}": entry
     for word, group in TREE.items() if isinstance(group, Group) for name, entry in group.commands.items()
 }  # fmt: skip
-VITRINE = [sys.executable, "-c", "import sys\nfrom vitrine.engine.cli.main import main\nsys.exit(main())"]
+VITRINE = [sys.executable, "-c", "import sys\nfrom vitrine.cli.main import main\nsys.exit(main())"]
 
 
 def help_page(path, monkeypatch, encoding="utf-8"):
@@ -89,7 +89,7 @@ def test_ctrl_c_is_one_line(tmp_path):
     waiting = (
         # A job in the background is born ignoring it.
         "import signal, sys, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
+        "from vitrine.cli import commands\nfrom vitrine.cli.main import main\n"
         "def run(self):\n    open('runs', 'w').close()\n    time.sleep(1200)\n"
         "commands.Demo.run = run\nsys.exit(main(['demo']))"
     )
@@ -225,7 +225,7 @@ def test_noise_of_libraries_is_left_out_and_warnings_are_not(caplog):
 def test_a_command_that_loads_a_model_prints_its_own_words_alone():
     """Bars of loaded weights, torchvision, modules kept in float32, LoRA keys of text encoders."""
     code = (
-        "import sys\nfrom vitrine.engine.cli import commands\nfrom vitrine.engine.cli.main import main\n"
+        "import sys\nfrom vitrine.cli import commands\nfrom vitrine.cli.main import main\n"
         "def run(self):\n"
         "    from vitrine.engine.pipelines.loading import load_pipeline\n"
         "    from vitrine.engine.portraits.shipped import student_file\n"

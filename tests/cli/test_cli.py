@@ -4,8 +4,8 @@ import subprocess
 import sys
 
 import pytest
-from vitrine.engine.cli import commands
-from vitrine.engine.cli.main import Group, _parse, _tree, main
+from vitrine.cli import commands
+from vitrine.cli.main import Group, _parse, _tree, main
 from vitrine.evidence.portraits.train_config import TrainConfig
 
 TREE = _tree()
@@ -43,7 +43,7 @@ def test_the_tree_lists_the_methods():
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys\nfrom vitrine.engine.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        "import sys\nfrom vitrine.cli.main import main\ntry: main(sys.argv[1:])\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'diffusers', 'transformers', 'matplotlib', 'PIL'} & set(sys.modules)))"
     )
     for arguments in (["--help"], ["train", "portraits", "--help"]):

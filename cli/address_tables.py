@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
-TABLES = Path(__file__).parents[1] / "portraits" / "weights" / "addresses.json"
+TABLES = Path(__file__).parents[1] / "engine" / "portraits" / "weights" / "addresses.json"
 
 
 class AddressTable(NamedTuple):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..settings.setting_checks import OutFile
+from ..engine.errors import refuse
+from ..engine.settings.setting_checks import OutFile
 from .w2w_arguments import space_at
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class Map:
 
     def run(self) -> int:
         """0 on success."""
-        from ..runtime.progress import TqdmProgress
-        from ..w2w import map_of, map_page, member_names, with_map
-        from ..w2w.space.labels import read_table
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import map_of, map_page, member_names, with_map
+        from ..engine.w2w.space.labels import read_table
 
         if self.store and self.space is None:
             raise refuse("store", "the shipped space", "a space file of your own", "name it, or leave --store out")
@@ -62,7 +62,7 @@ class Map:
 
 def _pictures(folder: Path | None, names: Any) -> dict[str, Image]:
     """Model name -> its picture, 48 pixels; by the full name or its last part."""
-    from ..io.picture_files import open_rgb, pictures_in
+    from ..engine.io.picture_files import open_rgb, pictures_in
 
     if folder is None:
         return {}

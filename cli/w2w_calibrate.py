@@ -9,21 +9,17 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..io.files import named
-from ..io.tables import read_records
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder, Side
+from ..engine.errors import refuse
+from ..engine.io.files import named
+from ..engine.io.tables import read_records
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Count, OutFolder, Side
 from .options import Load, OutSpace
 from .w2w_arguments import model_of, space_at
 
 
 def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
-    """Label -> (strength, reading) pairs of a CSV with the columns label, strength, reading.
-
-    Raises:
-        VitrineError: If a column is missing, or has other values.
-    """
+    """Label -> (strength, reading) pairs of a CSV with the columns label, strength, reading."""
     curves: dict[str, list[tuple[float, float]]] = {}
     accepted = "a CSV with the columns label, strength, reading; the last two are numbers"
     with named(path, "readings", accepted, "correct the file"):
@@ -39,12 +35,8 @@ def readings_in(path: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def paired_names(before: Path, after: Path) -> list[str]:
-    """Names of the picture files that both folders have.
-
-    Raises:
-        VitrineError: If there is none, or a picture has no partner.
-    """
-    from ..io.picture_files import pictures_in
+    """Names of the picture files that both folders have."""
+    from ..engine.io.picture_files import pictures_in
 
     sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
     if not sides[0] or sides[0] != sides[1]:
@@ -95,7 +87,7 @@ class Calibrate:
         return 0
 
     def _by_table(self, space: Any) -> Any:
-        from ..w2w import fit_strengths, with_strength_maps
+        from ..engine.w2w import fit_strengths, with_strength_maps
 
         curves = readings_in(self.readings or Path())
         maps = {}
@@ -106,10 +98,10 @@ class Calibrate:
 
     def _by_classifier(self, space: Any, target: Path) -> Any:
         """Saves after each direction and map, so that a stopped command loses little."""
-        from ...evidence.w2w.calibrate import calibrated, with_pairs
-        from ...evidence.w2w.pair_sliders import name_of
-        from ...evidence.w2w.people import LABELS
-        from ..runtime.stages import Stages
+        from ..engine.runtime.stages import Stages
+        from ..evidence.w2w.calibrate import calibrated, with_pairs
+        from ..evidence.w2w.pair_sliders import name_of
+        from ..evidence.w2w.people import LABELS
 
         unknown = [label for label in (*self.labels, *self.pairs) if label not in LABELS]
         if unknown:
@@ -165,12 +157,12 @@ class PairSlider:
 
         import torch
 
-        from ..activations.picture_latents import to_pixels
-        from ..io.picture_files import open_rgb
-        from ..pipelines import W2WPipeline
-        from ..pipelines.loading import load_pipeline
-        from ..runtime.progress import TqdmProgress
-        from ..w2w import PairConfig, with_pair_slider
+        from ..engine.activations.picture_latents import to_pixels
+        from ..engine.io.picture_files import open_rgb
+        from ..engine.pipelines import W2WPipeline
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import PairConfig, with_pair_slider
 
         space, names = space_at(self.space), paired_names(self.before, self.after)
         rows = model_of(space, self.shown)[0].coefficients[:1] if self.shown else torch.zeros(1, space.dimension)

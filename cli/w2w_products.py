@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..io.file_names import as_name
-from ..io.files import named, parse_table
-from ..settings.setting_checks import Count, OutFile, Writes
+from ..engine.errors import refuse
+from ..engine.io.file_names import as_name
+from ..engine.io.files import named, parse_table
+from ..engine.settings.setting_checks import Count, OutFile, Writes
 from .w2w_arguments import example_of, model_of, space_at, tail_of
 from .w2w_models import Files, Writing
 
@@ -46,7 +46,7 @@ class SliderLora:
         """0 on success."""
         import torch
 
-        from ..w2w import EditConfig, edit, slider_lora, sliders_of, write_lora
+        from ..engine.w2w import EditConfig, edit, slider_lora, sliders_of, write_lora
 
         space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
@@ -78,7 +78,7 @@ class Blend:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import W2WModel, blend
+        from ..engine.w2w import W2WModel, blend
 
         space = space_at(self.space)
         rows = [model_of(space, source)[0].only(space) for source in self.models]
@@ -109,9 +109,9 @@ class Sheet:
 
     def run(self) -> int:
         """0 on success."""
-        from ...evidence.w2w.people import LABELS
-        from ...evidence.w2w.sheet import Sheet as Drawn
-        from ..runtime.progress import TqdmProgress
+        from ..engine.runtime.progress import TqdmProgress
+        from ..evidence.w2w.people import LABELS
+        from ..evidence.w2w.sheet import Sheet as Drawn
 
         unknown = sorted(set(self.labels) - set(LABELS))
         if unknown or self.people < 1:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from os import environ
 from pathlib import Path
 
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Count, OutFolder
 from .options import Load
 
 
@@ -48,8 +48,8 @@ class Verify:
     def run(self) -> int:
         """0 if the named claims were measured, or any without names; 1 if data is missing."""
         environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it
-        from ...evidence.verify.context import Asked
-        from ...evidence.verify.run import verify
+        from ..evidence.verify.context import Asked
+        from ..evidence.verify.run import verify
 
         asked = Asked(
             self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..settings.setting_checks import Count, OutFolder
+from ..engine.settings.setting_checks import Count, OutFolder
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Transfer:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.resolution.curves import mean_curve
-        from ...evidence.resolution.transfer_training import ARMS, TransferConfig, transfer
-        from ..pipelines.loading import LoadConfig
-        from ..portraits.shipped import transformer_folder
-        from ..runtime.stages import Stages
+        from ..engine.pipelines.loading import LoadConfig
+        from ..engine.portraits.shipped import transformer_folder
+        from ..engine.runtime.stages import Stages
+        from ..evidence.resolution.curves import mean_curve
+        from ..evidence.resolution.transfer_training import ARMS, TransferConfig, transfer
 
         transformer_folder(self.source)  # raises before the pictures are rendered
         config = TransferConfig(
@@ -81,7 +81,7 @@ class Export:
 
     def run(self) -> int:
         """0 when written."""
-        from ...evidence.resolution.transfer_training import export
+        from ..evidence.resolution.transfer_training import export
 
         print(f"model: {export(self.folder, self.out, self.arm, self.seed)}")
         return 0
@@ -117,9 +117,9 @@ class Tune:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.resolution.tuned import TuneConfig, tune
-        from ..pipelines.loading import LoadConfig
-        from ..runtime.progress import TqdmProgress
+        from ..engine.pipelines.loading import LoadConfig
+        from ..engine.runtime.progress import TqdmProgress
+        from ..evidence.resolution.tuned import TuneConfig, tune
 
         device = LoadConfig(self.device).checked_place
         for seed in self.seeds:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder, Side
+from ..engine.errors import refuse
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 if TYPE_CHECKING:
-    from ..activations.spair_dataset import SPairPair
+    from ..engine.activations.spair_dataset import SPairPair
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Rank:
 
     def run(self) -> int:
         """0 on success."""
-        from ..pipelines import CorrespondencePipeline, SegmentationPipeline
-        from ..pipelines.loading import load_pipeline
-        from ..runtime.processes import launched
-        from ..runtime.progress import TqdmProgress
+        from ..engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.runtime.processes import launched
+        from ..engine.runtime.progress import TqdmProgress
 
         if not self.pictures.is_dir():
             raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
@@ -91,8 +91,8 @@ class Rank:
 
     def _pictures(self) -> Any:
         """The folder with its masks, or the files."""
-        from ..activations.labelled import read_masks
-        from ..io.picture_files import pictures_in
+        from ..engine.activations.labelled import read_masks
+        from ..engine.io.picture_files import pictures_in
 
         if self.masks is not None and self.keypoints is not None:
             raise refuse("--keypoints", "and --masks", "one of them", "rank by each, and compare")
@@ -105,7 +105,7 @@ class Rank:
 
     def _points(self, files: list[Path]) -> list[list[list[float]]]:
         """(B, K, 2) from the JSON table."""
-        from ..io.files import named, parse_table
+        from ..engine.io.files import named, parse_table
 
         assert self.keypoints is not None
         hidden = [float("nan")] * 2
@@ -168,10 +168,10 @@ class Spair:
         """0 on success."""
         import tempfile
 
-        from ..activations.spair_dataset import read_spair
-        from ..io.files import write_json
-        from ..pipelines import CorrespondencePipeline
-        from ..pipelines.loading import load_pipeline
+        from ..engine.activations.spair_dataset import read_spair
+        from ..engine.io.files import write_json
+        from ..engine.pipelines import CorrespondencePipeline
+        from ..engine.pipelines.loading import load_pipeline
 
         pairs = self._some(read_spair(self.folder, self.split, self.category))
         pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
@@ -194,8 +194,8 @@ class Spair:
         return kept
 
     def _measure(self, pipe: Any, pairs: list[SPairPair], cache: Path) -> dict[str, Any]:
-        from ..pipelines.spair_keypoints import SPairRun, spair_scores
-        from ..runtime.progress import TqdmProgress
+        from ..engine.pipelines.spair_keypoints import SPairRun, spair_scores
+        from ..engine.runtime.progress import TqdmProgress
 
         tap = {"timestep": self.timestep, "modulate": self.modulate, "discard": self.discard}
         run = SPairRun(

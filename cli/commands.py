@@ -8,8 +8,8 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder, Writes
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Writes
 from .options import Load
 
 
@@ -22,7 +22,7 @@ class Demo:
 
     def run(self) -> int:
         """0 on success."""
-        from ...evidence.demo import write_report
+        from ..evidence.demo import write_report
 
         print(f"report: {write_report(self.out)}")
         return 0
@@ -57,7 +57,7 @@ class Reproduce:
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
-        from ...evidence.reproduce import reproduce
+        from ..evidence.reproduce import reproduce
 
         names = ("plants", "photographs", "face_model", "inception", "avataaars", "students")
         files = {name: getattr(self, name) for name in names}
@@ -82,15 +82,15 @@ class Addresses:
 
     def _rows(self) -> list[tuple[str, str, str]]:
         """(site name, kind, module path) of each; those of shipped models are in a file, which needs no torch."""
-        from ..tracing.address_patterns import matching
+        from ..engine.tracing.address_patterns import matching
         from .address_tables import shipped_addresses
 
         table = shipped_addresses(self.model) if self.load == LoadConfig() else None
         if table is not None:
             wanted = set(matching([row[0] for row in table.rows], table.default, self.pattern))
             return [row for row in table.rows if row[0] in wanted]
-        from ..pipelines.loading import load_backbone
-        from ..tracing.addresses import resolve
+        from ..engine.pipelines.loading import load_backbone
+        from ..engine.tracing.addresses import resolve
 
         sites = resolve(load_backbone(self.model, self.load), self.pattern)
         return [(site.address, site.kind, site.path) for site in sites]
@@ -107,8 +107,8 @@ class Card:
 
     def run(self) -> int:
         """0 on success."""
-        from ...evidence.portraits.card import write_card
-        from ..runtime.progress import TqdmProgress
+        from ..engine.runtime.progress import TqdmProgress
+        from ..evidence.portraits.card import write_card
 
         print(f"card: {write_card(self.folder, TqdmProgress('measuring'), device=self.device)}")
         return 0

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from vitrine.cli.main import main
 from vitrine.engine.activations.spair_dataset import SPairScore
-from vitrine.engine.cli.main import main
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits

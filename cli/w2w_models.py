@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..io.file_names import as_name
-from ..io.folders import has_ending
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFolder, Side
+from ..engine.errors import refuse
+from ..engine.io.file_names import as_name
+from ..engine.io.folders import has_ending
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Count, OutFolder, Side
 from .options import Load
 from .w2w_arguments import example_of, model_of, space_at, tail_of, weights_at
 
@@ -35,7 +35,7 @@ class Writing:
         """Writes a pair of files and prints a line for each model of a W2WModel."""
         import torch
 
-        from ..w2w import change_kept, materialise, nearest, write_lora
+        from ..engine.w2w import change_kept, materialise, nearest, write_lora
 
         for i, name in enumerate(map(as_name, names)):
             lora = materialise(space, model.coefficients[i], self.rank)
@@ -86,7 +86,7 @@ class Sample:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, sliders_of, usual_sampling
+        from ..engine.w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, sliders_of, usual_sampling
 
         space, strengths, wanted = space_at(self.space), sliders_of(self.edits, "="), sliders_of(self.wanted, "=")
         config = usual_sampling(
@@ -123,7 +123,7 @@ class Edit:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import EditConfig, edit, edit_step, sliders_of
+        from ..engine.w2w import EditConfig, edit, edit_step, sliders_of
 
         space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
@@ -179,12 +179,12 @@ class Invert:
         """0 on success, 130 after Ctrl-C."""
         import torch
 
-        from ..activations.picture_latents import to_pixels
-        from ..io.picture_files import open_picture
-        from ..pipelines import W2WPipeline
-        from ..pipelines.loading import load_pipeline
-        from ..runtime.progress import TqdmProgress
-        from ..w2w import W2WModel, described, partial_inversion
+        from ..engine.activations.picture_latents import to_pixels
+        from ..engine.io.picture_files import open_picture
+        from ..engine.pipelines import W2WPipeline
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import W2WModel, described, partial_inversion
 
         space, config = space_at(self.space), self._config()
         pipe = W2WPipeline.from_pipe(load_pipeline(self.model, None, self.load))
@@ -211,7 +211,7 @@ class Invert:
     def _config(self) -> Any:
         from dataclasses import replace
 
-        from ..w2w.edit.invert_config import preset
+        from ..engine.w2w.edit.invert_config import preset
 
         names = ("steps", "lr", "components", "prior")
         chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -222,8 +222,8 @@ class Invert:
         """(B, side, side) in [0, 1], cropped like the pictures; None without masks."""
         import torch
 
-        from ..activations.picture_latents import to_pixels
-        from ..io.picture_files import soft_mask, stored
+        from ..engine.activations.picture_latents import to_pixels
+        from ..engine.io.picture_files import soft_mask, stored
 
         if not self.masks:
             return None
@@ -254,7 +254,7 @@ class Encode:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import described, encode, layer_sizes, member, official_model, read_lora
+        from ..engine.w2w import described, encode, layer_sizes, member, official_model, read_lora
 
         space, weights = space_at(self.space), weights_at(self.base_weights)
         for source in self.loras:

@@ -9,10 +9,10 @@ import re
 import sys
 from typing import Annotated, Any, NamedTuple, Union
 
-from ..errors import VitrineError, refuse
-from ..io import packages
-from ..runtime.quiet import quiet_libraries
-from ..settings.setting_checks import check_settings
+from ..engine.errors import VitrineError, refuse
+from ..engine.io import packages
+from ..engine.runtime.quiet import quiet_libraries
+from ..engine.settings.setting_checks import check_settings
 from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, link_written, wide_enough
 
 

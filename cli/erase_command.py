@@ -11,12 +11,12 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..io.files import named
-from ..io.prompt_files import read_prompts
-from ..io.tables import read_records
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from ..engine.errors import refuse
+from ..engine.io.files import named
+from ..engine.io.prompt_files import read_prompts
+from ..engine.io.tables import read_records
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
 from .nemo_commands import _pipeline
 from .options import Load
 
@@ -71,10 +71,10 @@ class Erase:
 
     def run(self) -> int:
         """0 on success."""
-        from ..io.picture_files import open_picture
-        from ..nemo import AttackConfig, EraseConfig, NeuronSet
-        from ..pipelines.nemo_erase import SurrogateConfig
-        from ..runtime.progress import TqdmProgress
+        from ..engine.io.picture_files import open_picture
+        from ..engine.nemo import AttackConfig, EraseConfig, NeuronSet
+        from ..engine.pipelines.nemo_erase import SurrogateConfig
+        from ..engine.runtime.progress import TqdmProgress
 
         training = EraseConfig(
             self.rounds, self.updates, self.lr, self.batch, self.rank,
@@ -97,11 +97,7 @@ class Erase:
 
 
 def read_pairs(path: Path) -> tuple[list[str], list[Path]]:
-    """Prompts and the paths of their pictures.
-
-    Raises:
-        VitrineError: If the file is missing, lacks a column, is empty, or names a missing picture.
-    """
+    """Prompts and the paths of their pictures."""
     accepted = "a CSV in UTF-8 with the columns prompt and picture"
     with named(path, "pairs", accepted, "one line per memorized picture"):
         rows = read_records(path, ("prompt", "picture"), "pairs")
@@ -125,7 +121,7 @@ class Consensus:
 
     def run(self) -> int:
         """0 on success."""
-        from ..nemo import NeuronSet, consensus
+        from ..engine.nemo import NeuronSet, consensus
 
         chosen = consensus([NeuronSet.load(p) for p in self.searches], self.share)
         chosen.save(self.out)

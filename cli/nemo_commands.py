@@ -11,18 +11,18 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..io.files import save_safetensors, write_json, write_text
-from ..io.prompt_files import read_prompts
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from ..engine.errors import refuse
+from ..engine.io.files import save_safetensors, write_json, write_text
+from ..engine.io.prompt_files import read_prompts
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
 from .copy_check_command import Check
 from .options import Load
 
 
 def _pipeline(model: str, load: LoadConfig) -> Any:
-    from ..pipelines import NEMOPipeline
-    from ..pipelines.loading import load_pipeline
+    from ..engine.pipelines import NEMOPipeline
+    from ..engine.pipelines.loading import load_pipeline
 
     pipe = NEMOPipeline.from_pipe(load_pipeline(model, None, load))
     pipe.set_progress_bar_config(disable=True)
@@ -31,7 +31,7 @@ def _pipeline(model: str, load: LoadConfig) -> Any:
 
 def _bar(label: str, workers: Any) -> Any:
     """A progress bar in the first process."""
-    from ..runtime.progress import TqdmProgress
+    from ..engine.runtime.progress import TqdmProgress
 
     return TqdmProgress(label, not workers.index)
 
@@ -73,12 +73,12 @@ class Calibrate:
 
     def run(self) -> int:
         """0 on success."""
-        from ..jobs.run import forget
-        from ..nemo import FewStepConfig, ProbeConfig, fingerprint_of, threshold
-        from ..nemo.sample_threshold import NAME
-        from ..nemo.search_config import AUTO
-        from ..runtime.processes import launched
-        from ..runtime.stages import Stages
+        from ..engine.jobs.run import forget
+        from ..engine.nemo import FewStepConfig, ProbeConfig, fingerprint_of, threshold
+        from ..engine.nemo.sample_threshold import NAME
+        from ..engine.nemo.search_config import AUTO
+        from ..engine.runtime.processes import launched
+        from ..engine.runtime.stages import Stages
 
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
         probe = ProbeConfig(
@@ -127,8 +127,8 @@ class ImportStatistics:
 
     def run(self) -> int:
         """0 on success."""
-        from ..nemo import ProbeConfig
-        from ..nemo.calibrated_threshold import NAME, PUBLISHED
+        from ..engine.nemo import ProbeConfig
+        from ..engine.nemo.calibrated_threshold import NAME, PUBLISHED
 
         pipe = _pipeline(self.model, self.load)
         statistics = pipe.import_statistics(self.file)
@@ -164,11 +164,11 @@ class ScorePrompts:
 
     def run(self) -> int:
         """0 on success."""
-        from ..jobs.run import forget
-        from ..nemo import SampleThreshold, fingerprint_of
-        from ..nemo.calibrated_threshold import Calibrated
-        from ..nemo.search_config import check_protocol
-        from ..runtime.processes import launched
+        from ..engine.jobs.run import forget
+        from ..engine.nemo import SampleThreshold, fingerprint_of
+        from ..engine.nemo.calibrated_threshold import Calibrated
+        from ..engine.nemo.search_config import check_protocol
+        from ..engine.runtime.processes import launched
 
         published, texts = check_protocol(self.protocol), read_prompts(self.prompts)[0]
         calibrated: Any = (Calibrated if published else SampleThreshold).load(self.calibrated)
@@ -237,11 +237,11 @@ class Find:
 
     def run(self) -> int:
         """0 on success."""
-        from ..jobs.run import Run
-        from ..nemo import NeuronStatistics, SampleThreshold, SearchConfig, fingerprint_of
-        from ..nemo.calibrated_threshold import Calibrated
-        from ..nemo.find import settings_of
-        from ..runtime.processes import launched
+        from ..engine.jobs.run import Run
+        from ..engine.nemo import NeuronStatistics, SampleThreshold, SearchConfig, fingerprint_of
+        from ..engine.nemo.calibrated_threshold import Calibrated
+        from ..engine.nemo.find import settings_of
+        from ..engine.runtime.processes import launched
 
         calibrated = Calibrated.load(self.calibrated)
         statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
@@ -290,7 +290,7 @@ class Bake:
 
     def run(self) -> int:
         """0 on success."""
-        from ..nemo import NeuronSet, bake
+        from ..engine.nemo import NeuronSet, bake
 
         if not self.neurons:
             raise refuse("NEURONS files", 0, "one or more", "vitrine nemo find writes them")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..settings.setting_checks import Count, OutFolder
+from ..engine.settings.setting_checks import Count, OutFolder
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Train:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.control.sized_training import TransformerTrainConfig, train_transformer
-        from ..pipelines.loading import LoadConfig
-        from ..portraits.shipped import transformer_folder
-        from ..runtime.stages import Stages
+        from ..engine.pipelines.loading import LoadConfig
+        from ..engine.portraits.shipped import transformer_folder
+        from ..engine.runtime.stages import Stages
+        from ..evidence.control.sized_training import TransformerTrainConfig, train_transformer
 
         if self.start is not None:
             transformer_folder(self.start)  # raises before the pictures are rendered

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from vitrine.engine.cli.main import Group, _tree, main
+from vitrine.cli.main import Group, _tree, main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.files import save_safetensors
 from vitrine.engine.pipelines.emd_training import training_parts

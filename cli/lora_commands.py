@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..pipelines.loading import SHIPPED, LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
+from ..engine.pipelines.loading import SHIPPED, LoadConfig
+from ..engine.settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
 from .options import Load
 
 
@@ -60,9 +60,9 @@ class Report:
 
     def run(self) -> int:
         """0 on success, whatever the verdicts."""
-        from ..pipelines.lora_report_samples import ReportConfig
-        from ..pipelines.lora_reports import lora_report
-        from ..runtime.progress import TqdmProgress
+        from ..engine.pipelines.lora_report_samples import ReportConfig
+        from ..engine.pipelines.lora_reports import lora_report
+        from ..engine.runtime.progress import TqdmProgress
 
         config = ReportConfig(self.seeds, self.first_seed, self.steps, self.guidance, prompts=self.prompts)
         report = lora_report(
@@ -74,17 +74,17 @@ class Report:
         return 0
 
     def _model(self) -> Any:
-        from ..pipelines.loading import load_pipeline
-        from ..pipelines.lora_on_pipeline import PipelineModel
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.pipelines.lora_on_pipeline import PipelineModel
 
         pipe: Any = load_pipeline(self.base, None, self.load)
         pipe.set_progress_bar_config(disable=True)
         return PipelineModel(pipe, (self.height, self.width) if self.height and self.width else None)
 
     def _material(self) -> Any:
-        from ..io.prompt_files import read_prompts
-        from ..nemo.check import Pictures
-        from ..pipelines.lora_reports import Material, captions_beside, pictures_of
+        from ..engine.io.prompt_files import read_prompts
+        from ..engine.nemo.check import Pictures
+        from ..engine.pipelines.lora_reports import Material, captions_beside, pictures_of
 
         pictures = Pictures()
         captions: list[str] = []
@@ -95,11 +95,11 @@ class Report:
             captions = read_prompts(self.captions)[0]
         extra: dict[str, Any] = {} if self.ordinary is None else {"ordinary": tuple(read_prompts(self.ordinary, 2)[0])}
         if self.clip is not None:
-            from ...evidence.emd.clip_score import Clip
+            from ..evidence.emd.clip_score import Clip
 
             extra["judge"] = Clip.load(str(self.clip))
         if self.ordinary is None and self.base == SHIPPED:
-            from ..portraits import caption, sample_scenes
+            from ..engine.portraits import caption, sample_scenes
 
             extra["ordinary"] = tuple(caption(sample_scenes(range(8_400_000, 8_400_008))))
         return Material(pictures, tuple(captions), self.trigger, folder=self.folder, space=self.space, **extra)

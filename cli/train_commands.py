@@ -10,15 +10,15 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ...evidence.portraits.flow_config import (
+from ..engine.errors import refuse
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Writes
+from ..evidence.portraits.flow_config import (
     AdvancedDecoderTrainConfig,
     AdvancedFlowTrainConfig,
     DecoderTrainConfig,
     FlowTrainConfig,
 )
-from ...evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
-from ..errors import refuse
-from ..settings.setting_checks import Count, OutFile, OutFolder, Writes
+from ..evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Portraits(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.train import STAGES, main
+        from ..evidence.portraits.train import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -46,8 +46,8 @@ class Avataaars(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.avataaars_train import train_avataaars
-        from ...evidence.portraits.train import STAGES
+        from ..evidence.portraits.avataaars_train import train_avataaars
+        from ..evidence.portraits.train import STAGES
 
         return _train(partial(train_avataaars, self.layers), self.recipe(), STAGES)
 
@@ -64,7 +64,7 @@ class Flow(FlowTrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.flow_train import STAGES, main
+        from ..evidence.portraits.flow_train import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -77,7 +77,7 @@ class Decoder(DecoderTrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from ...evidence.portraits.decoder_train import STAGES, main
+        from ..evidence.portraits.decoder_train import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -93,10 +93,10 @@ class Identity:
 
     def run(self) -> int:
         """0 when written."""
-        from ...evidence.portraits.avataaars import open_model
-        from ...evidence.portraits.classifier import load_classifier
-        from ...evidence.portraits.identities import save_identity
-        from ..runtime.progress import TqdmProgress
+        from ..engine.runtime.progress import TqdmProgress
+        from ..evidence.portraits.avataaars import open_model
+        from ..evidence.portraits.classifier import load_classifier
+        from ..evidence.portraits.identities import save_identity
 
         classifier = self.folder / "readout" / "readout.safetensors"
         if not classifier.is_file():
@@ -125,8 +125,8 @@ class Students:
 
     def run(self) -> int:
         """0 when written."""
-        from ...evidence.emd.toy_students import stages, train_students
-        from ..runtime.stages import Stages
+        from ..engine.runtime.stages import Stages
+        from ..evidence.emd.toy_students import stages, train_students
 
         if self.out is None and self.model is None:
             raise refuse("out", None, "a folder", "the shipped model's folder is not written to")
@@ -151,9 +151,9 @@ class Plants:
 
     def run(self) -> int:
         """0 when written."""
-        from ...evidence.nemo.later_plants import plant_later
-        from ..pipelines.loading import LoadConfig
-        from ..runtime.progress import TqdmProgress
+        from ..engine.pipelines.loading import LoadConfig
+        from ..engine.runtime.progress import TqdmProgress
+        from ..evidence.nemo.later_plants import plant_later
 
         device = LoadConfig(self.device).checked_place
         path = plant_later(self.out, self.set, progress=TqdmProgress("steps"), device=device)
@@ -163,8 +163,8 @@ class Plants:
 
 def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> int:
     """Trains; a run whose time is up prints how to resume it."""
-    from ...evidence.portraits.phase import OutOfTime
-    from ..runtime.stages import Stages
+    from ..engine.runtime.stages import Stages
+    from ..evidence.portraits.phase import OutOfTime
 
     try:
         print(f"model: {main(config, Stages(dict.fromkeys(stages)).bar)}")

@@ -5,8 +5,8 @@ from typing import Annotated
 
 from tyro.conf import arg
 
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Writes
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Writes
 
 Load = Annotated[LoadConfig, arg(name="")]
 """Model loading: `--device`, `--dtype` ... without a prefix on the command line."""

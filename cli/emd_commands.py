@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..io.files import named, parse_table
-from ..io.prompt_files import read_prompts
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import Count, OutFile, OutFolder, Side
+from ..engine.errors import refuse
+from ..engine.io.files import named, parse_table
+from ..engine.io.prompt_files import read_prompts
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
@@ -36,7 +36,7 @@ class Train:
     CONFIG is a JSON file: {"model": folder or hub id, "prompts": text file, "base": name, "size": [height, width],
     "train": {settings}}.
     Without one, a student of the portraits model is trained. Under `accelerate launch` (on CPU cores `torchrun`),
-    with `-m vitrine.engine.cli.main emd train`, processes divide each batch.
+    with `-m vitrine.cli.main emd train`, processes divide each batch.
     """
 
     config: Positional[Annotated[Path | None, arg(metavar="[CONFIG]")]] = None
@@ -60,11 +60,11 @@ class Train:
         """0 when finished."""
         import dataclasses
 
-        from ..emd.chain_config import EStepConfig
-        from ..emd.train_config import EMDTrainConfig
-        from ..pipelines.emd_training import TEXTS, training_parts
-        from ..runtime.processes import launched
-        from ..runtime.stages import Stages
+        from ..engine.emd.chain_config import EStepConfig
+        from ..engine.emd.train_config import EMDTrainConfig
+        from ..engine.pipelines.emd_training import TEXTS, training_parts
+        from ..engine.runtime.processes import launched
+        from ..engine.runtime.stages import Stages
 
         settings = _read(self.config) if self.config else {"train": PORTRAITS}
         unknown = set(settings) - {"model", "prompts", "base", "size", "train"}
@@ -124,11 +124,11 @@ class Evaluate:
 
     def run(self) -> int:
         """0 when finished."""
-        from ...evidence.emd.clip_score import Clip
-        from ...evidence.emd.evaluate import Judges, Protocol, best, checkpoints, evaluate, features_of
-        from ..io.files import write_json
-        from ..pipelines.loading import load_pipeline
-        from ..runtime.progress import TqdmProgress
+        from ..engine.io.files import write_json
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.runtime.progress import TqdmProgress
+        from ..evidence.emd.clip_score import Clip
+        from ..evidence.emd.evaluate import Judges, Protocol, best, checkpoints, evaluate, features_of
 
         lines, _ = read_prompts(self.prompts)
         students, protocol = (

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from ..errors import refuse
-from ..pipelines.loading import LoadConfig
-from ..settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from ..engine.errors import refuse
+from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
 from .options import Load, OutSpace
 from .w2w_arguments import space_at, weights_at
 from .w2w_calibrate import Calibrate, PairSlider
@@ -57,7 +57,7 @@ class TrainLoras:
 
     def run(self) -> int:
         """0 when all are trained."""
-        from ..runtime.processes import cores, launched, side_by_side, world_size
+        from ..engine.runtime.processes import cores, launched, side_by_side, world_size
 
         self._refuse_unread()
         small = self.folder is None or self.model == "portraits"
@@ -81,11 +81,11 @@ class TrainLoras:
             raise refuse("settings", shown, "out, model, people, together, workers", "give FOLDER, or leave them out")
 
     def _train(self, worker: int = 0, workers: int = 1) -> int:
-        from ...evidence.w2w.people import train_people
-        from ..portraits.flow import FLOW_WEIGHTS
-        from ..runtime.processes import launched
-        from ..runtime.progress import TqdmProgress
-        from ..w2w import LoraTrainConfig, train_loras
+        from ..engine.portraits.flow import FLOW_WEIGHTS
+        from ..engine.runtime.processes import launched
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import LoraTrainConfig, train_loras
+        from ..evidence.w2w.people import train_people
 
         part = (worker, workers) if workers > 1 else (launched().index, launched().count)
         label = f"training, worker 1 of {part[1]}" if part[1] > 1 else "training"
@@ -94,7 +94,7 @@ class TrainLoras:
         if self.folder is None:
             folder = {"portraits": None, "flow": str(FLOW_WEIGHTS)}.get(self.model, self.model)
             return len(train_people(self.out, self.people, model=folder, **options))
-        from ..pipelines.w2w_training import subjects_in
+        from ..engine.pipelines.w2w_training import subjects_in
 
         denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt, load=self.load)
         config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
@@ -119,9 +119,9 @@ class Look:
 
     def run(self) -> int:
         """0 on success, also if no file is usable."""
-        from ..io.files import write_json
-        from ..runtime.progress import TqdmProgress
-        from ..w2w import look_at_folder
+        from ..engine.io.files import write_json
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import look_at_folder
 
         bar, memory = TqdmProgress("reading"), int(self.memory_gb * 2**30)
         weights = weights_at(self.base_weights)
@@ -167,9 +167,9 @@ class Build:
 
     def run(self) -> int:
         """0 on success; bad files are listed and left out."""
-        from ..runtime.processes import launched
-        from ..w2w import mapped
-        from ..w2w.space.linked_factors import linked_file, relative_path
+        from ..engine.runtime.processes import launched
+        from ..engine.w2w import mapped
+        from ..engine.w2w.space.linked_factors import linked_file, relative_path
 
         if self.linked:  # raises now, not after hours
             linked_file(self.out, relative_path(self.out, self.folder / "a.safetensors"), [Path.cwd()])
@@ -185,9 +185,9 @@ class Build:
 
     def _space(self, work: Path, workers: Any) -> Any:
         """The space without directions from labels; None in all but the first process."""
-        from ...evidence.w2w.people import build_people
-        from ..runtime.progress import TqdmProgress
-        from ..w2w import BuildConfig, build_space
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import BuildConfig, build_space
+        from ..evidence.w2w.people import build_people
 
         bar = TqdmProgress("space", not workers.index)
         if self.portraits:
@@ -227,7 +227,7 @@ class Label:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import usual_sampling, with_sampling
+        from ..engine.w2w import usual_sampling, with_sampling
 
         if self.labels is None and not self.sampling:
             raise refuse("labels", "none", "a CSV file, or --sampling", "give one of the two")
@@ -252,8 +252,8 @@ def _setting(text: str) -> tuple[str, Any]:
 
 def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...]) -> Any:
     """The space with a direction per label; prints their accuracy."""
-    from ..w2w import mapped, member_names, quality, with_directions
-    from ..w2w.space.labels import read_table
+    from ..engine.w2w import mapped, member_names, quality, with_directions
+    from ..engine.w2w.space.labels import read_table
 
     table = read_table(labels, member_names(space))
     space = mapped(with_directions(space, _directions(space, table, method, exclusive)), table)
@@ -264,7 +264,7 @@ def _labelled(space: Any, labels: Path, method: str, exclusive: tuple[str, ...])
 
 
 def _directions(space: Any, table: dict[str, Any], method: str, exclusive: tuple[str, ...]) -> dict[str, Any]:
-    from ..w2w import direction, joint_directions
+    from ..engine.w2w import direction, joint_directions
 
     if method != "joint":
         if exclusive:
@@ -291,8 +291,8 @@ class ImportOfficial:
 
     def run(self) -> int:
         """0 on success."""
-        from ..w2w import contents
-        from ..w2w.space.official_files import import_official
+        from ..engine.w2w import contents
+        from ..engine.w2w.space.official_files import import_official
 
         space = import_official(self.folder, self.components or None)
         print(contents(space))
