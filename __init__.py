@@ -31,8 +31,6 @@ __all__ = [
     "EMDOneStepTransformerPipeline",
     "EMDOneStepXLPipeline",
     "EditConfig",
-    "EntropyConfig",
-    "EntropyGuidedPipeline",
     "FewStepConfig",
     "GuidanceConfig",
     "InvertConfig",
@@ -54,7 +52,6 @@ __all__ = [
     "W2WAroundPipeline",
     "W2WPipeline",
     "copy_check",
-    "cross_size_consistency",
     "load_portraits",
     "load_space",
     "lora_report",
@@ -65,7 +62,7 @@ __all__ = [
 
 _HOMES = {
     ".engine.activations": ("Activations", "PCABasis", "pca_rgb"),
-    ".engine.control": ("EntropyConfig", "GuidanceConfig", "SizeCondition", "cross_size_consistency"),
+    ".engine.control": ("GuidanceConfig", "SizeCondition"),
     ".engine.diffusion.denoiser": ("Denoiser",),
     ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
@@ -78,7 +75,7 @@ _HOMES = {
 
 if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.activations import Activations, PCABasis, pca_rgb
-    from .engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
+    from .engine.control import GuidanceConfig, SizeCondition
     from .engine.diffusion.denoiser import Denoiser
     from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
@@ -95,7 +92,6 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     )
     from .engine.pipelines.copy_checks import copy_check
     from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepTransformerPipeline, EMDOneStepXLPipeline
-    from .engine.pipelines.entropy import EntropyGuidedPipeline
     from .engine.pipelines.lora_on_pipeline import PipelineModel
     from .engine.pipelines.lora_reports import lora_report
     from .engine.pipelines.matching import (

@@ -40,11 +40,7 @@ PERSON, INSIDE, ONE_STEP = (
 COPIED, SIZE = "Stop the model copying a picture (demo)", "Say how large a picture should look (demo)"
 FIND, OWN = "Find the same part (demo)", "Make your own slider, threshold and space (demo)"
 LATE, GUIDED = "Change a person halfway through (demo)", "Make a picture look small or large (demo)"
-LOOK, ENTROPY, LARGER = (
-    "Look inside a copied picture (demo)",
-    "Guide without a negative prompt (demo)",
-    "Sample at twice the size, transformer (demo)",
-)
+LOOK, LARGER = "Look inside a copied picture (demo)", "Sample at twice the size, transformer (demo)"
 CALLS, CALL = "60 network calls a picture", "One network call a picture"
 COPY = "Sample, and what of it is copied"
 BOTH = "With and without the neurons"
@@ -63,7 +59,6 @@ def cuts() -> dict[str, list[Cut]]:
         "weighted": [tiles(SIZE, f"Power-cosine, {pixels} px", 1) for pixels in (16, 64, 256)],
         "guided": [tiles(GUIDED, "strength 1"), tiles(GUIDED, "Strength 3: blurrier, as a small original is")],
         "padded": [tiles(GUIDED, "strength 1"), tiles(GUIDED, "padded with its own tokens")],
-        "entropy": [tiles(ENTROPY, "No guidance"), tiles(ENTROPY, "Away from flat attention")],
         "larger": [
             tiles(LARGER, f"128 px, {p}", 1) for p in ("positions run on", "positions on a grid", "after fine-tuning")
         ],

@@ -46,9 +46,6 @@ FRAMES: dict[str, list[Frame]] = {
         ("made to look small", "Strength 3: blurrier, as a small original is", 0, 1),
         ("as trained", "strength 1", 0, 1),
     ],
-    "Guide without a negative prompt (demo)": [
-        ("away from flat attention", "Away from flat attention", 0, 4), ("no guidance", "No guidance", 0, 4),
-    ],
     "Sample at twice the size, transformer (demo)": [
         ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
         ("twice the size, untouched", "128 px, positions run on", 0, 1),

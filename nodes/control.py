@@ -6,16 +6,14 @@ import math
 import re
 from typing import Any
 
-import torch
 from comfy_api.latest import io
 
-from ..engine.control import DRAWN, GammaConfig, PaddingConfig, SizeCondition, cross_size_consistency, pad_text
+from ..engine.control import DRAWN, GammaConfig, PaddingConfig, SizeCondition, pad_text
 from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from ..engine.io.tables import lines_of
 from .comfy.conditioning import readers_of, token_count, with_sizes
 from .comfy.control import checkpoint_stamp, checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
-from .comfy.pictures import as_pictures
 from .comfy.progress import text_on
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
@@ -226,53 +224,4 @@ class NoisyReplicatePadding(io.ComfyNode):
         return io.NodeOutput(padded_parts)
 
 
-class CrossSizeConsistency(io.ComfyNode):
-    """How much pictures differ when only the size condition differs."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Batches of the same seeds in."""
-        more = [
-            io.Image.Input(f"images_{i}", optional=True, tooltip="The same seeds under another size.")
-            for i in range(3, 6)
-        ]
-        return io.Schema(
-            node_id="VitrineCrossSizeConsistency",
-            display_name="Compare Sizes",
-            category=CATEGORY,
-            description="Mean distance between pictures of one seed and prompt under different size conditions.",
-            search_aliases=["cross-size consistency", "size conditioning metric", "lpips across sizes"],
-            inputs=[
-                io.Image.Input("images_1", tooltip="Pictures under the first size."),
-                io.Image.Input("images_2", tooltip="The same seeds under another size."),
-                *more,
-                io.String.Input(
-                    "sizes", default="256x256, 512x512, 1024x1024",
-                    tooltip="Width x height, one for each connected batch; for the report.",
-                ),
-            ],
-            outputs=[
-                io.Float.Output(display_name="distance", tooltip="Mean over pairs and pictures; 0: no change."),
-                io.String.Output(display_name="report", tooltip="Distance of each pair of sizes."),
-            ],
-        )  # fmt: skip
-
-    @classmethod
-    def execute(
-        cls, images_1: torch.Tensor, images_2: torch.Tensor, images_3: Any = None, images_4: Any = None,
-        images_5: Any = None, sizes: str = "",
-    ) -> io.NodeOutput:  # fmt: skip
-        """Root mean square of the difference, in [0, 1]."""
-        connected = (images_1, images_2, images_3, images_4, images_5)
-        batches = [as_pictures(b, f"images_{n}") for n, b in enumerate(connected, 1) if b is not None]
-        pairs = [(int(h), int(w)) for w, h in re.findall(r"(\d+)\s*[xX]\s*(\d+)", sizes)][: len(batches)]
-        if len(pairs) != len(batches):
-            raise refuse("sizes", sizes, f"{len(batches)} of them, as 512x512", "one for each connected batch")
-        pictures = dict(zip(pairs, (b.permute(0, 3, 1, 2) for b in batches), strict=True))
-        result = cross_size_consistency(pictures.__getitem__, pairs)
-        matrix = result.matrix.tolist()
-        lines = [f"{w} x {h}: " + "  ".join(f"{v:.4f}" for v in row) for (h, w), row in zip(pairs, matrix, strict=True)]
-        return io.NodeOutput(result.mean, "\n".join([f"mean {result.mean:.4f} (root mean square)", *lines]))
-
-
-NODES = [ControlValues, ApplyGammaSchedule, LoadControl, *SAMPLING, NoisyReplicatePadding, CrossSizeConsistency]
+NODES = [ControlValues, ApplyGammaSchedule, LoadControl, *SAMPLING, NoisyReplicatePadding]

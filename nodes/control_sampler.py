@@ -1,4 +1,4 @@
-"""Sampling with control: a guider for Eq. 2, one for ERG, and one node that has it all."""
+"""Sampling with control: a guider for Eq. 2, and one node that has it all."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.control import ControlWarning, EntropyConfig, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
+from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
 from ..engine.control.size_guidance import NEGATIVES, NESTINGS
 from ..engine.diffusion.guidance import scale_for_size
 from ..engine.io.charts import curve_picture
 from .comfy.conditioning import PIXELS, with_sizes
 from .comfy.control import weighted, weighting_of
-from .comfy.control_guider import ControlGuider, EntropyGuider, run
+from .comfy.control_guider import ControlGuider, run
 from .comfy.model import latents_to_sample
 from .comfy.schedule import SAMPLERS, SCHEDULERS, clock_of, run_sigmas
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
@@ -73,59 +73,6 @@ class ControlCFGGuider(io.ComfyNode):
         """Eq. 2; the null control is derived from the positive."""
         config = GuidanceConfig(cfg, control, nesting, negative=negative_sizes)
         return io.NodeOutput(ControlGuider(model, positive, negative, config))
-
-
-class EntropyGuiderNode(io.ComfyNode):
-    """Guidance away from the same prompt, seen with flat attention."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """A prompt and how the network is weakened in."""
-        return io.Schema(
-            node_id="VitrineEntropyGuider",
-            display_name="Entropy Guider",
-            category=CATEGORY,
-            description="Guides away from what the model would make with flat attention; no negative prompt is needed.",
-            search_aliases=[
-                "ERG", "entropy rectifying guidance", "perturbed attention", "SEG", "PAG", "no negative prompt",
-                "without negative prompt", "NAG", "guidance without cfg",
-            ],
-            is_experimental=True,
-            inputs=[
-                io.Model.Input("model", tooltip="SD1.x, SD2.x, SDXL or PixArt: a network with plain queries."),
-                io.Conditioning.Input("positive", tooltip="The prompt."),
-                io.Float.Input(
-                    "cfg", default=2.0, min=0.0, max=100.0, step=0.1, tooltip="Strength of the guidance; 1 is none.",
-                ),
-                io.Float.Input(
-                    "tau", display_name="attention_scale", default=0.01, min=0.0, max=10.0, step=0.01,
-                    tooltip="Factor on the attention logits of the weakened network: 0 is flat attention, 1 weakens "
-                            "nothing.",
-                ),
-                io.String.Input(
-                    "places", display_name="layers", default="*-self-q",
-                    tooltip="Names of the weakened queries; *-self-q is all of self-attention, mid-*-self-q the middle "
-                            "only.",
-                ),
-                io.Int.Input(
-                    "start_timestep", default=1000, min=0, max=1000,
-                    tooltip="Weakened below this timestep. 1000 is the whole run.",
-                ),
-                io.Conditioning.Input(
-                    "weak", optional=True, tooltip="Prompt of the weakened network; the prompt itself if left open. An "
-                                                   "empty prompt adds ordinary guidance.",
-                ),
-            ],
-            outputs=[io.Guider.Output(display_name="GUIDER", tooltip="For SamplerCustomAdvanced.")],
-        )  # fmt: skip
-
-    @classmethod
-    def execute(
-        cls, model: Any, positive: list, cfg: float, tau: float, places: str, start_timestep: int,
-        weak: list | None = None,
-    ) -> io.NodeOutput:  # fmt: skip
-        """The weakened network is this one, inside the rows of a second evaluation."""
-        return io.NodeOutput(EntropyGuider(model, positive, EntropyConfig(cfg, tau, places, start_timestep), weak))
 
 
 class ControlConditionedSampler(io.ComfyNode):
@@ -233,4 +180,4 @@ def _curve(model: Any, gamma: GammaConfig, sigmas: torch.Tensor) -> torch.Tensor
     return torch.from_numpy(np.asarray(picture).astype(np.float32) / 255)[None]
 
 
-SAMPLING = [ControlCFGGuider, ControlConditionedSampler, EntropyGuiderNode]
+SAMPLING = [ControlCFGGuider, ControlConditionedSampler]

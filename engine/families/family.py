@@ -215,7 +215,6 @@ class Family:
         time_input: what diffusers pipelines pass as its timestep.
         stacked: its pipelines run guidance as one forward, negative prompt's batch rows first, and say so by
             ``do_classifier_free_guidance``.
-        stacking: names of pipelines that run guidance as one forward of [negative, positive] batch rows.
         guidance: name of the pipelines' argument, and its value for no guidance.
         masks_optional: the pipelines take encoded prompts without a mask if they are not padded.
         rope_readers: class of a rotary embedding -> function that recomputes it for other angles.
@@ -242,7 +241,6 @@ class Family:
     component: str = "transformer"
     time_input: TimeInput = "s"
     stacked: bool = False
-    stacking: tuple[str, ...] = ()
     guidance: tuple[str, float] = ("guidance_scale", 1.0)
     masks_optional: bool = False
     rope_readers: Mapping[str, RopeReader] = field(default_factory=dict)

@@ -128,7 +128,6 @@ FAMILY = Family(
     condition,
     trained=square(1024),
     time_input="timestep",
-    stacking=("PixArtAlphaPipeline", "PixArtSigmaPipeline"),
     grid_scale=grid_scale,
     lora_paths=r"^transformer_blocks\..*\.attn2\.",
     underscored=("adaln_single", "caption_projection", "pos_embed"),

@@ -248,7 +248,6 @@ FAMILY = Family(
     component="unet",
     time_input="timestep",
     stacked=True,
-    stacking=("StableDiffusionPipeline", "StableDiffusionXLPipeline"),
     # DMD2's list for one-step LoRA students
     adapted=(
         "to_q", "to_k", "to_v", "to_out.0", "proj_in", "proj_out", "ff.net.0.proj", "ff.net.2", "conv1", "conv2",

@@ -17,7 +17,6 @@ _HOMES = {
     "ControlConditionedPipelineOutput": ".control",
     "ControlConditionedPixArtPipeline": ".control",
     "ControlConditionedXLPipeline": ".control",
-    "EntropyGuidedPipeline": ".entropy",
     "EMDOneStepPipeline": ".emd",
     "EMDOneStepTransformerPipeline": ".emd",
     "EMDOneStepXLPipeline": ".emd",

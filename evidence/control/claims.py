@@ -9,16 +9,15 @@ from typing import Any, NamedTuple
 import torch
 
 from ...engine.control import GuidanceConfig
-from ...engine.control.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from ...engine.errors import refuse
 from ...engine.portraits.models import Portraits
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import bootstrap, mean_interval
 from ..metrics import fine_detail, frechet_distance
+from ..metrics.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from ..portraits.avataaars import avataaars_folder, open_model
 from ..portraits.classifier import classifier_of
 from ..registry import ClaimResult, Table, arms, claim
-from . import entropy_claims as _entropy  # noqa: F401  registers control.entropy
 from .controlled_transformer import GUIDANCE, ControlledTransformer
 from .fid_sets import by_set, mean_arms
 from .guided import draw_guided

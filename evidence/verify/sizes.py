@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch.nn.functional import interpolate
 
-from ...engine.control import GammaConfig, GuidanceConfig, SizeCondition, cross_size_consistency, rms_distance
+from ...engine.control import GammaConfig, GuidanceConfig, SizeCondition
 from ...engine.io.table_on_disk import RowFile
 from ...engine.pipelines.descriptors import lpips_distance
 from ..intervals import mean_interval, ratio_interval
 from ..metrics import fine_detail
+from ..metrics.cross_size import cross_size_consistency, rms_distance
 from .context import SETTINGS, Context
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published

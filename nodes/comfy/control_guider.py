@@ -1,8 +1,7 @@
-"""Eq. 2 and entropy rectifying guidance as ComfyUI guiders, and a run under the first."""
+"""Eq. 2 as a ComfyUI guider, and a run under it."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +12,15 @@ import comfy.utils
 import latent_preview
 import torch
 
-from ...engine.control import ControlStep, EntropyConfig, GuidanceConfig, control_guidance, needed_evaluations
-from ...engine.control.entropy_guidance import query_sites, weakened
+from ...engine.control import ControlStep, GuidanceConfig, control_guidance, needed_evaluations
 from ...engine.control.size_guidance import Key
 from ...engine.errors import refuse
 from . import compat_comfyui as core
 from .carried import SIZES
 from .conditioning import PIXELS, high_is_null, null_control, same_control
 from .control import size_input, weighting_of
-from .forwards import Forward, around_forwards
-from .model import backbone_of
-from .patches import refuse_other_tokens
 from .schedule import clock_of
 
-_ENTROPY = "vitrine.entropy"
 _ROLES: dict[Key, str] = {
     (True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "controlled_negative",
 }  # fmt: skip
@@ -107,37 +101,6 @@ class ControlGuider(comfy.samplers.CFGGuider):
             return float(times.max()), weight, self.checkpoint.embedder.h is None
         size = (x.shape[-2] * PIXELS, x.shape[-1] * PIXELS)
         return float(times.max()), weight, all(high_is_null(c, size) for c in self.conds["positive"])
-
-
-class EntropyGuider(comfy.samplers.CFGGuider):
-    """Entropy rectifying guidance (Berrada et al. 2025): away from the same network with flat attention.
-
-    Args:
-        weak: condition of the weakened network; None is the positive prompt.
-    """
-
-    def __init__(self, model: Any, positive: list, config: EntropyConfig, weak: list | None = None) -> None:
-        sites = query_sites(backbone_of(model), config)
-        refuse_other_tokens(model, (site.address for site in sites))
-
-        def flattening(forward: Forward) -> AbstractContextManager:
-            rows = forward.by_row([part.role == "negative" for part in forward.parts])
-            if not (config.weakens(forward.timestep) and bool(rows.any())):
-                return nullcontext()
-            return weakened(forward.network, sites, config.tau, lambda count, device: rows.to(device))
-
-        super().__init__(around_forwards(model, _ENTROPY, flattening))
-        self.config, self.same_text = config, weak is None
-        self.inner_set_conds({"positive": positive, "negative": positive if weak is None else weak})
-        self.set_cfg(config.scale)
-
-    def predict_noise(self, x: Any, timestep: Any, model_options: dict | None = None, seed: Any = None) -> Any:
-        """One step's x0, in one evaluation where the weakened network is not another one."""
-        options, t = model_options or {}, float(clock_of(self.inner_model.model_sampling)(timestep).max())
-        both = self.config.guides(t, self.same_text) or options.get("disable_cfg1_optimization", False)
-        conds = [self.conds["positive"], self.conds["negative"]][: 1 + both]
-        out = core.calc_cond_batch(self.inner_model, conds, x, timestep, options)
-        return outer_guidance(self, [out[0], out[-1]], x, timestep, options)
 
 
 def outer_guidance(guider: Any, out: list, x: Any, timestep: Any, options: dict) -> Any:

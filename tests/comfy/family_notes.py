@@ -120,8 +120,3 @@ def test_the_template_runs(tiny, workflow):
     history, error = tiny.run(graph)
     assert error is None, error
     assert shown(history, graph)
-
-
-def test_flat_attention_is_refused_plainly(tiny):
-    _, error = tiny.run(tiny.following("Guide without a negative prompt (demo)").graph)
-    assert "whose queries are normalised" in error, error

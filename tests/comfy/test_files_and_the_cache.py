@@ -157,7 +157,6 @@ class Desk:
         sizes = {"width": 24, "height": 32}
         positive = self.one("VitrineControlValues", conditioning=self.positive, **sizes)
         self.call("VitrineControlCFGGuider", model=told, positive=positive, negative=self.empty)
-        self.call("VitrineEntropyGuider", model=self.model, positive=self.positive)
         run = {"seed": 3, "steps": 1, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
         told = {"model": told, "positive": positive, "negative": self.empty, "latent_image": self.latent}
         self.call("VitrineControlConditionedSampler", **told, **run)
@@ -190,7 +189,7 @@ def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
     desk.control()
     ours = {k for k in comfy.nodes.NODE_CLASS_MAPPINGS if k.startswith("Vitrine")}
     left = {"VitrineLoadPortraits", "VitrineApplyGammaSchedule", "VitrineNoisyReplicatePadding",
-            "VitrineCrossSizeConsistency", "VitrineNEMODetect", "VitrineNEMOSampleThreshold"}  # fmt: skip
+            "VitrineNEMODetect", "VitrineNEMOSampleThreshold"}  # fmt: skip
     assert ours - set(desk.calls) <= left, "a new node needs a call above"
     reading = {node_id: files for node_id, (_, files) in desk.calls.items() if files}
     assert reading.keys() - OWN_STATE >= READS - OWN_STATE, "the watch sees nothing"

@@ -169,7 +169,6 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
 
 
 DAILY = {
-    "Guide without a negative prompt (demo)",
     "Pull sliders, four nodes (demo)",
     "Sample at twice the size (demo)",
     "See what the model sees (demo)",

@@ -82,7 +82,6 @@ SEARCHES = {
         "blurry",
         "crop conditioning",
     ],
-    "EntropyGuider": ["no negative prompt", "PAG", "NAG"],
     "ActivePatches": ["lora info", "list loras"],
     "EMDVariety": ["diversity", "same face"],
 }

@@ -85,33 +85,6 @@ def sample_at_twice_the_size(graph, comfy):
     return found
 
 
-# --- guidance ------------------------------------------------------------------------------------------------------
-def guide_without_a_negative_prompt(graph, comfy):
-    from diffusers import EulerDiscreteScheduler
-    from vitrine.engine.control import EntropyConfig
-    from vitrine.engine.pipelines import EntropyGuidedPipeline
-
-    found, pipe = {}, load_portraits().pipeline()
-    pipe.set_progress_bar_config(disable=True)
-    steps, size = graph(7), graph(4)
-    empty = [graph.text(["3"])] * size.batch_size
-    shape = (size.batch_size, 4, size.height // 4, size.width // 4)
-    noise = torch.randn(shape, generator=torch.Generator().manual_seed(graph(5).noise_seed))
-    both = graph(40)
-    arms = {13: (1.0, 1.0, False), 23: (graph(20).cfg, 1.0, True), 33: (graph(30).cfg, graph(30).tau, False),
-            43: (both.cfg, both.tau, True)}  # fmt: skip
-    for shown, (scale, tau, told_empty) in arms.items():
-        pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
-        sigmas = euler_sigmas(pipe.scheduler, steps.scheduler, steps.steps)
-        pipe.scheduler.set_timesteps(sigmas=sigmas)
-        start = (1 + sigmas[0] ** 2) ** 0.5 / pipe.scheduler.init_noise_sigma
-        guided = EntropyGuidedPipeline.from_pipe(pipe, EntropyConfig(scale, tau, both.places, both.start_timestep))
-        told = {"negative_prompt": empty} if told_empty else {}
-        prompts = [graph.text(["2"])] * size.batch_size
-        found[shown] = guided(prompts, sigmas=sigmas, latents=noise * start, output_type="pt", **told).images
-    return found
-
-
 # --- control -------------------------------------------------------------------------------------------------------
 def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, control=1.0, schedule="normal"):
     """(B, 3, H, W) pictures of a portraits transformer told sizes; ``prompt`` may be text states."""

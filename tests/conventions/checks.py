@@ -137,8 +137,7 @@ def encoded(door: Door) -> None:
 def _embeds(pipe: Any, door: Door) -> dict[str, torch.Tensor]:
     """What the stock pipeline's ``encode_prompt`` returns, by its own names."""
     lender = stock(door.family)
-    # entropy's guidance leads away from the same prompt unless another is asked for
-    both = "negative_prompt" not in door.refused and door.title != "Entropy"
+    both = "negative_prompt" not in door.refused
     if door.family == "sdxl":
         text, empty, pooled, empty_pooled = lender.encode_prompt([PROMPT] * 2, device="cpu")
         positive = {"prompt_embeds": text, "pooled_prompt_embeds": pooled}

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from vitrine.engine import pipelines as ours
-from vitrine.engine.control.entropy_guidance import EntropyConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, fingerprint_of, value_sites
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import InvertConfig
@@ -183,7 +182,6 @@ STUDENT = {
     "cross_attention_kwargs": (ADAPTERS, "set_adapters"),
 }
 PERSON = {"cross_attention_kwargs": (ADAPTERS, "its strength is its coefficients'")}
-ENTROPY = {"guidance_scale": ({"guidance_scale": 2.0}, "the config's scale")}
 NO_PICTURES = ("pictures", "masks")
 
 DOORS = {
@@ -214,8 +212,6 @@ DOORS = {
              absent=NO_PICTURES),
         Door("NEMO XL", "sdxl", ours.NEMOAroundPipeline, _blocked_sdxl, absent=NO_PICTURES, lent=True),
         Door("W2W XL", "sdxl", ours.W2WAroundPipeline, _person_sdxl, absent=NO_PICTURES, lent=True, refused=PERSON),
-        Door("Entropy", "sd", ours.EntropyGuidedPipeline, _sized, refused=ENTROPY, absent=NO_PICTURES,
-             config=(EntropyConfig(scale=2.0, tau=0.01),)),
         Door("Resolution", "sd", ours.ResolutionTransferPipeline, _plain, absent=NO_PICTURES, config=(WIDE,)),
     )
 }  # fmt: skip

@@ -41,7 +41,6 @@ def _reason(title: str, name: str) -> str:
 REASONS = {
     "distilled": "guidance is distilled into a one-step student",
     "activations come back": 'activations come back, with PIL pictures of them, or with `"none"`',
-    "the config's scale": "the config has the scale: `EntropyConfig(scale=...)`",
     "its strength is its coefficients'": "a model's strength is its coefficients'; it works where none is given",
 }
 

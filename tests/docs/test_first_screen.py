@@ -85,7 +85,7 @@ def _pictures(nodes):
 
 
 STEPS = {
-    "VitrineActivePatches", "VitrineCrossSizeConsistency", "VitrineNEMOBake", "VitrineNEMOVerify",
+    "VitrineActivePatches", "VitrineNEMOBake", "VitrineNEMOVerify",
     "VitrineNoisyReplicatePadding", "VitrineSaveActivations", "VitrineW2WBlend",
 }  # fmt: skip
 """Nodes of the pack that stand in boxes only: a step or a check of an example about another node."""

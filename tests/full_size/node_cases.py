@@ -16,7 +16,7 @@ from vitrine_tests.full_size.scene import CAPTIONS, PROMPT, STUDENT, Scene
 
 Tensors = list[torch.Tensor]
 CASES: dict[str, Callable[[Scene], Tensors]] = {}
-NO_MODEL = ("VitrineRenderPortrait", "VitrineCrossSizeConsistency", "VitrineEMDVariety", "VitrineNEMOCompareCopies")
+NO_MODEL = ("VitrineRenderPortrait", "VitrineEMDVariety", "VitrineNEMOCompareCopies")
 LEFT_OUT = dict.fromkeys(NO_MODEL, "needs no model") | {
     "VitrineLoadPortraits": "loads another model",
     "VitrineLoadPortraitsTransformer": "loads another model",
@@ -365,11 +365,6 @@ def control_guider(s: Scene) -> Tensors:
     model = _controlled(s) if s.family == "sd15" else s.model
     guider = s.call("VitrineControlCFGGuider", model=model, positive=told, negative=s.negative, control=2.0)[0]
     return _under(s, guider, model)
-
-
-@case("VitrineEntropyGuider")
-def entropy_guider(s: Scene) -> Tensors:
-    return _under(s, s.call("VitrineEntropyGuider", model=s.model, positive=s.positive)[0], s.model)
 
 
 def _under(s: Scene, guider: Any, model: Any) -> Tensors:

@@ -24,7 +24,6 @@ from vitrine.engine.control import (
     load_control,
     save_control,
 )
-from vitrine.engine.control.entropy_guidance import EntropyConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
@@ -245,12 +244,6 @@ def control(s: Loaded) -> Tensors:
     own = {"checkpoint": _checkpoint(s)} if s.family == "sd15" else {"gamma": GammaConfig()}
     sizes = {"size_condition": SizeCondition(original=(256, 384), crop=(8, 4)), "guidance": GuidanceConfig(3.0)}
     return [s.of("ControlConditioned")(PROMPT, seeds=[0], **sizes, **own, **s.told).images]
-
-
-@case("EntropyGuidedPipeline", families=BOTH)
-def entropy(s: Loaded) -> Tensors:
-    pipe = pipelines.EntropyGuidedPipeline(s.pipe, EntropyConfig(scale=2.0, tau=0.01))
-    return [pipe(PROMPT, seeds=[0], **s.told).images]
 
 
 @case("ResolutionTransferPipeline", families=BOTH)

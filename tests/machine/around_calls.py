@@ -7,13 +7,11 @@ import functools
 from typing import Any
 
 import torch
-from vitrine.engine.control.entropy_guidance import EntropyConfig
 from vitrine.engine.emd import StudentPreset
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig, fingerprint_of, value_sites
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     EMDOneStepPipeline,
-    EntropyGuidedPipeline,
     NEMOPipeline,
     W2WPipeline,
 )
@@ -106,14 +104,6 @@ def w2w_invert(pipe: Any, steps: int = 2) -> Tensors:
 def emd_one_step(pipe: Any) -> Tensors:
     preset = StudentPreset(timestep=999.0 if _family(pipe) == "pixart" else 1000.0)
     return [pipe("a cat", [0, 1], preset, height=64, width=64, output_type="latent").images]
-
-
-@entered("entropy", dict.fromkeys(("sd", "sdxl", "pixart")), steps=2)
-def entropy(pipe: Any, steps: int = 2) -> Tensors:
-    guided = EntropyGuidedPipeline.from_pipe(pipe, EntropyConfig(scale=2.0, tau=0.01))
-    binning = {"use_resolution_binning": False} if getattr(pipe, "unet", None) is None else {}
-    size = {"height": 64, "width": 64} | binning
-    return [guided("a cat", seeds=[0], num_inference_steps=steps, output_type="latent", **size).images]
 
 
 # --- the families whose networks came later -----

@@ -97,7 +97,6 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "w2w.call": (STEP, 0, 0),
     "nemo.around.call": (STEP, 0, 0),
     "w2w.around.call": (STEP, 0, 0),
-    "entropy": (STEP, 0, 0),
     "control": (STEP, 0, 2),
     "control.checkpoint": (STEP, 0, 1),
     "resolution": (STEP, 0, 3),  # Flux: the stretched rotary positions

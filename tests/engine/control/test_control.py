@@ -19,12 +19,10 @@ from vitrine.engine.control import (
     GuidanceConfig,
     PaddingConfig,
     control_guidance,
-    cross_size_consistency,
     gamma,
     half_weight_time,
     load_control,
     pad_text,
-    rms_distance,
     save_control,
     trained_settings,
 )
@@ -379,20 +377,3 @@ def test_damaged_checkpoints_are_refused_by_name(tmp_path):
     save_file(tensors, tmp_path / "nan.safetensors", {"ccs_format": "1", "ccs": json.dumps(metadata().to_dict())})
     with pytest.raises(VitrineError, match="NaN"):
         load_control(tmp_path / "nan.safetensors")
-
-
-# --- the cross-size meter -------------------------------------------------------------------------------------------
-def test_the_meter_is_zero_without_effect_and_means_over_pairs():
-    sizes = [(64, 64), (128, 128), (256, 256)]
-    x = texts(2, 3 * 8, 8).reshape(2, 3, 8, 8)
-    assert cross_size_consistency(lambda s: x, sizes).mean == 0.0
-    found = cross_size_consistency(lambda s: x + s[0] / 64, sizes)
-    assert found.matrix.shape == (3, 3) and torch.allclose(found.matrix, found.matrix.T)
-    assert abs(found.mean - (1 + 3 + 2) / 3) < 1e-6 and found.each.shape == (2,)
-    other = cross_size_consistency(lambda s: x, sizes, lambda a, b: torch.full((2,), 0.25))
-    assert other.mean == 0.25
-    enlarged = lambda s: x.repeat_interleave(s[0] // 64, -1).repeat_interleave(s[1] // 64, -2)  # noqa: E731
-    assert cross_size_consistency(enlarged, sizes).mean < 1e-6 and float(rms_distance(x, x + 2)[0]) == pytest.approx(2)
-    for bad in ([(64, 64)], [(64, 64), (64, 64)]):
-        with pytest.raises(VitrineError, match="sizes"):
-            cross_size_consistency(lambda s: x, bad)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from ..errors import refuse
-from ..runtime.progress import Progress, silent
+from ...engine.errors import refuse
+from ...engine.runtime.progress import Progress, silent
 
 Size = tuple[int, int]
 Sampler = Callable[[Size], torch.Tensor]
