@@ -226,7 +226,8 @@ def emd(folder, progress, until=None, **inputs):
 
 
 def control_trainer(folder, network, embedder, schedule, empty, records, config):
-    call = injected(network, lambda x, t, s: network(x, timestep=t, class_labels=s).sample)
+    states = noise(2, 5, 5, models.TEXT)  # of five prompts; the last is the empty one
+    call = injected(network, lambda x, t, s: network(x, encoder_hidden_states=states[s], timestep=t).sample)
     trainee = TrainSetup(call, embedder, schedule, empty, dict(network.named_parameters()))
     return ControlTrainer(trainee, records, config, folder)
 
@@ -237,13 +238,13 @@ def control(folder, progress, until=None, **inputs):
     return dict(trainer.average.values)
 
 
-def tiny_dit(seed=0):
-    return models.dit(seed, in_channels=3, out_channels=3)
+def tiny_pixart(seed=0):
+    return models.pixart(seed, in_channels=3, out_channels=3, sample_size=8)
 
 
 def embedder(scale=0.02):
     torch.manual_seed(1)
-    net = ControlEmbedder(ControlSpec(), control_width(tiny_dit()))
+    net = ControlEmbedder(ControlSpec(), control_width(tiny_pixart()))
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(scale * noise(4, *p.shape))
@@ -327,9 +328,9 @@ JOBS = {
         {"network": other_unet, "scheduler": lambda: scheduler(num_train_timesteps=500), "prompts": text(3, 4),
          "empty": text(4), "config": replace(EMD_SETTINGS, lr_score=1e-3)}, emd),
     "control": Job(
-        {"network": tiny_dit, "embedder": embedder, "schedule": NoiseSchedule.scaled_linear, "empty": torch.tensor(4),
-         "records": records, "config": CONTROL_SETTINGS},
-        {"network": lambda: tiny_dit(1), "embedder": lambda: embedder(0.03), "empty": torch.tensor(3),
+        {"network": tiny_pixart, "embedder": embedder, "schedule": NoiseSchedule.scaled_linear,
+         "empty": torch.tensor(4), "records": records, "config": CONTROL_SETTINGS},
+        {"network": lambda: tiny_pixart(1), "embedder": lambda: embedder(0.03), "empty": torch.tensor(3),
          "schedule": lambda: NoiseSchedule.scaled_linear(500), "records": lambda: records(0.6),
          "config": replace(CONTROL_SETTINGS, lr=1e-3)}, control),
     "text states": Job({"prompts": ["a", "bb"] * 70, "encoder": noise(0, 5, 12)},

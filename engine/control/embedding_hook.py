@@ -119,14 +119,8 @@ Network = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tor
 
 def injected(backbone: nn.Module, call: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]) -> Network:
     """A network that takes c_emb, from a diffusers backbone and ``call(x_t, t, semantics)`` that runs it."""
-    # Blocks that embed the timestep and are recomputed in the backward pass, without hooks, would lack c_emb.
-    inside = time_embedding(backbone)[1].in_blocks
 
     def network(x: torch.Tensor, t: torch.Tensor, semantics: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-        if inside and torch.is_grad_enabled() and getattr(backbone, "is_gradient_checkpointing", False):
-            raise refuse(
-                "gradient checkpointing", "on", "off for this network", "call disable_gradient_checkpointing()"
-            )
         with AddedVector(backbone, added):
             return call(x, t, semantics)
 

@@ -86,7 +86,7 @@ class ReferenceBlend(ForwardClock):
     Only the original size is low-level; crop, target size and aspect keep weight 1. LoRAs of the MLP apply to both.
 
     Args:
-        backbone: SDXL's UNet, PixArt with size conditions, CogView3-Plus or Hunyuan-DiT.
+        backbone: SDXL's UNet, or PixArt with size conditions.
         gamma: the curve and clock.
         reference: the neutral size. PixArt has no target size; its latent size times ``pixels`` is used.
         pixels: image pixels per latent position, along one side.

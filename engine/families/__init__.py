@@ -39,7 +39,7 @@ def class_names(model: Any) -> set[str]:
 def record_of(backbone: Any) -> tuple[Family, Side] | None:
     """The family of a backbone and its side (library), by class; None if unknown.
 
-    Refuses nothing: the family may have no sites, and the backbone's modules may be laid out differently.
+    Refuses nothing: the backbone's modules may be laid out differently.
     """
     backbone = uncompiled(backbone)
     classes = class_names(backbone)
@@ -53,13 +53,10 @@ def record_of(backbone: Any) -> tuple[Family, Side] | None:
 def _addressed(backbone: nn.Module) -> tuple[Family, Side]:
     """The family of a backbone and its side, for methods that need its sites or its call."""
     record, name = record_of(backbone), type(uncompiled(backbone)).__name__
-    families = [family for family in FAMILIES if not family.unaddressed]
-    known = ", ".join(f"{library} {family.name}" for family in families for library in ("diffusers", "ComfyUI"))
+    known = ", ".join(f"{library} {family.name}" for family in FAMILIES for library in ("diffusers", "ComfyUI"))
     if record is None:
         raise refuse("backbone", name, known, "pass the UNet or transformer itself, not a pipeline")
     family, side = record
-    if side.sites is None:
-        raise refuse("backbone", name, known, family.unaddressed)
     reason = once(_unsupported_reason, backbone)
     if reason is not None:
         raise refuse("backbone", reason[0], f"{family.name} as the libraries build it", reason[1])
@@ -82,9 +79,7 @@ def layout_of(backbone: nn.Module) -> tuple[Site, ...]:
 
 
 def _layout(backbone: nn.Module) -> tuple[Site, ...]:
-    sites = _addressed(backbone)[1].sites
-    assert sites is not None
-    return tuple(sites(backbone))
+    return tuple(_addressed(backbone)[1].sites(backbone))
 
 
 def tokens_reader(backbone: nn.Module) -> Callable[[Inputs], Tokens]:

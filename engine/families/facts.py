@@ -19,12 +19,10 @@ class TimeEmbedding:
     Attributes:
         width: backbone -> D, the width of the embedding.
         paths: backbone -> the modules whose output (B, D) it is; empty if ComfyUI's ``emb_patch`` reaches it.
-        in_blocks: each block embeds the timestep itself, so gradient checkpointing recomputes it after hooks are gone.
     """
 
     width: Callable[[Any], int]
     paths: Callable[[Any], Sequence[str]] = lambda net: ()
-    in_blocks: bool = False
 
 
 @dataclass(frozen=True)

@@ -210,7 +210,6 @@ class Family:
         unsupported_reason: why a backbone of these classes is not of the family, (``what is given``,
             ``what to do``); None if it is.
         trained: the size its published weights were trained at; a config or a user's value takes precedence.
-        unaddressed: why the family has no sites; other methods still use its record.
         component: the backbone's name in a diffusers pipeline, and the prefix of its layers in files.
         time_input: what diffusers pipelines pass as its timestep.
         stacked: its pipelines run guidance as one forward, negative prompt's batch rows first, and say so by
@@ -237,7 +236,6 @@ class Family:
     weights: Mapping[str, str] = field(default_factory=dict)
     unsupported_reason: Callable[[Any], tuple[str, str] | None] = lambda net: None
     trained: Trained = lambda net: None
-    unaddressed: str = ""
     component: str = "transformer"
     time_input: TimeInput = "s"
     stacked: bool = False

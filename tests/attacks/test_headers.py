@@ -175,7 +175,9 @@ def use_told(path):
 def make_control(path):
     torch.manual_seed(0)
     spec = ControlSpec()
-    about = ControlMetadata("DiTTransformer2DModel", 16, gamma=GammaConfig(alpha=3.0), padding=PaddingConfig(), steps=5)
+    about = ControlMetadata(
+        "PixArtTransformer2DModel", 16, gamma=GammaConfig(alpha=3.0), padding=PaddingConfig(), steps=5
+    )
     extra = {"lora.x.lora_A.weight": torch.ones(2, 3)}
     save_control(path, ControlEmbedder(spec, 16).state_dict(), about, extra)
 

@@ -173,9 +173,9 @@ def test_what_does_not_fit_is_refused(comfy, portraits, folder):
     model, _ = comfy.call("VitrineLoadControl", model=portraits.model, file="mine.safetensors")
     with pytest.raises(ValueError, match="Size and Crop Values before it"):
         comfy.call("VitrineControlCFGGuider", **told | {"model": model}, **NESTED)
-    write(portraits.pipe, folder / "dit.safetensors", "DiTTransformer2DModel")
+    write(portraits.pipe, folder / "dit.safetensors", "PixArtTransformer2DModel")
     with pytest.raises(
-        ValueError, match=r"given a UNet2DConditionModel of width \d+; accepted: a DiTTransformer2DModel of"
+        ValueError, match=r"given a UNet2DConditionModel of width \d+; accepted: a PixArtTransformer2DModel of"
     ):
         comfy.call("VitrineLoadControl", model=portraits.model, file="dit.safetensors")
     write(portraits.pipe, folder / "lora.safetensors", extra={"lora.x": torch.ones(1)})

@@ -19,16 +19,12 @@ def unet():
     return models.unet(**SMALL), lambda m, x, t: m(x, t, TEXT[..., :8])[0]
 
 
-def dit():
-    return models.dit(), lambda m, x, t: m(x, timestep=t, class_labels=torch.tensor([1, 3])).sample
-
-
 def pixart():
     net = models.pixart(caption_channels=16, use_additional_conditions=True, sample_size=8)
 
-    def call(m, x, t, sizes=((512.0, 300.0), (512.0, 300.0))):
+    def call(m, x, t, sizes=((512.0, 300.0), (512.0, 300.0)), text=TEXT):
         told = {"resolution": torch.tensor(sizes), "aspect_ratio": torch.tensor([[1.0], [1.5]])}
-        return m(x, encoder_hidden_states=TEXT, timestep=t, added_cond_kwargs=told).sample
+        return m(x, encoder_hidden_states=text, timestep=t, added_cond_kwargs=told).sample
 
     return net, call
 
@@ -41,9 +37,8 @@ def sd3():
     return net, lambda m, x, t: m(x, TEXT, POOLED, t)[0]
 
 
-MODELS = {"unet": unet, "dit": dit, "pixart": pixart, "sd3": sd3}
-TIME = {"unet": "time_embedding", "dit": "transformer_blocks.1.norm1.emb", "pixart": "adaln_single.emb",
-        "sd3": "time_text_embed"}  # fmt: skip
+MODELS = {"unet": unet, "pixart": pixart, "sd3": sd3}
+TIME = {"unet": "time_embedding", "pixart": "adaln_single.emb", "sd3": "time_text_embed"}
 
 
 def build(name):

@@ -37,7 +37,7 @@ def test_neurons(tmp_path):
 
 
 CONTROL = {
-    "base_hash": "", "base_model": "tiny", "crop": [1.0, 1.0], "dim": 16, "family": "DiTTransformer2DModel",
+    "base_hash": "", "base_model": "tiny", "crop": [1.0, 1.0], "dim": 16, "family": "PixArtTransformer2DModel",
     "gamma": {"alpha": 2.0, "clock": "native", "form": "power_cos", "step_at": 0.5, "steps": 1000}, "licence": "",
     "null": "zero", "padding": {"axis": "channel", "beta_txt": 0.01, "mode": "replicate", "scope": "copies"},
     "pos_embed": {}, "prediction": "eps", "schedule": {"T": 1000, "kind": "scaled_linear"},

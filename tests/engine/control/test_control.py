@@ -307,7 +307,7 @@ def test_padding_does_not_depend_on_the_batch():
 def metadata(**how):
     facts = {"base_model": "a/b", "base_hash": "00ff", "steps": 5, "licence": "Apache-2.0", "crop": (0.5, 1.0),
              "gamma": GammaConfig(alpha=3.0), "padding": PaddingConfig(), "schedule": {"T": 1000}}  # fmt: skip
-    return ControlMetadata("DiTTransformer2DModel", 16, **facts | how)
+    return ControlMetadata("PixArtTransformer2DModel", 16, **facts | how)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

@@ -28,8 +28,16 @@ from vitrine_tests import models
 pytestmark = pytest.mark.rounding
 
 
-def tiny_dit():
-    return models.dit(in_channels=3, out_channels=3)
+TEXTS = torch.randn(5, 5, models.TEXT, generator=torch.Generator().manual_seed(2))
+"""States of five prompts; the last is the empty one."""
+
+
+def tiny_pixart():
+    return models.pixart(in_channels=3, out_channels=3, sample_size=8)
+
+
+def run_of(net):
+    return lambda x, t, prompts: net(x, encoder_hidden_states=TEXTS[prompts], timestep=t).sample
 
 
 def embedder():
@@ -44,16 +52,16 @@ def records():
 
 
 def trainer(folder, full=True, steps=6, **how):
-    dit = tiny_dit().requires_grad_(full)
-    net = ControlEmbedder(ControlSpec(), control_width(dit), zero_init=not full)
+    pixart = tiny_pixart().requires_grad_(full)
+    net = ControlEmbedder(ControlSpec(), control_width(pixart), zero_init=not full)
     with torch.no_grad():
         for p in net.parameters():
             p.copy_(torch.randn(p.shape, generator=torch.Generator().manual_seed(4)) * (0.02 if full else p.abs()))
-    network = injected(dit, lambda x, t, s: dit(x, timestep=t, class_labels=s).sample)
+    network = injected(pixart, run_of(pixart))
     config = ControlTrainConfig.from_dict({"steps": steps, "batch": 8, "lr": 3e-3, "augment": AugmentConfig(8)} | how)
     schedule = NoiseSchedule.scaled_linear()
-    mine = dict(dit.named_parameters()) if full else {}
-    about = ControlMetadata("DiTTransformer2DModel", net.dim, base_model="tiny")
+    mine = dict(pixart.named_parameters()) if full else {}
+    about = ControlMetadata("PixArtTransformer2DModel", net.dim, base_model="tiny")
     trainee = TrainSetup(network, net, schedule, torch.tensor(4), mine)
     return ControlTrainer(trainee, records(), config, folder, about)
 
@@ -92,10 +100,9 @@ def test_the_frozen_network_stays_and_the_adapter_starts_at_nothing(tmp_path):
     run = trainer(tmp_path, full=False, steps=3)
     batch = run.draw(0)
     x = run.schedule.add_noise(batch.x0, batch.noise, batch.t)
-    dit = tiny_dit()
     with torch.no_grad():
-        start = run.network(x, batch.t.float(), batch.semantics, torch.zeros(8, 16))
-        assert torch.equal(start, dit(x, timestep=batch.t.float(), class_labels=batch.semantics).sample)
+        start = run.network(x, batch.t.float(), batch.semantics, torch.zeros(8, run.embedder.dim))
+        assert torch.equal(start, run_of(tiny_pixart())(x, batch.t.float(), batch.semantics))
         assert float(run.loss(batch)) == float((start - batch.noise).square().mean())
     old = {k: p.detach().clone() for k, p in run.parameters.items()}
     run.run()

@@ -105,11 +105,6 @@ def test_and_by_the_denoiser(make):
         Denoiser.from_diffusers(make(), DDIMScheduler())
 
 
-def test_ltx2_is_refused_with_the_reason():
-    with pytest.raises(VitrineError, match="a video and its sound in one pass"):
-        sites_of(ltx2())
-
-
 def test_subclasses_are_of_the_family():
     unet = models.unet(**models.ATTENTION_LAST)
 
