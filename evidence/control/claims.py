@@ -12,8 +12,8 @@ from ...engine.control import GuidanceConfig
 from ...engine.errors import refuse
 from ...engine.portraits.models import Portraits
 from ...engine.runtime.progress import Progress, silent
-from ..intervals import bootstrap, mean_interval
-from ..metrics import fine_detail, frechet_distance
+from ..intervals import bootstrap
+from ..metrics import frechet_distance
 from ..metrics.cross_size import CrossSizeResult, cross_size_consistency, rms_distance
 from ..portraits.avataaars import avataaars_folder, open_model
 from ..portraits.classifier import classifier_of
@@ -306,44 +306,4 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     return ClaimResult(
         value, (round(min(differences), 2), round(max(differences), 2)), holds, details, n=samples, seeds=SETS,
         arms=mean_arms(named, roles), tables=(by_set(named),),
-    )  # fmt: skip
-
-
-@claim(
-    "control.size_detail", paper=PAPER, figure="Sec. 2.1: the size condition acts on fine detail",
-    target="fine detail at size 64 above size 16's, and above that without the condition, 95 % intervals above 0",
-    minutes=2, quick_minutes=0.3,
-)  # fmt: skip
-def size_detail(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Energy of the finest octave of 64 px images conditioned on other sizes, relative to size 64.
-
-    Prompts and noise are the same. The arm without control drops the controls; renders are a reference.
-    """
-    count = 24 if quick else FULL.captions
-    first = FIRST + 300_000
-    _, prompts, _ = prompts_of(count, first)
-    seeds = list(range(first, first + count))
-    transformer, details = ControlledTransformer.open("power-cosine"), {}
-    sides_of = {size: {"height": float(size), "width": float(size)} for size in SIZES}
-    detail = {f"size {size}": fine_detail(transformer.draw(prompts, seeds, sides)) for size, sides in sides_of.items()}
-    detail["no size condition"] = fine_detail(transformer.draw(prompts, seeds, silent_controls=True))
-    progress(1, 1, None)
-    gains = {}
-    for name, values in detail.items():
-        low, high = mean_interval(detail["size 64"] - values) if name != "size 64" else (0.0, 0.0)
-        gains[name] = low
-        details[name] = {
-            "share of size 64's": round(float(values.mean() / detail["size 64"].mean()), 3),
-            "64 less this, x 1000": [round(1000 * low, 3), round(1000 * high, 3)],
-        }
-    details["renders"] = {
-        "share of size 64's": round(float(fine_detail(renders(count)).mean() / detail["size 64"].mean()), 3)
-    }
-    value = round(float(detail["size 16"].mean() / detail["size 64"].mean()), 3)
-    interval = _ratio_interval(detail["size 16"], detail["size 64"])
-    fractions: dict[str, Any] = {name: row["share of size 64's"] for name, row in details.items()}
-    roles = dict.fromkeys(fractions, "reference") | {"size 16": "ours", "no size condition": "trivial"}
-    return ClaimResult(
-        value, interval, gains["size 16"] > 0 and gains["no size condition"] > 0, details, n=count,
-        arms=arms(fractions, roles, {"size 16": interval}),
     )  # fmt: skip
