@@ -8,9 +8,7 @@ from comfy_api.latest import io
 
 from ..engine.errors import refuse
 from ..engine.resolution import ResolutionTransferConfig, plan_transfer
-from ..engine.resolution.posembed import ALIGNS, ASPECTS
 from ..engine.resolution.receptive import RECEPTIVE
-from ..engine.resolution.shift import TOPS
 from ..engine.resolution.transfer_config import POSITIONS, SCHEDULES
 from .comfy.resolution import NONE, checkpoint_files, facts_of, metadata_in, metadata_stamp, transferred
 from .sockets import under_advanced
@@ -43,24 +41,10 @@ def _setting_inputs() -> list[Any]:
                     "none: unchanged.",
         ),
         io.Combo.Input(
-            "top", options=list(TOPS), default="renorm",
-            tooltip="Resample at the highest noise: renorm keeps both ends; clamp_dedupe cuts and drops repeats; "
-            "extend lets the highest noise grow with the side. Flow models need none.",
-        ),
-        io.Combo.Input(
             "pos_embed", options=list(POSITIONS), default="auto",
             tooltip="auto: grid for sin-cos tables (same limits, smaller step), rope_pi for rotary models, nothing for "
             "UNets. keep: the model's own. What does not fit the model is refused. _dynamic: follows the noise level "
             "(DyPE, patent pending; see the help page).",
-        ),
-        io.Combo.Input(
-            "align", options=list(ALIGNS), default="step",
-            tooltip="Where new tokens lie between trained ones: step as in PixArt, half_pixel as in image resizing, "
-            "inclusive: last on last.",
-        ),
-        io.Combo.Input(
-            "aspect", options=list(ASPECTS), default="per_axis",
-            tooltip="per_axis fills the trained range on both axes; isotropic gives both the shorter side's step.",
         ),
         io.Boolean.Input(
             "guidance_law", default=False,
@@ -103,7 +87,7 @@ class ResolutionTransferLoader(io.ComfyNode):
                 "aspect ratio", "hires fix", "upscale without doubles", "any size", "repeated heads",
             ],
             inputs=under_advanced((
-                "schedule", "pos_embed", "top", "align", "aspect", "guidance_law", "override", "metadata_from",
+                "schedule", "pos_embed", "guidance_law", "override", "metadata_from",
             ), [
                 io.Model.Input(
                     "model", tooltip="Any model of Stable Diffusion's kind, or a flow model such as Flux and SD3."
@@ -126,7 +110,7 @@ class ResolutionTransferLoader(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, train_width: int, train_height: int, target_width: int, target_height: int, schedule: str,
-        top: str, pos_embed: str, align: str, aspect: str, guidance_law: bool, guidance: float, override: bool,
+        pos_embed: str, guidance_law: bool, guidance: float, override: bool,
         metadata_from: str = NONE, receptive_field: str = "none",
     ) -> io.NodeOutput:  # fmt: skip
         """``plan`` for this model, then a clone with it."""
@@ -134,8 +118,8 @@ class ResolutionTransferLoader(io.ComfyNode):
             raise refuse("train size", f"{train_width} x {train_height}", "both sides, or 0 for both", "give both")
         train = (train_width, train_height) if train_width else None
         config = ResolutionTransferConfig(
-            (target_width, target_height), train, schedule, top, pos_embed, align, aspect, guidance_law, guidance,
-            override, receptive_field,
+            (target_width, target_height), train, schedule, pos_embed, guidance_law, guidance, override,
+            receptive_field,
         )  # fmt: skip
         facts = facts_of(model)
         transfer = plan_transfer(facts, config, metadata_in(metadata_from))

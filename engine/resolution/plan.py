@@ -11,16 +11,15 @@ import torch
 
 from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
-from .plan_sentence import sentence
-from .posembed import Grid, StoredGrid, centre_crop, rebuilt_table, resized_table
+from .posembed import Grid, StoredGrid, rebuilt_table
 from .receptive import LEAST, MEASURED, steps_of
 from .rope import DYNAMIC, PATENT, ROPE_MODES
 from .shift import Size, flux_shift, scaled_guidance, shift_grid, size_ratio
 from .transfer_config import ResolutionTransferConfig, TrainedSchedule
 
-_TABLES = ("keep", "grid", "extrapolate", "bicubic")
+_TABLES = ("keep", "grid", "extrapolate")
 _OFFERED = {
-    "none": ("keep",), "unknown": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep", "bicubic"),
+    "none": ("keep",), "unknown": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep",),
     "rope": ("keep", *ROPE_MODES), "computed": ("keep", "grid", "extrapolate"),
 }  # fmt: skip
 _AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "computed": "grid"}
@@ -119,22 +118,15 @@ class Plan:
 
     @property
     def scales(self) -> tuple[float, float]:
-        """New / trained tokens along rows and columns; both the shorter side's with ``isotropic``."""
-        if self.config.aspect == "isotropic":
-            return (min(self.target) / min(self.train),) * 2
+        """New / trained tokens along rows and columns."""
         return self.target[0] / self.train[0], self.target[1] / self.train[1]
 
     def table(self, positions: Positions, dim: int) -> torch.Tensor:
         """The new position table (1, H W, dim) of a model that has one."""
-        settings = (self.target, self.train, self.positions, self.config.align, self.config.aspect)
         if positions.kind == "sincos":
-            return rebuilt_table(dim, *settings, scale=positions.scale)
-        if self.positions == "bicubic":
-            assert positions.table is not None
-            trained = centre_crop(positions.table, positions.size, self.train)
-            return resized_table(trained, self.train, self.target)
+            return rebuilt_table(dim, self.target, self.train, self.positions, positions.scale)
         assert positions.grid is not None
-        return positions.grid.table(*settings)
+        return positions.grid.table(self.target, self.train, self.positions)
 
 
 def plan_transfer(
@@ -244,8 +236,8 @@ def _moved_lines(facts: ModelFacts, plan: Plan) -> list[str]:
         new = [plan.ratio * e for e in ends]
     else:
         moved = "more" if plan.ratio > 1 else "less"
-        text = f"resample ({plan.config.top}): steps move to {moved} noise, the network gets the true level"
-        new = shift_grid(torch.tensor(ends), plan.ratio, ends[1], plan.config.top).tolist()
+        text = f"resample: steps move to {moved} noise, the network gets the true level"
+        new = shift_grid(torch.tensor(ends), plan.ratio, ends[1]).tolist()
     lines = [f"schedule: {text}; sigma {ends[0]:.4g} .. {ends[1]:.4g} -> {new[0]:.4g} .. {new[1]:.4g}"]
     if plan.schedule == "resample" and facts.counting:
         lines.append(f"schedule: Euler replaces {facts.counting}; its step equals DDIM with eta 0")
@@ -268,8 +260,7 @@ def _position_line(facts: ModelFacts, plan: Plan) -> str:
         return f"positions: {positions.kind}" + "; unchanged" * (positions.kind == "unknown")
     if plan.positions == "keep":
         return f"positions: {positions.kind}, kept; {grids}"
-    placing = f"{plan.config.align}, {plan.config.aspect}" if plan.positions == "grid" else plan.config.aspect
-    text = f"positions: {positions.kind}, {plan.positions} ({placing}); {grids}"
+    text = f"positions: {positions.kind}, {plan.positions}; {grids}"
     if plan.positions.endswith(DYNAMIC):
         text += f"; {PATENT}"
     if positions.kind == "sincos" and plan.train != (positions.base, positions.base):
@@ -308,3 +299,54 @@ def _measured() -> str:
     (few, many), (heads, head) = MEASURED["attributes"], MEASURED["heads"]
     shown = f"{few:g} of the prompt's attributes are seen without it, {many:g} with it; heads {heads:g}, then {head:g}"
     return f"measured on the shipped portraits at twice the side: {shown}"
+
+
+# --- the plan in one sentence, for users without technical background ------------------------------------------
+def sentence(
+    ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None, spread: bool = False
+) -> str:  # fmt: skip
+    """What was changed, why, and what is unchanged.
+
+    Args:
+        ratio: r.
+        schedule, positions: of the plan.
+        guidance: before and after, if Eq. 4 changed it.
+        spread: whether a UNet's inner convolutions are dilated.
+    """
+    changed = [*_schedule_words(ratio, schedule), *_position_words(positions)]
+    if spread:
+        changed.append("the network sees as much of the picture as in training, so that it draws objects only once")
+    if guidance and guidance[0] != guidance[1]:
+        turn = "raised" if guidance[1] > guidance[0] else "lowered"
+        changed.append(f"guidance is {turn} from {guidance[0]:g} to {guidance[1]:.4g}")
+    kept = ["the weights", "your prompt"]
+    kept += ["the noise schedule"] * (schedule == "none") + ["the positions"] * (positions == "keep")
+    left = f"unchanged: {', '.join(kept)}"
+    if not changed:
+        why = "this is the trained area" if ratio == 1 else "no change was requested"
+        return f"in short: {why}, so nothing is changed"
+    area = "of the trained area" if ratio == 1 else f"with {ratio**2:.3g} times the trained area"
+    return f"in short: for a picture {area}, {'; '.join(changed)}; {left}"
+
+
+def _schedule_words(ratio: float, schedule: str) -> list[str]:
+    if schedule == "none":
+        return []
+    more, why = ("more", "large shapes show through") if ratio > 1 else ("less", "small pictures drown in it sooner")
+    if schedule == "relabel":
+        return [f"each timestep means {more} noise, as these weights were trained, for {why}"]
+    return [f"sampling spends its steps at {more} noise, for {why}"]
+
+
+def _position_words(positions: str) -> list[str]:
+    mode = positions.removesuffix(DYNAMIC)
+    text = {
+        "grid": "token positions are fitted into the range that the model was trained on",
+        "rope_pi": "token positions are fitted into the range that the model was trained on",
+        "extrapolate": "token positions continue at the trained step, beyond the trained range",
+        "rope_ntk": "low position frequencies are fitted into the trained range and high ones hardly change",
+        "rope_yarn": "low position frequencies are fitted into the trained range and high ones stay",
+    }.get(mode)
+    if text is None:
+        return []
+    return [text + (", which fades as the noise falls, since layout settles first" if mode != positions else "")]

@@ -13,56 +13,32 @@ import torch
 
 from ..errors import refuse
 
-ALIGNS = ("step", "half_pixel", "inclusive")
-ASPECTS = ("per_axis", "isotropic")
-TABLE_MODES = ("grid", "extrapolate", "bicubic")
 TABLE_ERROR = 2e-3
 """Largest error of a recovered grid against the stored table; float16 tables have 5e-4."""
 
 Grid = tuple[int, int]
 
 
-def axis_units(
-    count: int, base: int, mode: str = "grid", align: str = "step", like: Grid | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> torch.Tensor:  # fmt: skip
+def axis_units(count: int, base: int, mode: str = "grid", dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """(count,) positions in units of the training step, where ``base`` tokens were trained.
 
     Args:
-        mode: ``grid`` keeps the limits, ``extrapolate`` the step.
-        align: ``step`` spans [0, base) as PixArt and diffusers do; ``half_pixel`` keeps pixel centres, as image
-            resizing does; ``inclusive`` puts the last token on the last trained one.
-        like: (count, base) of the axis that determines the step; None is the axis itself.
+        mode: ``grid`` keeps the limits, [0, base), as PixArt and diffusers do; ``extrapolate`` keeps the step.
     """
-    if mode not in ("grid", "extrapolate") or align not in ALIGNS:
-        raise refuse("positions", (mode, align), f"grid or extrapolate; {ALIGNS}", "use grid with step")
+    if mode not in ("grid", "extrapolate"):
+        raise refuse("positions", mode, "grid or extrapolate", "use grid")
     if count < 1 or base < 1:
         raise refuse("tokens", (count, base), "1 or more", "check the sizes: they are smaller than one patch")
     i = torch.arange(count, dtype=dtype)
-    if mode == "extrapolate":
-        return i
-    tokens, trained = like or (count, base)
-    if align == "half_pixel":
-        return (i + 0.5) / (tokens / trained) - 0.5
-    if align == "inclusive":
-        return i * ((trained - 1) / max(tokens - 1, 1))
     # Berrada et al. 2024, App. C (read as in PixArt-sigma's code): p_i = i base / N
-    return i / (tokens / trained)
+    return i if mode == "extrapolate" else i / (count / base)
 
 
 def grid_units(
-    target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis",
-    dtype: torch.dtype = torch.float32,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Positions of both axes, (rows,) and (columns,).
-
-    ``per_axis`` fills the trained range on each axis; ``isotropic`` gives both axes the step of the shorter side, so
-    that shapes keep their proportions and the longer side exceeds the range.
-    """
-    if aspect not in ASPECTS:
-        raise refuse("aspect", aspect, ASPECTS, "per_axis is what diffusers does")
-    like = (min(target), min(train)) if aspect == "isotropic" else None
-    rows, columns = (axis_units(n, base, mode, align, like, dtype) for n, base in zip(target, train, strict=True))
+    target: Grid, train: Grid, mode: str = "grid", dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Positions of both axes, (rows,) and (columns,); ``grid`` fills the trained range on each."""
+    rows, columns = (axis_units(n, base, mode, dtype) for n, base in zip(target, train, strict=True))
     return rows, columns
 
 
@@ -75,40 +51,16 @@ def sincos_table(dim: int, rows: torch.Tensor, columns: torch.Tensor) -> torch.T
     return torch.cat([_sincos(dim // 2, across), _sincos(dim // 2, down)], 1)[None]
 
 
-def rebuilt_table(
-    dim: int, target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis",
-    scale: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
-    """(1, H W, dim) float32 table of a model that computes its positions (DiT, PixArt).
+def rebuilt_table(dim: int, target: Grid, train: Grid, mode: str = "grid", scale: float = 1.0) -> torch.Tensor:
+    """(1, H W, dim) float32 table of a model that computes its positions (PixArt).
 
-    Equals diffusers' ``get_2d_sincos_pos_embed(base_size=train)`` bit for bit with grid, step, per_axis.
+    Equals diffusers' ``get_2d_sincos_pos_embed(base_size=train)`` bit for bit with grid.
 
     Args:
         scale: the model's ``interpolation_scale``; positions are divided by it.
     """
-    if mode == "bicubic":
-        return resized_table(rebuilt_table(dim, train, train, "extrapolate", scale=scale), train, target)
-    rows, columns = grid_units(target, train, mode, align, aspect)
+    rows, columns = grid_units(target, train, mode)
     return sincos_table(dim, rows / scale, columns / scale).float()
-
-
-def resized_table(table: torch.Tensor, train: Grid, target: Grid) -> torch.Tensor:
-    """(1, h w, D) to (1, H W, D) by bicubic interpolation, for learned tables and comparison.
-
-    The norm changes by a factor of 0.9955 to 1.005, measured at D = 64 and twice the size.
-    """
-    image = table.reshape(1, *train, -1).permute(0, 3, 1, 2).float()
-    image = torch.nn.functional.interpolate(image, target, mode="bicubic", align_corners=False)
-    return image.permute(0, 2, 3, 1).reshape(1, target[0] * target[1], -1)
-
-
-def centre_crop(table: torch.Tensor, size: int, target: Grid) -> torch.Tensor:
-    """The centre (1, H W, D) of a stored (1, size size, D) table, as in SD3."""
-    if max(target) > size:
-        raise refuse("tokens", target, f"at most {size} a side", "use grid or extrapolate, which rebuild the table")
-    top, left = (size - target[0]) // 2, (size - target[1]) // 2
-    whole = table.reshape(size, size, -1)
-    return whole[top : top + target[0], left : left + target[1]].reshape(1, target[0] * target[1], -1)
 
 
 # --- tables stored in a checkpoint ----------------------------------------------------------------------------------
@@ -127,16 +79,14 @@ class StoredGrid:
     size: int
     dim: int
 
-    def table(
-        self, target: Grid, train: Grid, mode: str = "grid", align: str = "step", aspect: str = "per_axis"
-    ) -> torch.Tensor:
+    def table(self, target: Grid, train: Grid, mode: str = "grid") -> torch.Tensor:
         """(1, H W, dim) float64 table for ``target`` tokens of a model trained on the central ``train`` tokens.
 
         ``extrapolate`` is SD3's own centre crop, continued beyond the table; ``grid`` keeps the limits of the training
         crop.
         """
         axes = []
-        units = grid_units(target, train, mode, align, aspect, torch.float64)
+        units = grid_units(target, train, mode, torch.float64)
         for axis, unit in enumerate(units):
             wide = target[axis] if mode == "extrapolate" else train[axis]
             first = (self.size - wide) // 2
@@ -156,7 +106,7 @@ def recover_grid(table: torch.Tensor) -> StoredGrid:
     error = _misfit(image, grid)
     if not error < TABLE_ERROR:
         misfit = f"a table that a sin-cos grid misses by {error:.2g}"
-        remedy = "it may be learned: use keep or bicubic"
+        remedy = "it may be learned: use keep"
         raise refuse("stored position table", misfit, f"at most {TABLE_ERROR}", remedy)
     return grid
 

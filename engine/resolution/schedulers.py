@@ -29,7 +29,7 @@ def transferred_scheduler(scheduler: Any, facts: ModelFacts, plan: Plan) -> Any:
     if setting_of(scheduler, "use_dynamic_shifting"):  # the r law, anchored at the training size
         changes = {"use_dynamic_shifting": False, _shift_name(scheduler): facts.shift}
     resampled = _resampled(base).from_config(scheduler.config, **changes)
-    resampled.ratio, resampled.top, resampled.network_schedule = plan.ratio, plan.config.top, facts.schedule
+    resampled.ratio, resampled.network_schedule = plan.ratio, facts.schedule
     return resampled
 
 
@@ -55,10 +55,9 @@ def _resampled(base: type) -> Any:
         if not setting_of(self, "use_dynamic_shifting"):
             kwargs.pop("mu", None)  # pipelines that shift by size always pass it, and DPM++ refuses it
         base.set_timesteps(self, *args, **kwargs)  # type: ignore[attr-defined]
-        sigmas, timesteps = resample(self.network_schedule, self.sigmas.cpu().double(), self.ratio, self.top)
+        sigmas, timesteps = resample(self.network_schedule, self.sigmas.cpu().double(), self.ratio)
         self.sigmas = sigmas.to(self.sigmas)
         self.timesteps = timesteps[:-1].to(self.timesteps)
-        self.num_inference_steps = len(self.timesteps)
         # Several points may share a timestep; looking up the first by its timestep would then skip a step.
         self.set_begin_index(0)
 

@@ -19,9 +19,6 @@ from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
 from ..settings.sizes import is_side
 
-TOPS = ("renorm", "clamp_dedupe", "extend")
-"""What ``resample`` does at the top of a finite table; see :func:`shift_grid`."""
-
 Size = tuple[int, int]
 _LARGEST = 16.0
 
@@ -83,40 +80,30 @@ def relabel(schedule: NoiseSchedule, ratio: float) -> NoiseSchedule:
     return NoiseSchedule("vp", schedule.log_sigmas + math.log(check_ratio(ratio)), schedule.steps)
 
 
-def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float, top: str = "renorm") -> torch.Tensor:
+def shift_grid(sigmas: torch.Tensor, ratio: float, sigma_max: float) -> torch.Tensor:
     """Shifts each sigma of a grid; float64, same shape; ratio 1 returns the same values.
 
     Args:
         sigmas: any shape, 0 .. sigma_max; 0 is fixed.
-        sigma_max: the highest noise level of the network.
-        top: ``renorm`` shifts tau / tau_max, so the top is fixed; ``clamp_dedupe`` takes min(r sigma, sigma_max);
-            ``extend`` lets sigma rise to r sigma_max, with the network's last timestep.
+        sigma_max: the highest noise level of the network, which is fixed too: tau / tau_max is shifted.
     """
-    if top not in TOPS:
-        raise refuse("top policy", top, TOPS, "renorm keeps both ends")
     sigmas, ratio = torch.as_tensor(sigmas, dtype=torch.float64), check_ratio(ratio)
     if ratio == 1:
         return sigmas.clone()
-    if top == "extend":
-        return ratio * sigmas
-    if top == "clamp_dedupe":
-        return (ratio * sigmas).clamp(max=sigma_max)
     highest = sigma_max / (1 + sigma_max)
     fraction = (sigmas / (1 + sigmas) / highest).clamp(max=1)
     tau = shift_tau(fraction, ratio) * highest
     return torch.where(fraction < 1, tau / (1 - tau), sigma_max)
 
 
-def resample(
-    schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float, top: str = "renorm"
-) -> tuple[torch.Tensor, torch.Tensor]:
+def resample(schedule: NoiseSchedule, sigmas: torch.Tensor, ratio: float) -> tuple[torch.Tensor, torch.Tensor]:
     """(sigmas, timesteps): a shifted decreasing sampling grid, and the timestep of each point.
 
     Args:
-        sigmas: (S,) decreasing, usually ending in 0. With ``clamp_dedupe`` fewer may be returned.
+        sigmas: (S,) decreasing, usually ending in 0.
 
     Returns:
-        Both (S',) float64. Timesteps of tables are integers: the nearest entry in log sigma, as in ComfyUI.
+        Both (S,) float64. Timesteps of tables are integers: the nearest entry in log sigma, as in ComfyUI.
     """
     sigmas = torch.as_tensor(sigmas, dtype=torch.float64)
     if sigmas.ndim != 1 or not len(sigmas) or bool((sigmas < 0).any()) or bool((sigmas.diff() > 0).any()):
@@ -124,9 +111,7 @@ def resample(
     if schedule.kind == "flow":
         moved = shift_tau(sigmas, check_ratio(ratio))
         return moved, schedule.timestep(moved)
-    moved = shift_grid(sigmas, ratio, math.exp(float(schedule.log_sigmas[-1])), top)
-    if top == "clamp_dedupe" and ratio != 1:
-        moved = torch.unique_consecutive(moved)
+    moved = shift_grid(sigmas, ratio, math.exp(float(schedule.log_sigmas[-1])))
     return moved, nearest_timestep(schedule, moved)
 
 

@@ -11,13 +11,12 @@ from typing import Any
 from ..errors import refuse
 from ..io.files import named, parse_table
 from ..settings.config import Config
-from .posembed import ALIGNS, ASPECTS
 from .receptive import RECEPTIVE
 from .rope import ROPE_MODES
-from .shift import TOPS, Size, check_size, size_ratio
+from .shift import Size, check_size, size_ratio
 
 SCHEDULES = ("resample", "relabel", "none")
-POSITIONS = ("auto", "keep", "grid", "extrapolate", "bicubic", *ROPE_MODES)
+POSITIONS = ("auto", "keep", "grid", "extrapolate", *ROPE_MODES)
 FORMAT = 1
 """Major version of a control checkpoint's metadata (``ccs_format``)."""
 
@@ -31,10 +30,8 @@ class ResolutionTransferConfig(Config):
         train_size: (width, height) of the training images; None reads it from the model.
         schedule: ``resample`` moves the sampling grid (for untouched checkpoints), ``relabel`` the meaning of timesteps
             (for checkpoints trained so), ``none`` neither.
-        top: policy at the highest noise level, see ``shift.shift_grid``; not used by flow models.
         pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep if there is nothing to do.
             The ``_dynamic`` modes depend on the timestep; ``auto`` never chooses them.
-        align, aspect: alignment of the new grid in the trained one, see ``posembed``.
         guidance_law: scale ``guidance`` by Eq. 4.
         guidance: the guidance scale used at the training size; None leaves guidance to the caller.
         override: accept relabel on a checkpoint whose header does not say that it was trained so.
@@ -46,10 +43,7 @@ class ResolutionTransferConfig(Config):
     target_size: Size
     train_size: Size | None = None
     schedule: str = "resample"
-    top: str = "renorm"
     pos_embed: str = "auto"
-    align: str = "step"
-    aspect: str = "per_axis"
     guidance_law: bool = False
     guidance: float | None = None
     override: bool = False
@@ -60,10 +54,7 @@ class ResolutionTransferConfig(Config):
         if self.train_size is not None:
             object.__setattr__(self, "train_size", check_size("train size", self.train_size))
             size_ratio(self.train_size, self.target_size)
-        choices = {
-            "schedule": SCHEDULES, "top": TOPS, "pos_embed": POSITIONS, "align": ALIGNS, "aspect": ASPECTS,
-            "receptive_field": RECEPTIVE,
-        }  # fmt: skip
+        choices = {"schedule": SCHEDULES, "pos_embed": POSITIONS, "receptive_field": RECEPTIVE}
         for name, accepted in choices.items():
             if getattr(self, name) not in accepted:
                 raise refuse(name, getattr(self, name), accepted, "see the help page of Resolution Transfer Loader")

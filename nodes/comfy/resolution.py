@@ -122,8 +122,7 @@ def _patch(network: Any) -> int:
 # --- applying -----------------------------------------------------------------------------------------------------
 def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
     """A clone with the plan in it: its own model_sampling and positions. Network and weights are not touched."""
-    clamped = plan.schedule == "resample" and plan.config.top == "clamp_dedupe"
-    clone = around_sampling(model, _KEY, _without_repeats) if clamped else model.clone()
+    clone = model.clone()
     if plan.schedule != "none":
         clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
     if plan.schedule != "none" or plan.positions != "keep" or plan.step != (1, 1):
@@ -162,16 +161,9 @@ def _at_its_size(clone: Any, factor: int, plan: Plan) -> Any:
     return around_forwards(around_sampling(clone, f"{_KEY}.size", sampling), f"{_KEY}.size", forward)
 
 
-@contextmanager
-def _without_repeats(run: Run) -> Iterator[None]:
-    """Steps that were clamped to the same highest level become one."""
-    run.sigmas = torch.unique_consecutive(run.sigmas)
-    yield
-
-
 def _place(clone: Any, facts: ModelFacts, plan: Plan) -> Any:
     network, trained = backbone_of(clone), facts.positions
-    if trained.kind in ("stored", "learned"):
+    if trained.kind == "stored":
         table = plan.table(trained, trained.table.shape[-1]).to(trained.table.dtype)  # type: ignore[union-attr]
         clone.add_object_patch(f"{PREFIX}cropped_pos_embed", _Table(table, plan, _patch(network)))
     elif trained.kind == "computed":

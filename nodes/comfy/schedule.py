@@ -100,7 +100,7 @@ def moved_sampling(own: Any, plan: Plan) -> Any:
     else:
         core.change_class(new, _resampled(type(own)))
         new.trained = copy.deepcopy(own)
-        new.set_sigmas(shift_grid(own.sigmas.double(), plan.ratio, float(own.sigmas[-1]), plan.config.top))
+        new.set_sigmas(shift_grid(own.sigmas.double(), plan.ratio, float(own.sigmas[-1])))
     return new
 
 

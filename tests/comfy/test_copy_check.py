@@ -168,7 +168,7 @@ def test_what_patches_hold_is_part_of_the_model(comfy, inputs):
     assert made[0] == made[1] and len(set(made)) == 3
     flow, _, _ = comfy.call("VitrineLoadPortraits", model="flow portraits, 128 px")
     told = {"train_width": 128, "train_height": 128, "target_width": 192, "target_height": 192, "schedule": "none",
-            "top": "renorm", "align": "step", "aspect": "per_axis", "guidance_law": False, "guidance": 1.0,
+            "guidance_law": False, "guidance": 1.0,
             "override": False}  # fmt: skip
     moved = [
         comfy.call("VitrineResolutionTransferLoader", model=flow, pos_embed=mode, **told)[0]

@@ -161,7 +161,7 @@ def test_a_whole_run_at_another_size_is_one_picture_through_both_doors(comfy, ou
 
     model, clip, _ = parts
     told = {"train_width": 0, "train_height": 0, "target_width": 320, "target_height": 192, "schedule": "resample",
-            "top": "renorm", "align": "step", "aspect": "per_axis", "guidance_law": False, "guidance": 3.0,
+            "guidance_law": False, "guidance": 3.0,
             "override": False, "pos_embed": mode}  # fmt: skip
     moved, _, report = comfy.call("VitrineResolutionTransferLoader", model=model, **told)
     pipe = ours.pipeline()

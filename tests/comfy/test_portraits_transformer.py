@@ -117,7 +117,7 @@ def test_it_samples_in_the_core_sampler_and_survives_a_deep_clone(comfy, loaded)
 
 SIDES = {"train_width": 0, "train_height": 0, "target_width": 128, "target_height": 128}
 TRANSFER = {
-    "schedule": "none", "top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis",
+    "schedule": "none", "pos_embed": "auto", 
     "guidance_law": False, "guidance": 2.0, "override": False,
 }  # fmt: skip
 

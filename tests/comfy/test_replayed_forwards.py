@@ -10,7 +10,7 @@ from vitrine_tests.lanes import nightly_but
 ADDRESSES = "up-level1-repeat0-vit-block0-cross-q\nmid-vit-out"
 STEPS = 5
 MOVED = {
-    "schedule": "resample", "top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis",
+    "schedule": "resample", "pos_embed": "auto", 
     "guidance_law": False, "guidance": 3.0, "override": False,
     "train_width": 0, "train_height": 0,
 }  # fmt: skip

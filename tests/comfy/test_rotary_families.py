@@ -81,7 +81,7 @@ class Family:
         return found.reshape(self.x.shape)
 
     def transferred(self, comfy, mode, model=None, train=None, **more):
-        told = {"schedule": "none", "top": "renorm", "align": "step", "aspect": "per_axis", "guidance_law": False,
+        told = {"schedule": "none", "guidance_law": False,
                 "guidance": 1.0, "override": False, "pos_embed": mode} | more  # fmt: skip
         told |= dict(zip(("train_width", "train_height"), train or self.train, strict=True))
         told |= {"target_width": self.columns, "target_height": self.rows}

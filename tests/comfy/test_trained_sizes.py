@@ -13,7 +13,7 @@ from vitrine_tests.lanes import nightly_but
 from vitrine_tests.pipelines.encoded import SOURCES, source
 
 PLAIN = {"train_width": 0, "train_height": 0, "target_width": 1536, "target_height": 2048, "schedule": "resample",
-         "top": "renorm", "pos_embed": "auto", "align": "step", "aspect": "per_axis", "guidance_law": False,
+         "pos_embed": "auto", "guidance_law": False,
          "guidance": 1.0, "override": False}  # fmt: skip
 SIZES = {"qwen_image": (1328, 1328), "wan": (832, 480)}
 

@@ -32,7 +32,6 @@ from vitrine.engine.resolution import (
 )
 from vitrine.engine.resolution.schedulers import own_shift, transferred_scheduler
 from vitrine.engine.resolution.shift import (
-    TOPS,
     betas_of,
     flux_shift,
     nearest_timestep,
@@ -66,8 +65,7 @@ def test_eq3_at_one_is_the_identity_bit_for_bit():
     assert torch.equal(shift_abar(ABAR, 1.0), ABAR) and torch.equal(relabel(SD, 1.0).log_sigmas, SD.log_sigmas)
     tau = torch.linspace(0, 1, 101, dtype=torch.float64)
     assert torch.equal(shift_tau(tau, 1.0), tau)
-    for top in TOPS:
-        assert torch.equal(shift_grid(SIGMA, 1.0, float(SIGMA[-1]), top), SIGMA)
+    assert torch.equal(shift_grid(SIGMA, 1.0, float(SIGMA[-1])), SIGMA)
 
 
 def test_eq3_table():
@@ -126,25 +124,16 @@ def test_variance_variable_needs_the_square():
 def test_what_the_network_is_told():
     scaled, t = relabel(SD, 2.0), torch.arange(1000, dtype=torch.float64)
     assert torch.equal(nearest_timestep(scaled, 2 * SIGMA), t)
-    grid = SIGMA[[999, 900, 750, 500, 250]]
-    sigmas, told = resample(SD, torch.cat([grid, torch.zeros(1)]), 2.0, "extend")
-    assert told.tolist() == [999, 999, 897, 693, 454, 0]
-    torch.testing.assert_close(sigmas[:-1], 2 * grid, rtol=1e-14, atol=0)
     assert torch.equal(nearest_timestep(SD, SIGMA), t)
 
 
-def test_top_policies():
+def test_resampling_keeps_both_ends():
     grid = torch.cat([SIGMA[torch.arange(999, -1, -37)], torch.zeros(1)])
-    most = float(SIGMA[-1])
-    found = {top: resample(SD, grid, 2.0, top)[0] for top in TOPS}
-    assert float(found["renorm"][0]) == most and float(found["extend"][0]) == 2 * most
-    assert float(found["clamp_dedupe"][0]) == most and len(found["clamp_dedupe"]) < len(grid)
-    for sigmas in found.values():
-        assert bool((sigmas.diff() < 0).all()) and float(sigmas[-1]) == 0
-    low = grid[-2] * 2
-    assert abs(float(found["renorm"][-2] / low) - 1) < 0.01, "far below the top all policies are r sigma"
-    with pytest.raises(VitrineError, match="top policy"):
-        resample(SD, grid, 2.0, "cut")
+    sigmas, timesteps = resample(SD, grid, 2.0)
+    assert float(sigmas[0]) == float(SIGMA[-1]) and float(sigmas[-1]) == 0 and len(sigmas) == len(grid)
+    assert bool((sigmas.diff() < 0).all()) and bool((sigmas[1:-1] > 1.05 * grid[1:-1]).all())
+    assert abs(float(sigmas[-2] / (2 * grid[-2])) - 1) < 0.01, "far below the top it is r sigma"
+    assert torch.equal(timesteps, nearest_timestep(SD, sigmas))
     with pytest.raises(VitrineError, match="falling"):
         resample(SD, grid.flip(0), 2.0)
 
@@ -169,7 +158,7 @@ def test_sizes_and_guidance():
 def test_config_round_trips_and_refuses():
     made = config((768, 512), schedule="relabel", override=True, guidance_law=True, guidance=5.0)
     assert ResolutionTransferConfig.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-    for bad in ({"schedule": "both"}, {"top": "cut"}, {"pos_embed": "ntk"}, {"align": "x"}, {"aspect": "x"},
+    for bad in ({"schedule": "both"}, {"pos_embed": "ntk"},
                 {"guidance": -1.0}, {"guidance_law": True}, {"target": (0, 8)}, {"train": (8, 8)}):  # fmt: skip
         with pytest.raises(VitrineError):
             config(**bad)
@@ -235,16 +224,15 @@ def scheduler_for(scheduler, **more):
     return transferred_scheduler(scheduler, facts, plan_transfer(facts, config(**more)))
 
 
-@pytest.mark.parametrize("top", TOPS)
 @pytest.mark.parametrize("kind", [EulerDiscreteScheduler, DPMSolverMultistepScheduler, DDIMScheduler])
-def test_resampled_schedulers(kind, top):
+def test_resampled_schedulers(kind):
     base = kind(**SD_BETAS)
-    made = scheduler_for(base, top=top)
+    made = scheduler_for(base)
     made.set_timesteps(10)
     assert isinstance(made, EulerDiscreteScheduler if kind is DDIMScheduler else kind) and made is not base
     plain = type(made).__mro__[1].from_config(base.config)
     plain.set_timesteps(10)
-    wanted, told = resample(SD, plain.sigmas.double(), 2.0, top)
+    wanted, told = resample(SD, plain.sigmas.double(), 2.0)
     torch.testing.assert_close(made.sigmas.double(), wanted, rtol=1e-6, atol=0)
     assert torch.equal(made.timesteps.double(), told[:-1]) and len(made.timesteps) == len(made.sigmas) - 1
     x = torch.ones(1, 4, 2, 2)
