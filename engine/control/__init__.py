@@ -1,8 +1,5 @@
 """Control conditioning (Berrada et al. 2024): size, crop and flip conditions with a noise-dependent weight."""
 
-from typing import TYPE_CHECKING
-
-from ..runtime.former_names import former_names
 from .checkpoint import ControlCheckpoint, ControlMetadata, ControlWarning, load_control, save_control, trained_settings
 from .control_trainer import AdvancedControlTrainConfig, ControlTrainConfig, ControlTrainer, TrainSetup
 from .cross_size import CrossSizeResult, cross_size_consistency, rms_distance
@@ -26,7 +23,3 @@ __all__ = [
     "gamma", "half_weight_time", "injected", "load_control", "needed_evaluations", "pad_text",
     "reference_input", "rms_distance", "save_control", "sinusoid", "time_embedding", "trained_settings",
 ]  # fmt: skip
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"delta_share": "weighted_delta"})

@@ -219,10 +219,6 @@ class ControlTrainer:
             t = torch.randint(self.schedule.steps, (count,), generator=random)
         return Batch(x0, noise, t, semantics.to(self.device), values, drop)
 
-    def draw(self, step: int) -> Batch:
-        """The former name of :meth:`sample_batch`, for one release."""
-        return self.sample_batch(step)
-
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean square error of the prediction, with Eq. 1 inside."""
         added = self.embedder(batch.values, self.config.gamma.u(batch.t), self.config.gamma, batch.drop)
