@@ -72,7 +72,7 @@ class StudentLoading(SharedPipeline):
         pipe.register_modules(**{self._adapter.family.component: network})
 
     def unload_student(self, network: ModelMixin) -> None:
-        """Sample with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
+        """Sample with ``network`` again, which was this pipeline's ``network`` before a student was loaded."""
         if self._network is not network:
             self._take(network)
         elif getattr(network, "peft_config", None):
