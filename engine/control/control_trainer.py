@@ -97,7 +97,7 @@ class TrainSetup:
     """What a run trains, and what it needs to evaluate it.
 
     Attributes:
-        network: (x_t, t, semantics, c_emb) -> prediction; :func:`.embedding_hook.injected` makes one from a diffusers backbone.
+        network: (x_t, t, semantics, c_emb) -> prediction; :func:`.embedding_hook.injected` makes one.
         embedder: initialised from the same seed in every process.
         schedule: of the training, possibly relabelled for another resolution (Eq. 3).
         null_semantics: semantics of an empty prompt, for dropped rows.

@@ -139,7 +139,10 @@ class DeltaSpace:
         return {path: stack.mixed(c) for path, stack in self.stacks.items()}
 
     def lora(self, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: exact, see :func:`~..loras.low_rank.refactor`)."""
+        """(k,) -> the LoRA of that model, re-factored to ``rank``.
+
+        None is exact, see :func:`~..loras.low_rank.refactor`.
+        """
         c, out = self.weights(coefficients), {}
         for path, stack in self.stacks.items():
             few = len(stack.down) <= TOGETHER
