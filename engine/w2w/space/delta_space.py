@@ -181,7 +181,8 @@ class DeltaSpace:
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
         """Writes one safetensors file atomically; ``dtype`` is that of the LoRAs' factors.
 
-        A linked space (see :class:`~.linked_factors.LinkedStacks`) stores the paths of its LoRA files instead of factors.
+        A linked space (see :class:`~.linked_factors.LinkedStacks`) stores the paths of its LoRA files, not
+        factors.
         """
         if dtype not in DTYPES:
             raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
