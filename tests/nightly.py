@@ -58,24 +58,20 @@ class Piece:
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 EVERY = ("-m", "nightly or not nightly")
-PAGES = tuple(sorted(
-    str(path.relative_to(ROOT)) for path in (ROOT / "tests" / "comfy").glob("test_*.py")
-    if "driver.page(" in path.read_text(encoding="utf-8")
-))  # fmt: skip
-"""Tests that open ComfyUI's page."""
+PAGES = ("page", "page_console", "page_keys", "people_panel", "points", "neuron_browser", "choices")
+"""Tests of ComfyUI's page whose everyday cases run on its newest version too: one for each widget of ours."""
+BENCH = {"VITRINE_BENCH": "1", "VITRINE_BENCH_PROMPTS": "8"}
 LONG = (
     Piece("rounding, as AVX2", ("tests", "-m", "rounding"), AVX2),
-    *(Piece(f"machine, every cell, {path.name}", (f"tests/machine/{path.name}", *EVERY), {"VITRINE_MACHINE": "full"})
-      for path in sorted((ROOT / "tests" / "machine").glob("test_*.py")) if path.name != "test_accelerator.py"),
-    Piece("hard use, full numbers", ("tests/comfy/test_hard_use.py", "tests/comfy/test_points.py", *EVERY),
-          {"VITRINE_HARD": "1"}),
-    *(Piece(f"newest page, {Path(name).name}", (name, *EVERY), {"VITRINE_PAGE": "newest"}) for name in PAGES),
+    *(Piece(f"newest page, test_{name}.py", (f"tests/comfy/test_{name}.py",), {"VITRINE_PAGE": "newest"})
+      for name in PAGES),
     *(Piece(f"full size, {family}, {path.name}", (f"tests/full_size/{path.name}",), {"VITRINE_FULL_SIZE": family},
             alone=True)
-      for family in ("sd15", "sdxl") for path in sorted((ROOT / "tests" / "full_size").glob("test_*.py"))),
-    *(Piece(f"benchmarks, {path.name}", (f"tests/benchmarks/{path.name}",), {"VITRINE_BENCH": "1"}, alone=True)
+      for family in ("sd15", "sdxl") for path in sorted((ROOT / "tests" / "full_size").glob("test_*.py"))
+      if path.name != "test_page.py"),
+    *(Piece(f"benchmarks, {path.name}", (f"tests/benchmarks/{path.name}",), BENCH, alone=True)
       for path in sorted((ROOT / "tests" / "benchmarks").glob("test_*.py"))),
-    Piece("hostile headers", ("tests/attacks/test_headers.py",), {"VITRINE_HEADERS": "500"}),
+    Piece("hostile headers", ("tests/attacks/test_headers.py",), {"VITRINE_HEADERS": "100"}),
     Piece("large jobs", ("tests/engine/jobs/test_large_jobs.py", *EVERY), {"VITRINE_LARGE": "1"}),
 )  # fmt: skip
 """Runs that an environment variable makes larger. Those that take hours come last. A GPU's tests skip without one."""

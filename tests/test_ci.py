@@ -38,7 +38,10 @@ def test_is_a_workflow(path):
 
 def test_lanes():
     jobs = CI["jobs"]
-    assert all(command in commands(jobs["lint"]) for command in ("ruff check", "ruff format --check", "lint-imports"))
+    assert all(
+        command in commands(jobs["lint"])
+        for command in ("ruff check", "ruff format --check", "lint-imports", "codespell")
+    )
     assert "mypy" in commands(jobs["types"]) and "-p vitrine.engine -p vitrine.nodes" in commands(jobs["types"])
     lanes = {lane["diffusers"]: lane["constraints"] for lane in jobs["engine"]["strategy"]["matrix"]["include"]}
     assert set(lanes) == {"lowest", "newest"} and all((ROOT / file).is_file() for file in lanes.values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +17,6 @@ from ..errors import refuse
 from ..jobs.run import Run
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes
-from ..runtime.former_names import former_names
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
@@ -252,7 +250,3 @@ def _colours(
         taps = tap_latents(denoiser, *scored, TapConfig(group, timestep, batch=rows))
         colours |= {a: pca_rgb(v, PCABasis.fit(v)) for a, v in taps.items()}
     return colours
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"rank_places": "rank_sites", "spatial_places": "spatial_sites"})

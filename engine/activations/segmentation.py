@@ -96,7 +96,7 @@ def fit_probe(
     """Fits a probe on labelled images.
 
     Args:
-        features: (B, C, h, w), e.g. :meth:`Activations.concat`.
+        features: (B, C, h, w), e.g. :meth:`.container.Activations.concat`.
         masks: (B, H, W) integers: class of each pixel, 255 for unknown ones.
         classes: K; by default one more than the largest label.
     """

@@ -125,7 +125,7 @@ def vote(voters: Sequence[nn.Module], cells: torch.Tensor) -> torch.Tensor:
 def published_iou(predicted: torch.Tensor, true: torch.Tensor, classes: int) -> float:
     """mIoU as in the published label-scarce scores, over (B, H, W) class indices.
 
-    It is lower than :func:`mean_iou` in two ways: predictions on unknown pixels count as wrong, and
+    It is lower than :func:`.segmentation.mean_iou` in two ways: predictions on unknown pixels count as wrong, and
     a class that is neither present nor predicted counts as 0.
     """
     scores = []

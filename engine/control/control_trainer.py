@@ -97,7 +97,7 @@ class TrainSetup:
     """What a run trains, and what it needs to evaluate it.
 
     Attributes:
-        network: (x_t, t, semantics, c_emb) -> prediction; :func:`inject.injected` makes one from a diffusers backbone.
+        network: (x_t, t, semantics, c_emb) -> prediction; :func:`.embedding_hook.injected` makes one.
         embedder: initialised from the same seed in every process.
         schedule: of the training, possibly relabelled for another resolution (Eq. 3).
         null_semantics: semantics of an empty prompt, for dropped rows.
@@ -218,10 +218,6 @@ class ControlTrainer:
         else:
             t = torch.randint(self.schedule.steps, (count,), generator=random)
         return Batch(x0, noise, t, semantics.to(self.device), values, drop)
-
-    def draw(self, step: int) -> Batch:
-        """The former name of :meth:`sample_batch`, for one release."""
-        return self.sample_batch(step)
 
     def loss(self, batch: Batch) -> torch.Tensor:
         """Mean square error of the prediction, with Eq. 1 inside."""

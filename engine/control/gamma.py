@@ -156,7 +156,7 @@ class GammaConfig(Config):
             raise refuse("steps", self.steps, "1 or more", "most models have 1000")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, without empty points, as in files of earlier versions."""
+        """Plain values, without empty points."""
         return {name: value for name, value in super().to_dict().items() if name != "points" or value}
 
     def u(self, t: Number) -> torch.Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..network.condition import Condition
-from ..runtime.former_names import former_names
 from ..runtime.progress import Progress, silent
 from .denoiser import Denoiser
 from .guidance import guide
@@ -116,7 +115,3 @@ def few_step_latents(
             signal, level = (s.to(x.device, x.dtype) for s in denoiser.schedule.scales(times[step + 1]))
             x = signal * clean + level * eps  # Song et al. 2021, Eq. 12, with eta = 0
     return x
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"walk": "sampling_loop"})

@@ -1,8 +1,5 @@
 """EM Distillation (Xie et al. 2024): train and run one-step generators, repair samples by MCMC."""
 
-from typing import TYPE_CHECKING
-
-from ..runtime.former_names import former_names
 from .calibration import Calibration, calibrate_gz
 from .chain import ChainEnd, Joint, NoiseLevels, ScoreDifference, e_step
 from .chain_config import EStepConfig
@@ -22,14 +19,3 @@ __all__ = [
     "noise_scale", "noisy_text", "one_step", "read_student", "repair_guidance", "score_difference", "score_loss",
     "sid_loss", "small_pixels", "vendi_score",
 ]  # fmt: skip
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(
-        __name__,
-        {
-            "StudentContract": "StudentPreset",
-            "Gap": "ScoreDifference",
-            "score_gap": "score_difference",
-        },
-    )

@@ -69,8 +69,6 @@ class StudentSampling(Config):
             self.base, self.timesteps[0], self.prediction, noise, trained_guidance=self.trained_guidance
         )  # fmt: skip
 
-    contract = one_step  # the former name, for one release
-
     def sigmas(self, schedule: NoiseSchedule) -> torch.Tensor:
         """(steps + 1,) float32 sigmas of the timesteps, then 0, as ComfyUI's SIGMAS."""
         return torch.cat([schedule.sigma(torch.tensor(self.timesteps)), torch.zeros(1)]).float()

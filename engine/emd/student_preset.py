@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -16,7 +15,6 @@ from ..families import family_of, published_as
 from ..io.files import check_tensors, named, parse_table, read_safetensors
 from ..io.folders import has_ending
 from ..network.site import ModuleSite
-from ..runtime.former_names import former_names
 from ..runtime.stored_weights import shape_of
 from ..settings.config import Config
 from ..tracing.addresses import sites_of
@@ -187,7 +185,3 @@ def check_base(preset: StudentPreset, base: str) -> None:
     """Raises for a student of another base model."""
     if base and preset.base and base != preset.base:
         raise refuse("student", f"distilled from {preset.base}", f"a student of {base}", "load the matching base")
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"StudentContract": "StudentPreset"})

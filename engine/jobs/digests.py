@@ -1,4 +1,4 @@
-"""Digests of a job's inputs: equal content gives equal digests, whatever its name and location.
+"""Digests of a job's inputs: files, weights and pictures by content, settings by equality.
 
 SHA-256 of the whole content, read in pieces: about 1.5 GB per second, so an SDXL network takes three seconds. Unknown
 types raise, so no input of a resumed job can be overlooked.
@@ -12,9 +12,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
-from functools import partial
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -28,26 +26,26 @@ from ..runtime.placement import weight_of
 from ..settings.config import Config
 
 _PIECE = 2**24
+_PLAIN = (bool, int, float, str, type(None))
 _NOT_CONTENT = ("transformers_version", "torch_dtype", "dtype", "name_or_path")
 """Configuration keys that record an origin, or repeat what the weights say. Keys with a leading underscore are left
 out, too."""
 _PLACEMENT = ("accelerate.", "diffusers.hooks", "torch.")
 """Libraries whose hooks move weights and do not change results."""
-_LISTED = 8
-"""Longest list that is recorded in full."""
+_LONGEST_LIST, _LONGEST_TEXT = 8, 80
+"""Longest that are recorded in full."""
+ATTENTION_CHOICE = "comfy_attention"
+"""A module of newer ComfyUI versions: its ``config`` in a checkpoint names attention kernels and is no weight."""
 
 
 def digest(value: object) -> str:
     """32 hexadecimal digits of a value's content.
 
     Args:
-        value: plain values, paths (by their content), tensors, arrays, pictures, networks, schedulers,
-            tokenizers, dataclasses, functions with what they close over, containers of these, and any object that has
-            ``inputs`` made of these.
+        value: plain values, paths (by the content of the file or folder), tensors, arrays, pictures, networks,
+            schedulers, tokenizers, dataclasses, containers of these, and any object that has ``inputs`` made of these.
     """
-    content = hashlib.sha256()
-    _add(content, value)
-    return content.hexdigest()[:32]
+    return _sha(json.dumps(_content(value), sort_keys=True).encode())
 
 
 class Files:
@@ -69,39 +67,21 @@ def described(value: object) -> Any:
         value = value.to_dict()
     elif isinstance(getattr(value, "inputs", None), Mapping):
         value = value.inputs  # type: ignore[attr-defined]
-    if value is None or isinstance(value, (bool, int, float)) or isinstance(value, str) and len(value) <= 80:
+    if isinstance(value, _PLAIN) and not (isinstance(value, str) and len(value) > _LONGEST_TEXT):
         return value
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: described(entry) for key, entry in value.items()}
-    plain = isinstance(value, (list, tuple)) and all(isinstance(v, (bool, int, float)) for v in value)
-    if plain and len(value) <= _LISTED:  # type: ignore[arg-type]
+    short = isinstance(value, (list, tuple)) and len(value) <= _LONGEST_LIST
+    if short and all(isinstance(entry, (bool, int, float)) for entry in value):  # type: ignore[attr-defined]
         return list(value)  # type: ignore[call-overload]
-    if isinstance(value, nn.Module):
-        return {"weights": digest(value), "library": library_of(value)}
+    if isinstance(value, nn.Module):  # a new version of its library may compute something else from equal weights
+        library = version_of(type(uncompiled(value)).__module__.split(".")[0])
+        return {"weights": digest(value), "library": library}
     return f"sha256:{digest(value)}"
 
 
-def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
-    """:func:`digest` of a network.
-
-    Args:
-        originals: name -> unpatched weight, for parameters that are currently patched.
-    """
-    content = hashlib.sha256()
-    _add_network(content, network, originals)
-    return content.hexdigest()[:32]
-
-
-def library_of(network: nn.Module) -> str:
-    """Name and minor version of the library that a network's class comes from; empty if it is not from one.
-
-    A new version of diffusers or transformers may compute something else from equal weights.
-    """
-    return version_of(type(uncompiled(network)).__module__.split(".")[0])
-
-
 def version_of(package: str) -> str:
-    """``"torch 2.13"``: the patch number is left out, since patch releases keep results."""
+    """``"torch 2.13"``: the patch number is left out, since patch releases keep results. Empty if not installed."""
     try:
         parts = importlib.metadata.version(package).split(".")
     except importlib.metadata.PackageNotFoundError:
@@ -109,169 +89,133 @@ def version_of(package: str) -> str:
     return f"{package} {'.'.join(parts[:2])}"
 
 
-# --- kinds of values ----------------------------------------------------------------------------------------------
-def _add(content: Any, value: Any) -> None:
-    """Hashes the kind and size of every value before its content, so that different values cannot collide."""
+def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
+    """A network's class, configuration, weights, active adapters with their scales, and patches by other code.
+
+    Args:
+        originals: name -> unpatched weight, for parameters that are currently patched.
+    """
+    network = uncompiled(network)
+    weights = {name: _of_tensor((originals or {}).get(name, weight)) for name, weight in _weights(network)}
+    applied = [p for p in active_patches(network) if not p.owner.startswith(_PLACEMENT)]
+    patches = sorted(f"{p.kind} {p.where} {p.count}" for p in applied)
+    return digest([type(network).__name__, _settings_of(network), weights, patches])
+
+
+def _sha(*pieces: Any) -> str:
+    content = hashlib.sha256()
+    for piece in pieces:
+        content.update(piece)
+    return content.hexdigest()[:32]
+
+
+def _content(value: Any) -> Any:
+    """As JSON, in which only equal values are equal: digests stand for tensors, files and networks."""
     if isinstance(value, Config):
         value = value.to_dict()
-    if value is None or isinstance(value, (bool, int, float, str)):
-        content.update(f"{type(value).__name__} {json.dumps(value)}\n".encode())
-    elif isinstance(value, (bytes, bytearray)):
-        content.update(b"bytes %d\n" % len(value) + bytes(value))
-    elif isinstance(value, Path):
-        _add_path(content, value)
-    elif isinstance(value, torch.Tensor):
-        _add_tensor(content, value)
-    elif isinstance(value, nn.Module):
-        _add_network(content, value)
-    elif isinstance(value, (torch.dtype, torch.device, type)):
-        content.update(f"name {value}\n".encode())
-    elif isinstance(value, Mapping):
-        content.update(b"table %d\n" % len(value))
-        for key in sorted(value, key=str):
-            _add(content, str(key))
-            _add(content, value[key])
-    elif isinstance(value, (Sequence, Set)):
-        entries = sorted(value, key=str) if isinstance(value, Set) else value
-        content.update(b"list %d\n" % len(entries))
-        for entry in entries:
-            _add(content, entry)
-    else:
-        _add_object(content, value)
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return f"bytes {_sha(value)}"
+    if isinstance(value, Path):
+        return _of_path(value)
+    if isinstance(value, torch.Tensor):
+        return _of_tensor(value)
+    if isinstance(value, nn.Module):
+        return f"network {network_digest(value)}"
+    if isinstance(value, (torch.dtype, torch.device, type)):
+        return f"name {value}"
+    if isinstance(value, Mapping):
+        return {str(key): _content(entry) for key, entry in value.items()}
+    if isinstance(value, Set):
+        return [_content(entry) for entry in sorted(value, key=str)]
+    if isinstance(value, Sequence):
+        return [_content(entry) for entry in value]
+    return [type(value).__name__, _content(_parts(value))]
 
 
-def _add_object(content: Any, value: Any) -> None:
-    """Hashes composite objects."""
-    content.update(f"object {type(value).__name__}\n".encode())
+def _parts(value: Any) -> Any:
+    """What an object consists of."""
     if hasattr(value, "inputs"):
-        _add(content, value.inputs)
-    elif is_dataclass(value):
-        _add(content, {f.name: getattr(value, f.name) for f in fields(value) if f.compare})
-    elif isinstance(value, partial):
-        _add(content, [value.func, list(value.args), value.keywords])
-    elif isinstance(value, MethodType):
-        _add(content, [value.__func__, value.__self__])
-    elif isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        _add(content, [*code_of(value), cells, value.__defaults__, value.__kwdefaults__])
-    elif hasattr(value, "getpalette"):  # PIL pictures
-        _add(content, [value.mode, list(value.size), value.getpalette(), value.tobytes()])
-    elif hasattr(value, "__array_interface__"):
-        _add_tensor(content, _array(value))
-    elif hasattr(value, "get_vocab"):  # tokenizers
-        _add(content, [value.get_vocab(), value.model_max_length, value.special_tokens_map])
-    elif hasattr(value, "config") or hasattr(value, "to_dict"):  # schedulers, image processors
-        _add(content, _settings(value))
-    else:
-        accepted = "plain values, files, tensors, networks, and objects with ``inputs`` of these"
-        raise refuse("input", type(value).__name__, accepted, "give it a property ``inputs``")
+        return value.inputs
+    if is_dataclass(value):
+        return {f.name: getattr(value, f.name) for f in fields(value) if f.compare}
+    if hasattr(value, "getpalette"):  # PIL pictures
+        return [value.mode, list(value.size), value.getpalette(), value.tobytes()]
+    if hasattr(value, "__array_interface__"):
+        import numpy as np
+
+        return torch.from_numpy(np.array(value))
+    if hasattr(value, "get_vocab"):  # tokenizers
+        return [value.get_vocab(), value.model_max_length, value.special_tokens_map]
+    if hasattr(value, "config") or hasattr(value, "to_dict"):  # schedulers, image processors
+        return _settings_of(value)
+    accepted = "plain values, files, tensors, networks, and objects with ``inputs`` of these"
+    raise refuse("input", type(value).__name__, accepted, "give it a property ``inputs``")
 
 
-def code_of(function: FunctionType) -> list[object]:
-    """Where a function is defined, and what it does: its instructions and the plain constants in them."""
-    code = function.__code__
-    constants = [c for c in code.co_consts if isinstance(c, (bool, int, float, str, bytes, type(None)))]
-    return [function.__module__, function.__qualname__, code.co_code, constants]
-
-
-def _array(value: Any) -> torch.Tensor:
-    import numpy as np
-
-    array = np.ascontiguousarray(value)
-    return torch.from_numpy(array.copy() if not array.flags.writeable else array)
-
-
-def _add_path(content: Any, path: Path) -> None:
-    """Hashes a file's content, or a folder's file names and contents without hidden files."""
+def _of_path(path: Path) -> Any:
+    """A file by its content; a folder by its file names and contents, without hidden files."""
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
-        content.update(b"folder %d\n" % len(files))
-        for file in files:
-            _add(content, file.relative_to(path).as_posix())
-            _add_path(content, file)
-        return
-    content.update(b"file %d\n" % path.stat().st_size)
+        return {file.relative_to(path).as_posix(): _of_path(file) for file in files}
+    content = hashlib.sha256()
     with open(path, "rb") as opened:
         while piece := opened.read(_PIECE):
             content.update(piece)
+    return f"file {content.hexdigest()}"
 
 
-def _add_tensor(content: Any, tensor: torch.Tensor) -> None:
+def _of_tensor(tensor: torch.Tensor) -> Any:
     if hasattr(tensor, "__tensor_flatten__"):  # quantised weights, which are several tensors
-        parts = tensor.__tensor_flatten__()[0]
-        _add(content, [type(tensor).__name__, *(getattr(tensor, name) for name in parts)])
-        return
+        return [type(tensor).__name__, *(_of_tensor(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])]
     plain = tensor.detach().as_subclass(torch.Tensor)
-    content.update(f"tensor {plain.dtype} {tuple(plain.shape)}\n".encode())
-    flat = plain.reshape(-1)
-    for piece in flat.split(_PIECE):
-        content.update(memoryview(piece.contiguous().cpu().view(torch.uint8).numpy()))
-
-
-# --- networks -----------------------------------------------------------------------------------------------------
-def _add_network(content: Any, network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> None:
-    """Hashes class, configuration, weights, active adapters with their scales, and patches by other code."""
-    network = uncompiled(network)
-    _add(content, [type(network).__name__, _settings(network)])
-    for name, weight in sorted(_weights(network), key=lambda pair: pair[0]):
-        _add(content, name)
-        _add_tensor(content, (originals or {}).get(name, weight))
-    applied = [p for p in active_patches(network) if not p.owner.startswith(_PLACEMENT)]
-    _add(content, sorted(f"{p.kind} {p.where} {p.count}" for p in applied))
-
-
-ATTENTION_CHOICE = "comfy_attention"
-"""A module of newer ComfyUI versions: its ``config`` in a checkpoint names attention kernels and is no weight."""
+    pieces = (p.contiguous().cpu().view(torch.uint8).numpy() for p in plain.reshape(-1).split(_PIECE))
+    return f"tensor {plain.dtype} {tuple(plain.shape)} {_sha(*map(memoryview, pieces))}"
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Parameters and saved buffers by name, also of offloaded modules; inactive adapters are left out."""
-    off = _adapters_off(network)
+    inactive = _inactive(network)
     for path, module in network.named_modules():
-        tensors = dict(module.named_parameters(recurse=False))
-        tensors |= persistent_buffers(module)
-        for name, stored in tensors.items():
-            whole = f"{path}.{name}" if path else name
-            if ATTENTION_CHOICE in path.split("."):
+        if ATTENTION_CHOICE in path.split("."):
+            continue
+        for name, stored in (dict(module.named_parameters(recurse=False)) | persistent_buffers(module)).items():
+            if id(stored) in inactive:
                 continue
-            if any(whole.startswith(prefix) and adapter in whole.split(".") for prefix, adapter in off):
-                continue
-            whole = whole.replace(".base_layer.", ".")
+            whole = (f"{path}.{name}" if path else name).replace(".base_layer.", ".")
             yield whole, weight_of(module, name)
-            for key, part in _quantised(stored).items():
-                yield f"{whole}/{key}", part
+            # bitsandbytes' scales, kept as attributes of a weight or of its state object
+            scales = {key: value for key, value in vars(stored).items() if key != "grad"}
+            scales |= getattr(scales.get("quant_state"), "__dict__", {})
+            yield from ((f"{whole}/{k}", v) for k, v in scales.items() if isinstance(v, torch.Tensor))
 
 
-def _adapters_off(network: nn.Module) -> list[tuple[str, str]]:
-    """(layer path, adapter name) of every inactive adapter."""
-    off = []
-    for path, module in network.named_modules():
+def _inactive(network: nn.Module) -> set[int]:
+    """``id`` of each weight of an adapter that is off or at scale 0."""
+    weights: set[int] = set()
+    for module in network.modules():
         layer: Any = module
         if hasattr(layer, "base_layer") and hasattr(layer, "active_adapters"):
             on = [] if layer.disable_adapters else [a for a in layer.active_adapters if layer.scaling.get(a)]
-            off += [(f"{path}.", a) for a in layer.scaling if a not in on]
-    return off
+            off = set(layer.scaling) - set(on)
+            weights |= {id(p) for name, p in layer.named_parameters() if not off.isdisjoint(name.split("."))}
+    return weights
 
 
-def _quantised(weight: Any) -> dict[str, torch.Tensor]:
-    """bitsandbytes' scales of a weight, kept as attributes of it or of its state object."""
-    parts = {key: value for key, value in vars(weight).items() if key != "grad"}
-    parts |= vars(parts.get("quant_state")) if hasattr(parts.get("quant_state"), "__dict__") else {}
-    return {key: value for key, value in parts.items() if isinstance(value, torch.Tensor)}
-
-
-def _settings(value: Any) -> dict[str, Any]:
-    """The configuration of a model, scheduler or processor, without its origin; {} if it has none."""
+def _settings_of(value: Any) -> dict[str, Any]:
+    """The configuration of a model, scheduler or processor, without its origin; its class alone if it has none."""
     config = getattr(value, "config", value)
     table = config if isinstance(config, Mapping) else config.to_dict() if hasattr(config, "to_dict") else {}
-    return {"class": type(value).__name__} | _plain(table)
+    return {"class": type(value).__name__, "settings": _without_origin(table)}
 
 
-def _plain(value: Any) -> Any:
+def _without_origin(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items() if k not in _NOT_CONTENT and not str(k).startswith("_")}
-    if isinstance(value, (set, frozenset)):
+        kept = {str(k): v for k, v in value.items() if k not in _NOT_CONTENT and not str(k).startswith("_")}
+        return {key: _without_origin(entry) for key, entry in kept.items()}
+    if isinstance(value, Set):
         return sorted(map(str, value))
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (str, int, float, bool, type(None), torch.Tensor)) else str(value)
+        return [_without_origin(entry) for entry in value]
+    return value if isinstance(value, (*_PLAIN, torch.Tensor)) else str(value)

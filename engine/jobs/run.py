@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
@@ -28,8 +27,6 @@ from .digests import described, digest, version_of
 STATE = "state.safetensors"
 NOTE = ".run"
 """File of a run's folder with its job and inputs, as JSON. It has no suffix, so no listing takes it for a result."""
-FORMAT = 1
-"""Incremented when the meaning of a saved state changes, so that earlier states are refused."""
 _KEY = "run"
 Tensors = Mapping[str, torch.Tensor]
 
@@ -56,11 +53,11 @@ class Run:
     Temporary files of killed processes are deleted. The state can be read before the block is entered.
 
     Args:
-        place: a folder, or one state file by its suffix (.safetensors, .json); None stores nothing, and all methods do
+        path: a folder, or one state file by its suffix (.safetensors, .json); None stores nothing, and all methods do
             nothing.
         job: kind of job, so that two jobs never use each other's state.
         inputs: name -> value, everything that results depend on, as :func:`~.digests.digest` accepts it; only read if
-            there is a place. PyTorch's version is added, since kernels round differently, and networks add that of
+            there is a path. PyTorch's version is added, since kernels round differently, and networks add that of
             their library.
         begun: patterns of files that mean that there is work to lose. Without a match, other inputs start a new run.
         workers: processes that share the job and its folder; the first owns it for all.
@@ -73,14 +70,13 @@ class Run:
         self.path = None if path is None else Path(path)
         self._job, self._inputs, self._begun, self._workers = job, dict(inputs), begun, workers
         self._open = ExitStack()
-        self._loaded: tuple[int, int] | None = None
-        self._read = False
+        self._read: list[tuple[int, int] | None] = []
+        """Which state this process has read or written last, once it has."""
 
     @cached_property
     def identity(self) -> dict[str, Any]:
         """Job and inputs as stored: short plain values, and digests of all others."""
-        versions = {"format": FORMAT, "library": version_of("torch")}
-        table = {"job": self._job, **versions, "inputs": described(self._inputs)}
+        table = {"job": self._job, "library": version_of("torch"), "inputs": described(self._inputs)}
         return parse_table(json.dumps(table))
 
     def known(self) -> Self:
@@ -100,31 +96,28 @@ class Run:
             self.path = self.path / f"{name}-{self.mark}"
         return self
 
-    # --- owner ----------------------------------------------------------------------------------------------------
     def __enter__(self) -> Self:
         if self.path is None:
             return self
-        try:
+        with ExitStack() as entered:
             if not self._workers.index:
-                self._open.enter_context(sole_owner(self.path))
+                entered.enter_context(sole_owner(self.path))
                 self._refuse_others()
-                self._refuse_moved_on()
+                if self._read and self._read[-1] != _seen(self._state):
+                    shown = f"{self._state.parent.name}, which another process has continued"
+                    accepted = "a state that has not changed since it was read"
+                    raise refuse("run", shown, accepted, "run the same call again")
                 if self._is_file:
                     sweep(self.path.parent, self.path.name)
                 else:
                     sweep(self.path, below=True)
             self._workers.meet()
             self._refuse_others()
-            if not self._is_file:  # processes without a group may arrive before the first
-                write_json(self.path / NOTE, self.identity)
-        except BaseException:
-            self._open.close()
-            raise
+            self._sign()  # processes without a group may arrive before the first
+            self._open = entered.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._open.close()
 
     @property
@@ -136,58 +129,40 @@ class Run:
         assert self.path is not None
         return self.path if self._is_file else self.path / STATE
 
-    # --- identity -------------------------------------------------------------------------------------------------
+    def _sign(self) -> None:
+        """Writes a folder's identity; a state file has it inside."""
+        if self.path is not None and not self._is_file:
+            write_json(self.path / NOTE, {_KEY: self.identity})
+
     def _refuse_others(self) -> None:
         """Refuses a folder with work of other inputs."""
         path = self.path
         if path is None or not path.exists():
             return
-        if not self._is_file and not _begun_in(path, self._begun):
+        work = (file for pattern in self._begun for file in path.glob(pattern))
+        if not self._is_file and all(file.name.startswith(".") for file in work):
             return
-        known = self._known()
-        if known is None:
-            shown = f"{path.name}, begun by an earlier version of Vitrine"
-            raise refuse("run", shown, "a run of this version", f"start again: choose another file, or {self._clear}")
-        if changes := differences(known, self.identity):
+        begun_with = self._identity_in(path if self._is_file else path / NOTE)
+        if begun_with is None:
+            shown, remedy = f"{path.name}, which does not say what it was begun with", _start_again(path)
+            raise refuse("run", shown, "a run's folder or file", remedy)
+        if changes := differences(begun_with, self.identity):
             raise other_inputs(path, changes)
 
-    def _reading(self, file: Path) -> named:
-        return named(file, "run", "a whole state", f"start again: {self._clear}")
-
-    @property
-    def _clear(self) -> str:
-        assert self.path is not None
-        return _cleared(self.path)
-
-    def _known(self) -> dict[str, Any] | None:
-        """The stored identity; None if an earlier version did not write one."""
-        assert self.path is not None
-        if self._is_file:
-            return self._known_of_file(self.path)
-        note = self.path / NOTE
-        if note.is_file():
-            with self._reading(note):
-                return parse_table(note.read_text(encoding="utf-8"))
-        return self._known_of_file(self._state) if self._state.is_file() else None  # saved, but never entered
-
-    def _known_of_file(self, file: Path) -> dict[str, Any] | None:
+    def _identity_in(self, file: Path) -> dict[str, Any] | None:
+        if not file.is_file():
+            return None
         with self._reading(file):
-            if file.suffix == ".json":
-                table = parse_table(file.read_text(encoding="utf-8"))
-                return table[_KEY] if isinstance(table.get(_KEY), dict) else None
-            from safetensors import safe_open
-
-            with safe_open(str(file), "pt") as opened:
-                text = (opened.metadata() or {}).get(_KEY)
+            if file.suffix != ".safetensors":
+                begun_with = parse_table(file.read_text(encoding="utf-8")).get(_KEY)
+                return begun_with if isinstance(begun_with, dict) else None
+            text = _header(file).get(_KEY)
             return None if text is None else parse_table(text)
 
-    def _refuse_moved_on(self) -> None:
-        """Refuses to overwrite a state that another process has saved since this one read it."""
-        if self._read and _seen(self._state) != self._loaded:
-            shown = f"{self._state.parent.name}, which another process has continued"
-            raise refuse("run", shown, "a state that has not changed since it was read", "run the same call again")
+    def _reading(self, file: Path) -> named:
+        assert self.path is not None
+        return named(file, "run", "a whole state", f"start again: {_cleared(self.path)}")
 
-    # --- state ----------------------------------------------------------------------------------------------------
     def save(
         self, tensors: Mapping[str, Tensors], optimizers: Mapping[str, torch.optim.Optimizer] | None = None,
         facts: Mapping[str, Any] | None = None,
@@ -205,9 +180,9 @@ class Run:
         for name, optimizer in (optimizers or {}).items():
             for number, slots in optimizer.state_dict()["state"].items():
                 flat |= {f"optimizer/{name}/{number}/{key}": torch.as_tensor(value) for key, value in slots.items()}
-        header = {"facts": json.dumps(facts or {}), _KEY: json.dumps(self.identity)}
-        save_safetensors(self._state, flat, header)
-        self._read, self._loaded = True, _seen(self._state)
+        self._sign()
+        save_safetensors(self._state, flat, {"facts": json.dumps(facts or {}), _KEY: json.dumps(self.identity)})
+        self._read.append(_seen(self._state))
 
     def load(
         self, optimizers: Mapping[str, torch.optim.Optimizer] | None = None, device: str = "cpu"
@@ -216,7 +191,7 @@ class Run:
         if self.path is None:
             return None
         self._refuse_others()
-        self._read, self._loaded = True, _seen(self._state)
+        self._read.append(_seen(self._state))
         if not self._state.is_file():
             return None
         with self._reading(self._state):
@@ -242,10 +217,11 @@ class Run:
 def other_inputs(path: Path, changes: Sequence[str]) -> VitrineError:
     """The error for a folder that was started with other inputs, which it names."""
     shown = f"{path.name}, begun with {'; '.join(changes)}"
-    return refuse(
-        "run", shown, "the inputs that it was begun with",
-        f"give those, or start again: choose another file, or {_cleared(path)}",
-    )  # fmt: skip
+    return refuse("run", shown, "the inputs that it was begun with", f"give those, or {_start_again(path)}")
+
+
+def _start_again(path: Path) -> str:
+    return f"start again: choose another file, or {_cleared(path)}"
 
 
 def _cleared(path: Path) -> str:
@@ -257,13 +233,13 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     first, second = _flat(before), _flat(now)
     changes = []
     for name in sorted(first.keys() | second.keys()):
-        old, new = first.get(name), second.get(name)
-        if old == new and (name in first) == (name in second):
+        if name in first and name in second and first[name] == second[name]:
             continue
         shown = name.removeprefix("inputs.").removesuffix(".weights").removeprefix("settings.")
-        hidden = any(isinstance(value, str) and value.startswith("sha256:") for value in (old, new))
-        plain = not hidden and name in first and name in second and not name.endswith(".weights")
-        changes.append(f"{shown} {old} (now {new})" if plain else f"other {shown}")
+        values = (first.get(name), second.get(name))
+        hidden = name.endswith(".weights") or any(str(value).startswith("sha256:") for value in values)
+        plain = name in first and name in second and not hidden
+        changes.append(f"{shown} {values[0]} (now {values[1]})" if plain else f"other {shown}")
     return changes
 
 
@@ -275,11 +251,6 @@ def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _begun_in(folder: Path, patterns: Sequence[str]) -> bool:
-    """Whether a folder has a file of a job, not counting hidden ones."""
-    return any(not file.name.startswith(".") for pattern in patterns for file in folder.glob(pattern))
-
-
 def forget(file: str | Path) -> None:
     """Deletes a state that is one file, once its job is finished."""
     file = Path(file)
@@ -287,9 +258,7 @@ def forget(file: str | Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _restored(
-    flat: Mapping[str, torch.Tensor], optimizers: Mapping[str, torch.optim.Optimizer]
-) -> dict[str, dict[str, torch.Tensor]]:
+def _restored(flat: Tensors, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, dict[str, torch.Tensor]]:
     """Groups of tensors; optimisers are restored from theirs."""
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     slots: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}
@@ -307,18 +276,19 @@ def _restored(
 
 def _seen(file: Path) -> tuple[int, int] | None:
     """Modification time and inode; None if there is no such file."""
-    if not file.is_file():
-        return None
-    entry = file.stat()
-    return entry.st_mtime_ns, entry.st_ino
+    return (file.stat().st_mtime_ns, file.stat().st_ino) if file.is_file() else None
+
+
+def _header(file: Path) -> dict[str, str]:
+    from safetensors import safe_open
+
+    with safe_open(str(file), "pt") as opened:
+        return opened.metadata() or {}
 
 
 def state_facts(folder: str | Path) -> dict[str, Any]:
     """The facts of a saved run, without its tensors."""
-    from safetensors import safe_open
-
-    with safe_open(str(Path(folder) / STATE), "pt") as file:
-        return parse_table(file.metadata()["facts"])
+    return parse_table(_header(Path(folder) / STATE)["facts"])
 
 
 def run_steps(

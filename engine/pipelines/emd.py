@@ -26,7 +26,6 @@ from ..emd.onestep import CorrectConfig, Networks, correct, one_step
 from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.finite import require_finite
-from ..runtime.former_names import former_argument
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
@@ -118,7 +117,6 @@ class OneStepTools(StudentLoading):
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
-        preset = former_argument(unknown, "contract", "preset", preset)
         self._refuse_arguments(unknown, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")

@@ -37,8 +37,9 @@ class PromptJobs(SharedPipeline):
     def from_pipe(cls, pipeline: Any, *, size: tuple[int, int] | None = None, **kwargs: Any) -> Any:
         """A pipeline around the components of another.
 
-        Around Stable Diffusion 1.x and 2.x a :class:`NEMOPipeline`. SDXL, image to image, inpainting, ControlNets, and
-        every pipeline with a transformer of a known family, are kept whole, and become a :class:`NEMOAroundPipeline`.
+        Around Stable Diffusion 1.x and 2.x a :class:`.nemo.NEMOPipeline`. SDXL, image to image, inpainting,
+        ControlNets, and every pipeline with a transformer of a known family, are kept whole, and become a
+        :class:`.nemo.NEMOAroundPipeline`.
 
         Args:
             size: (height, width) in pixels of what scores and searches predict; by default the pipeline's own. What a

@@ -27,13 +27,13 @@ class SampleDetection(PromptJobs):
     ) -> list[Agreement]:  # fmt: skip
         """Whether a few samples of each prompt, from different seeds, show one picture.
 
-        The published score of one-step predictions is :meth:`score`.
+        The published score of one-step predictions is ``score``.
 
         Args:
             threshold: measured on this model by :meth:`calibrate_samples`; without it there is no verdict.
             config: how they are sampled; None takes the threshold's own settings, or the defaults.
             state: a file for the results so far; the same call resumes from it, also after the process was killed.
-            workers: processes that share the prompts, as in :meth:`statistics`.
+            workers: processes that share the prompts, as in ``statistics``.
             keep: the samples too, from which the map of where they agree is made.
         """
         if keep and (state is not None or workers.count > 1):
@@ -80,7 +80,7 @@ class SampleDetection(PromptJobs):
     def sampler(
         self, config: FewStepConfig | None = None, threshold: SampleThreshold | None = None, rows: int = 80
     ) -> FewStepSampler:
-        """What :meth:`detect` samples with; pass it to :meth:`find`, and samples judge the search."""
+        """What :meth:`detect` samples with; pass it to ``find``, and samples judge the search."""
         self.latent_shape()  # refuses what cannot be sampled here
         if threshold is not None:
             threshold.check(fingerprint_of(self._network))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..emd import ONE_STEP, StudentPreset, check_base, check_network, read_student
 from ..emd.published_students import one_step_of
 from ..errors import refuse
-from ..runtime.former_names import former_argument
 from .shared import SharedPipeline
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class StudentLoading(SharedPipeline):
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *,
-        preset: str | StudentPreset | None = None, **former: Any,
+        preset: str | StudentPreset | None = None,
     ) -> StudentPreset:  # fmt: skip
         """Load a student, a LoRA in any names that diffusers reads or a whole network, and return its preset.
 
@@ -35,8 +34,6 @@ class StudentLoading(SharedPipeline):
             preset: for files without one whose name does not tell: a published student's name in
                 :data:`vitrine.engine.emd.ONE_STEP`, or a preset.
         """
-        preset = former_argument(former, "contract", "preset", preset)
-        self._refuse_arguments(former, ("path", "base", "adapter_name", "preset"))
         if isinstance(preset, str):
             if preset not in ONE_STEP:
                 raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
@@ -75,7 +72,7 @@ class StudentLoading(SharedPipeline):
         pipe.register_modules(**{self._adapter.family.component: network})
 
     def unload_student(self, network: ModelMixin) -> None:
-        """Sample with ``network`` again, which was this pipeline's :attr:`network` before a student was loaded."""
+        """Sample with ``network`` again, which was this pipeline's ``network`` before a student was loaded."""
         if self._network is not network:
             self._take(network)
         elif getattr(network, "peft_config", None):

@@ -21,7 +21,7 @@ class Config:
     """Base of settings classes: ``from_dict(to_dict())`` gives an equal object, also through JSON.
 
     A setting may be a Config itself. One called ``advanced`` has rarely changed settings; a dict may also have them at
-    the top level, as before they were split off. When an object is made, numbers are checked before the class's own
+    the top level. When an object is made, numbers are checked before the class's own
     checks: an int must be an int, and a float finite, unless its default is infinite.
     """
 

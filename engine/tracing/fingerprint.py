@@ -139,16 +139,15 @@ def same_weights(first: str, second: str) -> bool:
 
     Every sample must agree to one step of bfloat16. If one was stored in 8 bits, samples may differ by that
     quantisation error, 6 % in rms, so a closer fine-tune counts as the same checkpoint. Weights of 4 bits are off by
-    10 % or more and match only themselves. Fingerprints of older files are a hash alone and are compared by it, which
-    is equal for fp16 and float32 copies, but not for bfloat16 ones. The part after a plus, active adapters, must be
-    equal.
+    10 % or more and match only themselves. A fingerprint in another form must be equal, as must the part after a plus,
+    active adapters.
     """
     (first, _, added), (second, _, others) = first.partition("+"), second.partition("+")
     if added != others:
         return False
     a, b = (_WITH_WEIGHTS.fullmatch(text) for text in (first, second))
     if a is None or b is None:
-        return short(first) == short(second)
+        return first == second
     if a["layout"] != b["layout"] or len(a["weights"]) != len(b["weights"]):
         return False
     x, y = _weights(a["weights"]), _weights(b["weights"])

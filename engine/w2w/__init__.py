@@ -1,10 +1,7 @@
 """weights2weights (Dravid et al. 2024): a space of models built from LoRAs, to sample, edit and invert."""
 
-from typing import TYPE_CHECKING
-
 from ..io.lora_layer import Lora, LoraLayer
 from ..io.lora_writing import usual_dialect, write_lora
-from ..runtime.former_names import former_names
 from .building.build_space import BuildConfig, Built, build_space, labels_in, load_space
 from .building.folder_summary import FolderLook, look_at_folder
 from .building.lora_encoding import Encoded, encode, layer_sizes, member, official_model
@@ -86,7 +83,3 @@ __all__ = [
     "train_pair_slider", "usual_dialect", "usual_sampling", "with_directions", "with_map", "with_pair_slider",
     "with_sampling", "with_strength_maps", "without", "write_lora",
 ]  # fmt: skip
-
-
-if not TYPE_CHECKING:
-    __getattr__ = former_names(__name__, {"share_inside": "fraction_inside", "share_kept": "fraction_kept"})

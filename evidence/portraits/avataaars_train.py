@@ -21,7 +21,7 @@ def train_avataaars(
 
     Raises:
         VitrineError: If the file is not one of layers.
-        OutOfTime: As :func:`train.main`; the same call resumes.
+        OutOfTime: As :func:`.train.main`; the same call resumes.
     """
     folder = main(config, progress, avataaars(Path(layers)))
     if launched().index == 0:  # the others may be here before the first has written the model

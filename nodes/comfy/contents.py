@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...engine.jobs.digests import code_of, network_digest
+from ...engine.jobs.digests import network_digest
 
 _DEPTH = 6
 """Objects within objects into which a patch is followed: a node's numbers are in its closure, or in attributes."""
@@ -45,7 +45,9 @@ def _patched(network: nn.Module, prefix: str, patcher: Any) -> list[Any]:
 
 
 def _plain(value: Any, depth: int = _DEPTH, own: frozenset[int] = frozenset()) -> Any:
-    """What a digest understands of anything that nodes put into a model's options: numbers, tensors, code, networks.
+    """What a digest understands of anything that nodes put into a model's options.
+
+    A function is known by its name and what it closes over.
 
     Args:
         own: ``id`` of each module of the MODEL's own network.
@@ -70,8 +72,8 @@ def _plain(value: Any, depth: int = _DEPTH, own: frozenset[int] = frozenset()) -
         return [value.__func__.__qualname__, below(value.__self__)]
     if isinstance(value, FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return [*code_of(value), [below(c) for c in cells if _lasting(c)], below(value.__defaults__),
-                below(value.__kwdefaults__)]  # fmt: skip
+        name, defaults = f"{value.__module__}.{value.__qualname__}", [value.__defaults__, value.__kwdefaults__]
+        return [name, [below(c) for c in cells if _lasting(c)], below(defaults)]
     kept = {key: entry for key, entry in getattr(value, "__dict__", {}).items() if not key.startswith("_")}
     lasting = {key: entry for key, entry in kept.items() if _lasting(entry) or _of_numbers(entry)}
     return [type(value).__qualname__, {key: below(entry) for key, entry in lasting.items()}]

@@ -49,9 +49,10 @@ def shown(path: str | Path) -> str:
 
 
 def _folders(kind: str) -> list[Path]:
-    """Where a Load node looks; files of earlier versions lie in output/<kind>."""
-    models = map(Path, folder_paths.get_folder_paths(kind)) if kind in MODELS else ()
-    return [*models, Path(folder_paths.get_output_directory()) / kind]
+    """Where a Load node looks."""
+    if kind in MODELS:
+        return [Path(path) for path in folder_paths.get_folder_paths(kind)]
+    return [Path(folder_paths.get_output_directory()) / kind]
 
 
 def lora_file(name: str) -> Path:
@@ -75,7 +76,7 @@ def known_files(kind: str, ending: str = ".safetensors") -> list[str]:
 
 
 def path_of(kind: str, name: str) -> Path:
-    """Where an entry of :func:`listed` lies; of two files of one name the one among the models."""
+    """Where an entry of :func:`listed` lies."""
     if name.endswith(_MARK):
         return SHIPPED / kind / _plain(name.removesuffix(_MARK))
     paths = [root / _plain(name) for root in _folders(kind)]

@@ -82,12 +82,6 @@ def test_all_nodes_have(ours, name):
     assert not lacking, f"{name}: {len(ours) - len(lacking)} of {len(ours)}"
 
 
-def test_each_has_its_case_at_full_size(ours):
-    from vitrine_tests.full_size.node_cases import CASES, LEFT_OUT
-
-    assert set(ours) == CASES.keys() | LEFT_OUT.keys() and not CASES.keys() & LEFT_OUT.keys()
-
-
 def test_all_nodes_are_loaded(ours, comfy):
     from vitrine.nodes import NODES
 

@@ -1,4 +1,4 @@
-"""Where saved things land: registered model folders and the list of every LoRA loader; earlier versions' files load."""
+"""Where saved things land: registered model folders and the list of every LoRA loader."""
 
 from pathlib import Path
 
@@ -43,20 +43,6 @@ def test_a_folder_of_extra_model_paths_is_listed(comfy, tmp_path):
         assert comfy.call("VitrineLoadNeurons", file="shared.json")[0].neurons == NeuronSet(FOUND).neurons
     finally:
         folder_paths.folder_names_and_paths["vitrine_neurons"] = kept
-
-
-def test_what_earlier_versions_wrote_into_the_output_folder_still_loads(comfy):
-    import folder_paths
-
-    old = Path(folder_paths.get_output_directory()) / "vitrine_neurons" / "old.json"
-    old.parent.mkdir(parents=True, exist_ok=True)
-    NeuronSet(FOUND).save(old)
-    assert "old.json" in loads(comfy, "VitrineLoadNeurons")
-    assert comfy.call("VitrineLoadNeurons", file="old.json")[0].neurons == NeuronSet(FOUND).neurons
-    comfy.call("VitrineSaveNeurons", neurons=NeuronSet({k: (7,) for k in FOUND}), name="old")
-    assert loads(comfy, "VitrineLoadNeurons").count("old.json") == 1
-    (newer,) = comfy.call("VitrineLoadNeurons", file="old.json")
-    assert [tuple(v) for v in newer.neurons.values()] == [(7,)], "the one among the models"
 
 
 def test_a_students_lora_is_in_every_loaders_list(comfy):

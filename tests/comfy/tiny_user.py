@@ -1,21 +1,16 @@
-"""A user of a transformer family: small files of it, and graphs made small, for the notes of the workflows."""
+"""A user of a transformer family: small files of it, and the templates on it, made small."""
 
 import torch
+from PIL import Image
 from safetensors.torch import save_file
-from vitrine.engine.activations import Preset
-from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.emd.student_preset import StudentPreset
-from vitrine.engine.nemo import NeuronSet, value_sites
-from vitrine.engine.tracing.addresses import resolve
-from vitrine.engine.tracing.fingerprint import fingerprint_of
 from vitrine_tests.comfy.test_family_models import lora_of, written
 from vitrine_tests.comfy.tiny_checkpoints import checkpoint
 from vitrine_tests.families.twin import network, twin
-from vitrine_tests.full_size.notes import Following, for_transformers, note
-from vitrine_tests.full_size.scene import Scene
-from vitrine_tests.full_size.test_notes import painted
+from vitrine_tests.templates import FOLDER, read, without_boxes
 
 FILE, LORAS, STUDENT = "mine.safetensors", "my_loras", "student.safetensors"
+PICTURE = "picture.png"
 FEW = {"steps": 2, "batch_size": 1, "seeds": 4, "attack_steps": 1, "most": 2, "count": 2}
 
 
@@ -25,7 +20,7 @@ def side_of(name):
 
 
 class Tiny:
-    """A user with a family's files: a checkpoint, pictures with painted masks, LoRAs of one kind."""
+    """A user with a family's files: a checkpoint, a picture, LoRAs of one kind, a student."""
 
     def __init__(self, name, folder, comfy):
         import folder_paths
@@ -39,7 +34,8 @@ class Tiny:
         folder_paths.set_input_directory(str(folder / "input"))
         self.loras(folder / "loras" / LORAS)
         folder_paths.filename_list_cache.clear()
-        self.own = {"checkpoint": FILE, "pictures": painted(folder / "input", self.side)} | self.kept()
+        (folder / "input").mkdir()
+        Image.new("RGB", (self.side, self.side), "olive").save(folder / "input" / PICTURE)
 
     def loras(self, folder):
         folder.mkdir(parents=True)
@@ -53,57 +49,25 @@ class Tiny:
         preset = StudentPreset("tiny", 1000.0).to_metadata()  # in its header, as of one trained here
         save_file(tensors, folder.parent / STUDENT, metadata=preset)
 
-    def kept(self):
-        """Files that the nodes wrote, of this model; by kind."""
-        name, call = f"tiny_{self.name}", lambda *a, **k: Scene.call(self, *a, **k)
-        model, clip, vae = self.parts
-        backbone = model.model.diffusion_model
-        labels = "\n".join(f"{i} {i % 2}" for i in range(6))
-        space = call("VitrineBuildW2WSpace", folder=LORAS, name=name)[0]
-        trained = call("VitrineTrainW2WDirection", space=space, label="slider", labels=labels, components=2,
-                       save_as=name)[0]  # fmt: skip
-        person = call("VitrineW2WSample", space=trained, seed=3)[0]
-        call("VitrineSaveW2WLora", space=trained, w2w_model=person, name=name)
-        site = value_sites(backbone)[0]
-        self.reads_text_alone = not site.joint
-        neurons = NeuronSet({site.address: tuple(range(8))}, fingerprint_of(backbone))
-        call("VitrineSaveNeurons", neurons=neurons, name=name)
-        places = Preset(name, (resolve(backbone, "auto")[0].address,), 50.0, self.name, self.side, "chosen by hand")
-        call("VitrineSaveFeaturePreset", preset=FeaturePreset(places, fingerprint_of(backbone)), name=name)
-        with torch.inference_mode():
-            positive = clip.encode_from_tokens_scheduled(clip.tokenize("a face"))
-        pictures = torch.rand(2, self.side, self.side, 3, generator=torch.Generator().manual_seed(1))
-        taps = call("VitrineActivationTap", model=model, vae=vae, image=pictures, positive=positive)[0]
-        call("VitrineSaveActivations", activations=taps, name=name)
-        return {
-            "folder": LORAS, "labels": labels, "student": STUDENT, "preset": "auto", "slider": "slider",
-            "space": f"{name}.w2w.safetensors", "person": f"{name}.w2wmodel.safetensors", "neurons": f"{name}.json",
-            "places": f"{name}.json", "taps": f"{name}.safetensors",
-        }  # fmt: skip
-
-    def following(self, workflow, words=note):
-        """Its graph after all that its note says, and then what it says to whoever has a transformer."""
-        following = Following.start(workflow, self.name, self.own)
-        for sentence in (words(workflow), for_transformers(workflow)):
-            if sentence:
-                following.follow(sentence)
-        return following
-
     def template(self, workflow):
-        """The template's graph with the user's file names, after what its note says of transformers."""
-        graph = self.following(workflow, words=lambda _: "").graph
-        names = {"ckpt_name": FILE, "lora": STUDENT, "image": self.own["pictures"][0]}
+        """The template's graph with the user's files, and what its note sets for transformers."""
+        graph = without_boxes(read(FOLDER / "api" / f"{workflow}.json"))
+        files = {"ckpt_name": FILE, "lora": STUDENT, "student": STUDENT, "image": PICTURE}
+        positions = "auto" if self.name == "sd35" else "rope_yarn"
         for node in graph.values():
-            node["inputs"].update({k: v for k, v in names.items() if isinstance(node["inputs"].get(k), str)})
+            inputs = node["inputs"]
+            inputs.update({k: v for k, v in files.items() if isinstance(inputs.get(k), str)})
+            for layers in ("addresses", "places"):
+                if isinstance(inputs.get(layers), str):
+                    inputs[layers] = "auto"
+            if "pos_embed" in inputs:
+                inputs.update(pos_embed=positions, receptive_field="none")
         return graph
 
     def run(self, graph):
         """(what is shown, None) or (None, the error), made small first."""
-        compared = any(node["class_type"] == "VitrineEMDVariety" for node in graph.values())
         for node in graph.values():
             made_small(node, self.name, self.side)
-            if compared and "batch_size" in node["inputs"]:
-                node["inputs"]["batch_size"] = 3  # fewer cannot be compared
         return self.comfy.run(graph)
 
 
@@ -126,4 +90,4 @@ def made_small(node, name, side):
     if node["class_type"] == "VitrineLoRAReport":
         given.update(prompts=1, seeds=2, captions="a face", ordinary="a\nb")
     if node["class_type"] in ("VitrineNEMOCopyCheck", "VitrineLoRAReport"):
-        given["name"] = f"notes_{name}"
+        given["name"] = f"template_{name}"

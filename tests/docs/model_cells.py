@@ -11,7 +11,7 @@ Tests = dict[str, list[str]]
 TWINS = "comfy/test_family_twins.py::test_one_address_is_one_tensor"
 MAPS = "engine/families/test_family_maps.py::test_a_map_times_the_values_is_attentions_result"
 MODELS = "comfy/test_family_models.py"
-NOTES = "comfy/test_family_notes.py"
+OWN = "comfy/test_own_templates.py::test_the_template_runs"
 ROTARY = "comfy/test_rotary_families.py"
 TAPS = "pipelines/test_family_taps.py::test_a_tap_is_what_the_stock_pipelines_own_parts_give"
 MATCHES = "pipelines/test_family_taps.py::test_correspondence_and_segmentation_run_on_it"
@@ -41,30 +41,31 @@ BOTH = (
 def _at_full_size(family: str, names: dict[str, tuple[str, ...]]) -> Tests:
     return {
         column: [
-            f"full_size/test_nodes.py::test_node[{family}-{n}]" if n.startswith("Vitrine") else
-            f"full_size/test_pipelines.py::test_pipeline[{n}-{family}]" for n in cases
+            f"full_size/test_pipelines.py::test_pipeline[{n}-{family}]" if "Pipeline" in n else
+            f"full_size/test_own_models.py::test_the_template_runs_on_your_model[{n} (your checkpoint)-{family}]"
+            for n in cases
         ]
         for column, cases in names.items()
     }  # fmt: skip
 
 
 FULL = _at_full_size("sd15", {
-    "Tap": ("VitrineActivationTap", "ActivationTapPipeline"),
-    "match, rank": ("VitrineFindCorrespondence", "VitrineRankActivations", "CorrespondencePipeline", "SegmentationPipeline.rank"),
-    "NEMO": ("VitrineNEMONeuronBlocker", "VitrineNEMOFindNeurons", "NEMOPipeline", "NEMOPipeline.find"),
-    "EMD": ("VitrineEMDOneStepGenerator", "EMDOneStepPipeline"),
-    "W2W": ("VitrineApplyW2WModel", "VitrineW2WInvert", "W2WPipeline", "W2WPipeline.invert_image"),
-    "Size conditioning": ("VitrineLoadControl", "ControlConditionedPipeline"),
-    "Resolution": ("VitrineResolutionTransferLoader", "ResolutionTransferPipeline"),
+    "Tap": ("See what the model sees", "ActivationTapPipeline"),
+    "match, rank": ("Find the same part", "CorrespondencePipeline", "SegmentationPipeline.rank"),
+    "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.find"),
+    "EMD": ("Sample in one step", "EMDOneStepPipeline"),
+    "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),
+    "Size conditioning": ("ControlConditionedPipeline",),
+    "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
 })  # fmt: skip
 FULL_XL = _at_full_size("sdxl", {
-    "Tap": ("VitrineActivationTap", "ActivationTapXLPipeline"),
-    "match, rank": ("VitrineFindCorrespondence", "VitrineRankActivations", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
-    "NEMO": ("VitrineNEMONeuronBlocker", "VitrineNEMOFindNeurons", "NEMOAroundPipeline", "NEMOAroundPipeline.score"),
-    "EMD": ("VitrineEMDOneStepGenerator", "EMDOneStepXLPipeline"),
-    "W2W": ("VitrineApplyW2WModel", "VitrineW2WInvert", "W2WAroundPipeline", "W2WAroundPipeline.invert_image"),
-    "Size conditioning": ("VitrineControlConditionedSampler", "ControlConditionedXLPipeline"),
-    "Resolution": ("VitrineResolutionTransferLoader", "ResolutionTransferPipeline"),
+    "Tap": ("See what the model sees", "ActivationTapXLPipeline"),
+    "match, rank": ("Find the same part", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
+    "NEMO": ("Stop the model copying a picture", "NEMOAroundPipeline", "NEMOAroundPipeline.score"),
+    "EMD": ("Sample in one step", "EMDOneStepXLPipeline"),
+    "W2W": ("Turn a folder of LoRAs into sliders", "W2WAroundPipeline", "W2WAroundPipeline.invert_image"),
+    "Size conditioning": ("Say how large a picture should look", "ControlConditionedXLPipeline"),
+    "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
 })  # fmt: skip
 
 
@@ -75,20 +76,18 @@ def _unet(name: str) -> list[str]:
 
 
 def _nodes(twin: str) -> Tests:
-    """What every transformer's small files run in ComfyUI; the last two columns' names are of workflows."""
-    note = f"{NOTES}::test_the_note_can_be_followed[{twin}-"
+    """What every transformer's small files run in ComfyUI; some names are of workflows."""
     resolution = f"{ROTARY}::test_both_libraries_agree_and_something_changes[{'flux2' if twin == 'klein' else twin}]"
     return {
         "layer names": [f"{TWINS}[{twin}]", f"{MAPS}[{twin}]"],
         "Tap": [f"{MODELS}::test_nodes_freshly_added_run[{twin}]", f"{MODELS}::test_one_tap_through_both_doors[{twin}]"],
-        "match, rank": [f"{NOTES}::test_the_template_runs[{twin}-Find the same part (your checkpoint)]",
-                        f"{NOTES}::test_the_note_for_transformers_can_be_followed[{twin}-Find the same part (demo)]"],
-        "NEMO": [f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[{twin}]", f"{note}Stop the model copying a picture (demo)]"],
-        "EMD": [f"{note}Sample in one step (demo)]"],
-        "W2W": [f"{note}Pull sliders on a person (demo)]", f"{MODELS}::test_loras_of_every_spelling_change_both_networks_alike[{twin}]",
+        "match, rank": [f"{OWN}[{twin}-Find the same part (your checkpoint)]"],
+        "NEMO": [f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[{twin}]", f"{OWN}[{twin}-Stop the model copying a picture (your checkpoint)]"],
+        "EMD": [f"{OWN}[{twin}-Sample in one step (your checkpoint)]"],
+        "W2W": [f"{OWN}[{twin}-Turn a folder of LoRAs into sliders (your checkpoint)]", f"{MODELS}::test_loras_of_every_spelling_change_both_networks_alike[{twin}]",
                 f"{MODELS}::test_a_lora_inside_the_forward_is_the_patch[{twin}]"],
         "Resolution": ["comfy/test_table_families.py::test_both_libraries_agree_on_sd3" if twin == "sd35" else resolution,
-                       f"{note}Sample at twice the size (demo)]"],
+                       f"{OWN}[{twin}-Sample at twice the size (your checkpoint)]"],
     }  # fmt: skip
 
 
@@ -168,7 +167,7 @@ CELLS: dict[str, dict[str, Tests]] = {
         "match, rank": ["comfy/test_flow_nodes.py::test_points_travel", "comfy/test_flow_nodes.py::test_masks_travel"],
         "NEMO": ["evidence/test_nemo_flow.py::test_statistics_and_score_of_the_flow_model", f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[flux]"],
         "EMD": ["comfy/test_emd_flow.py::test_one_step_is_the_pipelines", "comfy/test_emd_flow.py::test_repair_also_moves_the_noise"],
-        "W2W": ["evidence/test_w2w_flow.py::test_a_sampled_model_is_one_person", "evidence/test_w2w_flow.py::test_directions_in_the_quick_form", f"{NOTES}::test_the_note_can_be_followed[flux-Pull sliders on a person (demo)]"],
+        "W2W": ["evidence/test_w2w_flow.py::test_a_sampled_model_is_one_person", "evidence/test_w2w_flow.py::test_directions_in_the_quick_form", f"{OWN}[flux-Turn a folder of LoRAs into sliders (your checkpoint)]"],
         "Resolution": ["comfy/test_portraits_flow.py::test_a_whole_run_at_another_size_is_one_picture_through_both_doors"],
     }},
     "Flux": {"": _both("flux", "flux")},

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vitrine_tests.docs.model_cells import BOTH, CELLS, COLUMNS, NOTES
+from vitrine_tests.docs.model_cells import BOTH, CELLS, COLUMNS
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "models.md").read_text(encoding="utf-8")
@@ -49,22 +49,18 @@ def claimed(words):
     return set() if "in the engine" in first or first == "–" else named or DOORS
 
 
-MORE_NOTES = NOTES.replace(".py", "_more.py")
-"""The same tests on the other half of the families."""
-
-
 @pytest.fixture(scope="module")
 def collected():
     """file::function -> its cases, as pytest collects them."""
     tests = [t for row in CELLS.values() for family in row.values() for cell in family.values() for t in cell]
-    files = sorted({t.partition("::")[0] for t in tests} | {MORE_NOTES})
+    files = sorted({t.partition("::")[0] for t in tests})
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
     run = subprocess.run([*command, *(str(TESTS / f) for f in files)], capture_output=True, text=True, cwd=TESTS.parent)
     names = re.findall(r"^tests/(\S+?::\w+)(?:\[(.*)\])?$", run.stdout, re.M)
     assert len(names) > 500, run.stdout[-2000:]
     cases = {}
     for name, case in names:
-        cases.setdefault(name.replace(MORE_NOTES, NOTES), set()).add(case)
+        cases.setdefault(name, set()).add(case)
     return cases
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vitrine.engine.nemo import NeuronSet
 from vitrine_tests.full_size.material import checkpoint, loras, pictures
 
 PROMPT = "a photo of a smiling face with red hair"
@@ -67,51 +66,3 @@ class Scene:
     def taps(self) -> Any:
         told = {"image": self.images[:2], "positive": self.positive, "selection": SELECTION[self.family]}
         return self.call("VitrineActivationTap", model=self.model, vae=self.vae, **told)
-
-    @functools.cached_property
-    def recorded(self) -> Any:
-        return self.call("VitrineTapDuringSampling", model=self.model, addresses=PLACE, steps="all")
-
-    @functools.cached_property
-    def sampled_while_recording(self) -> dict:
-        return self.sampled(self.recorded[0])
-
-    @functools.cached_property
-    def ranking(self) -> Any:
-        told = {"images": self.images, "masks": self.masks, "places": "up-level1-repeat0-vit-block0-*"}
-        told |= {"most": 2, "noise": 0.0, "granularity": 0.0}  # random weights have no better and worse places
-        return self.call("VitrineRankActivations", model=self.model, vae=self.vae, positive=self.positive, **told)
-
-    @functools.cached_property
-    def statistics(self) -> Any:
-        return self.call("VitrineNEMOStatistics", model=self.model, clip=self.clip, prompts=CAPTIONS)[0]
-
-    @functools.cached_property
-    def neurons(self) -> NeuronSet:
-        """Some, of this model."""
-        return NeuronSet({VALUES: tuple(range(40))}, self.statistics.fingerprint)
-
-    @functools.cached_property
-    def space(self) -> Any:
-        told = {"folder": f"people-{self.family}", "name": f"full_{self.family}"}
-        return self.call("VitrineBuildW2WSpace", **told)[0]
-
-    @functools.cached_property
-    def trained(self) -> Any:
-        labels = "\n".join(f"{self.family}-{i} {i % 2}" for i in range(6))
-        return self.call("VitrineTrainW2WDirection", space=self.space, label="slider", labels=labels, components=2)[0]
-
-    @functools.cached_property
-    def person(self) -> Any:
-        return self.call("VitrineW2WSample", space=self.trained, seed=3)[0]
-
-    @functools.cached_property
-    def edited(self) -> Any:
-        return self.call("VitrineW2WEdit", space=self.trained, w2w_model=self.person, label_1="slider")[0]
-
-    @functools.cached_property
-    def one_step(self) -> Any:
-        told = {"student": f"people-{self.family}/{self.family}-0.safetensors", "contract": STUDENT[self.family]}
-        return self.call(
-            "VitrineEMDOneStepGenerator", model=self.model, positive=self.positive, latent=self.latent(), **told
-        )

@@ -47,7 +47,7 @@ class BuildConfig(Config):
         mode: ``factors`` is the paper's (LoRAs from one initialisation), ``delta`` takes any; ``auto`` tests the files.
         components: K, at most N - 1; None keeps all.
         memory: bytes that the build may use in addition to the space; larger data go through the work folder.
-        route: of the PCA in factors mode, see :class:`~.pca.PCAConfig`.
+        route: of the PCA in factors mode, see :class:`~..space.principal_components.PCAConfig`.
         layers_per_block: resnets per block of the base UNet, to read ldm names: 2 for SD and SDXL.
         base: name of the base model, recorded in the space.
         linked: in delta mode, factors stay in the LoRA files, and the space file has their paths: for folders

@@ -50,7 +50,8 @@ class FolderLook:
     def delta_cost(self) -> tuple[int, float]:
         """(bytes, multiplications) of a delta space: all factors in float32, and products of all pairs of LoRAs.
 
-        See :func:`~.stacks.multiplications`; other steps cost less. A linked space has only one layer in memory.
+        See :func:`~..space.factor_stacks.multiplications`; other steps cost less. A linked space has one layer in
+        memory.
         """
         numbers, products = 0, 0.0
         for path, outer in self.scan.shapes.items():

@@ -34,11 +34,6 @@ class Encoded:
     captured: float | None
     ignored: int = 0
 
-    @property
-    def held(self) -> float | None:
-        """The former name of ``captured``, for one release."""
-        return self.captured
-
     def summary(self, space: Space) -> str:
         """As text: what is captured, what is not, and the model's neighbours and scores."""
         if self.captured is None:

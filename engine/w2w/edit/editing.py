@@ -89,7 +89,10 @@ def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | 
 
 
 def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
-    """The record of an edit for :meth:`W2WModel.moved_to`: strengths in deviations, and its start if not 1000."""
+    """The record of an edit: strengths in deviations, and its start if not 1000.
+
+    It is for :meth:`..space.model_file.W2WModel.moved_to`.
+    """
     start = start_of(space, strengths, config)
     return {"edit": in_deviations(space, strengths, config)} | ({"start": start} if start < 1000 else {})
 

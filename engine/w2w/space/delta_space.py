@@ -139,7 +139,10 @@ class DeltaSpace:
         return {path: stack.mixed(c) for path, stack in self.stacks.items()}
 
     def lora(self, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-        """(k,) -> the LoRA of that model, re-factored to ``rank`` (None: exact, see :func:`~.low_rank.refactor`)."""
+        """(k,) -> the LoRA of that model, re-factored to ``rank``.
+
+        None is exact, see :func:`~..loras.low_rank.refactor`.
+        """
         c, out = self.weights(coefficients), {}
         for path, stack in self.stacks.items():
             few = len(stack.down) <= TOGETHER
@@ -178,7 +181,8 @@ class DeltaSpace:
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
         """Writes one safetensors file atomically; ``dtype`` is that of the LoRAs' factors.
 
-        A linked space (see :class:`~.linked.LinkedStacks`) stores the paths of its LoRA files instead of factors.
+        A linked space (see :class:`~.linked_factors.LinkedStacks`) stores the paths of its LoRA files, not
+        factors.
         """
         if dtype not in DTYPES:
             raise refuse("dtype", dtype, sorted(DTYPES), "float16 halves the file")
@@ -200,7 +204,7 @@ class DeltaSpace:
         """Reads a file of :meth:`save`.
 
         Args:
-            folders: further folders with a linked space's LoRAs, see :func:`~.build.load_space`.
+            folders: further folders with a linked space's LoRAs, see :func:`~..building.build_space.load_space`.
         """
         tensors, header = read_artefact(path, KIND, LINKED_VERSION)
         with named(path, "space", "a header that fits its tensors", "build it again"):
@@ -256,6 +260,6 @@ Space = WeightSpace | DeltaSpace
 def member_names(space: Space) -> tuple[str, ...]:
     """Names of the training models whose coefficients the space has; ``0``, ``1``, ... without names.
 
-    Published spaces have no names, see :func:`~.official.import_official`.
+    Published spaces have no names, see :func:`~.official_files.import_official`.
     """
     return space.names or tuple(map(str, range(len(space.coefficients))))

@@ -28,7 +28,7 @@ _DIGITS = 32
 
 
 class LinkedStacks(Mapping[str, Stack]):
-    """Layer path -> :class:`~.stacks.Stack`, read again in each access; only one layer is in memory.
+    """Layer path -> :class:`~.factor_stacks.Stack`, read again in each access; only one layer is in memory.
 
     Args:
         files: of the training LoRAs, in order, with 1 x 1 projections in one form.
@@ -79,7 +79,7 @@ class LinkedStacks(Mapping[str, Stack]):
         """Opens the files of a :meth:`header`.
 
         Args:
-            folders: further folders with the LoRAs, see :func:`~.build.load_space`.
+            folders: further folders with the LoRAs, see :func:`~..building.build_space.load_space`.
         """
         files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
         if not 0 < layers < 100 or len(header["files"]) > 1 << 20:

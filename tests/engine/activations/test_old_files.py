@@ -108,14 +108,14 @@ def test_state_of_the_filter(tmp_path):
     scores = {PLACE: {"noise": 0.01, "granularity": 2.0, "locality": 0.3}}
     path = tmp_path / "filter.json"
     path.write_text(json.dumps({"timestep": 50.0, "properties": scores}, indent=1), encoding="utf-8")
-    with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*start again"):
+    with pytest.raises(VitrineError, match="does not say what it was begun with.*start again"):
         measure_properties(None, torch.zeros(2, 4, 8, 8), None, [PLACE], state=path)
 
 
 def test_state_of_the_search(tmp_path):
     path = tmp_path / "scores.json"
     path.write_text(json.dumps({"a": 0.5, "b": 0.4, "a b": 0.6}, indent=1), encoding="utf-8")
-    with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*delete scores.json"):
+    with pytest.raises(VitrineError, match="does not say what it was begun with.*delete scores.json"):
         greedy_search(["b", "a"], lambda places: pytest.fail("scored"), state=Run(path, "comparison", {}))
 
 

@@ -68,5 +68,5 @@ def test_the_state_of_an_old_run_is_refused_in_one_sentence(tmp_path):
     facts = {"done": 2, "skipped": 0, "chain": OLD_CONFIG["chain"], "meter": {}}
     meta = {"state": json.dumps(facts), "config": json.dumps(OLD_CONFIG), "version": "1", "saved": "0"}
     save_file(tensors | {"random": torch.Generator().get_state()}, tmp_path / "state.safetensors", meta)
-    with pytest.raises(VitrineError, match="begun by an earlier version of Vitrine.*start again"):
+    with pytest.raises(VitrineError, match="does not say what it was begun with.*start again"):
         trainer(tmp_path)
