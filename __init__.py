@@ -22,7 +22,6 @@ __all__ = [
     "ControlConditionedPipeline",
     "ControlConditionedPixArtPipeline",
     "ControlConditionedXLPipeline",
-    "CorrectConfig",
     "CorrespondencePipeline",
     "CorrespondenceTransformerPipeline",
     "CorrespondenceXLPipeline",
@@ -67,7 +66,6 @@ _HOMES = {
     ".engine.activations": ("Activations", "PCABasis", "pca_rgb"),
     ".engine.control": ("EntropyConfig", "GuidanceConfig", "SizeCondition", "cross_size_consistency"),
     ".engine.diffusion.denoiser": ("Denoiser",),
-    ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
     ".engine.nemo": ("CheckConfig", "FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
@@ -80,7 +78,6 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.activations import Activations, PCABasis, pca_rgb
     from .engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
     from .engine.diffusion.denoiser import Denoiser
-    from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
     from .engine.nemo import CheckConfig, FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
     from .engine.pipelines.activation_tap import (

@@ -64,13 +64,20 @@ def distil(
     with torch.inference_mode(False), torch.enable_grad():
         parts = training_parts(teacher, prompts, base, folder=folder)
         trainer = parts.trainer(config, folder)
-        file = _listed(trainer.run(progress)[0], name)
+        z = seeded_noise([0, 1, 2, 3], parts.shape).to(trainer.device)
+        cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)
+
+        @torch.no_grad()
+        def pictures() -> torch.Tensor:
+            return parts.decode(trainer.generate(z, cond)).float().clamp(0, 1).cpu()
+
+        def advance(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            shown = step == total or step % config.advanced.save_every == 0
+            progress(step, total, pictures() if shown else None)
+
+        file = _listed(trainer.run(advance)[0], name)
         _listed(next(f for f in scores if f.is_file()), f"{name}-score")
-        with torch.no_grad():
-            z = seeded_noise([0, 1, 2, 3], parts.shape).to(trainer.device)
-            cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)
-            pictures = parts.decode(trainer.generate(z, cond))
-    return pictures.permute(0, 2, 3, 1).cpu(), file
+        return pictures().permute(0, 2, 3, 1), file
 
 
 def _listed(file: Path, name: str) -> Path:
