@@ -201,8 +201,8 @@ class EMDDistill(io.ComfyNode):
             node_id="VitrineEMDDistill",
             display_name="EMD Train Student",
             category=CATEGORY,
-            description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
-            "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
+            description="Distils a one-step student as a LoRA, from a diffusers folder or the portraits model. For "
+            "small runs: the same name resumes. Large ones: `vitrine emd train`.",
             search_aliases=[
                 "train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training",
                 "train turbo", "make a model fast", "distill my model",

@@ -51,16 +51,12 @@ def base_folder(base: str) -> Path | None:
 def distil(
     base: str, prompts: list[str], name: str, config: EMDTrainConfig, progress: Progress
 ) -> tuple[torch.Tensor, Path]:
-    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its LoRA file.
-
-    The LoRA and that of its score network, ``<name>-score``, are copied to where every loader lists them.
-    """
+    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its LoRA file, which loaders list."""
     from ...engine.pipelines.emd_training import training_parts
 
     safe_name(name, "name")
     teacher = str(base_folder(base) or base)
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
-    scores = [folder / f"score_{names}.safetensors" for names in ("kohya", "diffusers")]  # the latter of a transformer
     with torch.inference_mode(False), torch.enable_grad():
         parts = training_parts(teacher, prompts, base, folder=folder)
         trainer = parts.trainer(config, folder)
@@ -75,16 +71,12 @@ def distil(
             shown = step == total or step % config.advanced.save_every == 0
             progress(step, total, pictures() if shown else None)
 
-        file = _listed(trainer.run(advance)[0], name)
-        _listed(next(f for f in scores if f.is_file()), f"{name}-score")
-        return pictures().permute(0, 2, 3, 1), file
+        made = trainer.run(advance)[0]
 
+        def copy(scratch: str) -> None:
+            shutil.copyfile(made, scratch)
 
-def _listed(file: Path, name: str) -> Path:
-    def copy(scratch: str) -> None:
-        shutil.copyfile(file, scratch)
-
-    return write_whole(lora_file(name), copy)
+        return pictures().permute(0, 2, 3, 1), write_whole(lora_file(name), copy)
 
 
 def with_prediction(model: Any, prediction: str) -> Any:

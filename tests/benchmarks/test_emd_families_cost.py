@@ -134,9 +134,8 @@ def calls_alone(trainer, x, t, cond):
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "PixArt"])
 def test_a_training_step_costs_its_calls_in_every_family(bench, family, tmp_path):
     net, shape, x, t, cond, label = case(bench, family)
-    config = EMDTrainConfig(
-        batch=len(x), rank=4, chain=EStepConfig(STEPS), advanced=EMDAdvancedConfig(auto_gz=False, log_every=0)
-    )  # fmt: skip
+    advanced = EMDAdvancedConfig(auto_gz=False)
+    config = EMDTrainConfig(batch=len(x), rank=4, chain=EStepConfig(STEPS), advanced=advanced)
     trainer = Trainer(net, cond.take(torch.zeros(1).long()), shape, config, tmp_path)
     found = bench.compare(
         f"EMD, training step with a chain of {STEPS}", label, trainer.step,

@@ -4,7 +4,7 @@ import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import Preset
 from vitrine.engine.activations.preset_files import FeaturePreset
-from vitrine.engine.emd.student_preset import StudentPreset
+from vitrine.engine.emd import StudentPreset
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine.engine.tracing.addresses import resolve
 from vitrine.engine.tracing.fingerprint import fingerprint_of

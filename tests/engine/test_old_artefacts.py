@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.control import ControlEmbedder, ControlSpec, GammaConfig, PaddingConfig, load_control
-from vitrine.engine.emd.student_preset import StudentPreset, read_student
+from vitrine.engine.emd import StudentPreset, read_student
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.nemo.neurons import NeuronSet
@@ -94,7 +94,7 @@ HOMES = {
     "SliderConfig": "evidence.w2w.concept_sliders", "EditConfig": "engine.w2w", "BuildConfig": "engine.w2w",
     "LoraTrainConfig": "engine.w2w", "GuidanceConfig": "engine.control", "AugmentConfig": "engine.control",
     "GammaConfig": "engine.control", "PaddingConfig": "engine.control", "ControlTrainConfig": "engine.control",
-    "EStepConfig": "engine.emd", "CorrectConfig": "engine.emd", "EMDTrainConfig": "engine.emd.train_config",
+    "EStepConfig": "engine.emd",
     "TransferConfig": "evidence.resolution.transfer_training", "ResolutionTransferConfig": "engine.resolution",
 }  # fmt: skip
 

@@ -295,15 +295,11 @@ def w2w_invert(s: Scene) -> Tensors:
 # --- EMD ----------------------------------------------------------------------------------------------------------
 @case("VitrineEMDOneStepGenerator")
 def emd_one_step(s: Scene) -> Tensors:
-    latent, z, *_ = s.one_step
-    return [latent["samples"], z["samples"]]
+    told = {"student": f"people-{s.family}/{s.family}-0.safetensors", "contract": STUDENT[s.family]}
+    found = s.call("VitrineEMDOneStepGenerator", model=s.model, positive=s.positive, latent=s.latent(), **told)
+    return [found[0]["samples"]]
 
 
-@case("VitrineEMDMCMCCorrect")
-def emd_correct(s: Scene) -> Tensors:
-    roles = {"teacher": s.model, "score": s.model, "model": s.model, "z": s.one_step[1]}
-    told = {"steps": 1, "student": f"people-{s.family}/{s.family}-0.safetensors", "contract": STUDENT[s.family]}
-    return [s.call("VitrineEMDMCMCCorrect", positive=s.positive, **roles, **told)[0]["samples"]]
 
 
 # --- resolution, control ------------------------------------------------------------------------------------------

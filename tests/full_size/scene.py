@@ -108,10 +108,3 @@ class Scene:
     @functools.cached_property
     def edited(self) -> Any:
         return self.call("VitrineW2WEdit", space=self.trained, w2w_model=self.person, label_1="slider")[0]
-
-    @functools.cached_property
-    def one_step(self) -> Any:
-        told = {"student": f"people-{self.family}/{self.family}-0.safetensors", "contract": STUDENT[self.family]}
-        return self.call(
-            "VitrineEMDOneStepGenerator", model=self.model, positive=self.positive, latent=self.latent(), **told
-        )

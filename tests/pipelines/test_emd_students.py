@@ -90,17 +90,3 @@ def test_the_right_models_pass():
     check_network(StudentPreset("SD1.5"), models.outline(**models.SD15))
     check_network(StudentPreset("SDXL"), models.outline(**models.SDXL))
     check_network(StudentPreset("somebody's model"), models.unet())
-
-
-def test_the_argument_for_a_preset_keeps_its_former_name(pipe, weights, tmp_path):
-    from vitrine.engine.io.lora_writing import kohya, of_peft
-
-    preset = StudentPreset("portraits", 625.0)
-    file = save_safetensors(tmp_path / "theirs.safetensors", kohya(of_peft(weights)), {})
-    with pytest.warns(DeprecationWarning, match="contract= is now called preset="):
-        assert pipe.load_student(file, contract=preset) == preset
-    with pytest.warns(DeprecationWarning, match="contract= is now called preset="):
-        former = drawn(pipe, contract=preset)
-    assert torch.equal(former, drawn(pipe, preset=preset))
-    with pytest.raises(VitrineError, match="arguments: given weight"):
-        pipe.load_student(file, weight=2)
