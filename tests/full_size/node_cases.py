@@ -300,8 +300,6 @@ def emd_one_step(s: Scene) -> Tensors:
     return [found[0]["samples"]]
 
 
-
-
 # --- resolution, control ------------------------------------------------------------------------------------------
 @case("VitrineResolutionTransferLoader")
 def resolution(s: Scene) -> Tensors:
