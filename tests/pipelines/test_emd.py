@@ -6,7 +6,7 @@ from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.emd import StudentPreset, one_step
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.io.files import read_safetensors, save_safetensors
+from vitrine.engine.io.files import read_safetensors
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepXLPipeline
 from vitrine.engine.portraits import build_models
@@ -38,25 +38,6 @@ def test_pictures_and_refusals(pipe):
         pipe(PROMPT, guidance_scale=7.5)
     with pytest.raises(VitrineError, match="one for each picture"):
         pipe(["a", "b"], [1])
-
-
-def test_a_whole_unet_loads_and_leaves_the_source_alone(tmp_path):
-    source, other = build_models(0), build_models(1)
-    pipe = EMDOneStepPipeline.from_pipe(source.pipeline())
-    preset = StudentPreset("portraits", 999.0)
-    file = save_safetensors(tmp_path / "whole.safetensors", other.unet.state_dict(), preset.to_metadata())
-    kept = {k: v.clone() for k, v in source.unet.state_dict().items()}
-    assert pipe.load_student(file, base="portraits") == preset
-    found = pipe(PROMPT, [1], preset, output_type="latent").images
-    with torch.no_grad():
-        text = pipe.encode_prompt([PROMPT], "cpu", 1, False)[0]
-        net = Denoiser.from_diffusers(other.unet, pipe.scheduler)
-        wanted = one_step(net, seeded_noise([1], (4, 16, 16)), Condition(text), preset)
-    assert torch.equal(found, wanted)
-    assert all(torch.equal(v, kept[k]) for k, v in source.unet.state_dict().items())
-    bad = save_safetensors(tmp_path / "bad.safetensors", {"conv_in.weight": torch.zeros(1)}, preset.to_metadata())
-    with pytest.raises(VitrineError, match="tensors of bad.safetensors differ"):
-        pipe.load_student(bad)
 
 
 # --- SDXL ---------------------------------------------------------------------------------------------------------
