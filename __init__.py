@@ -22,7 +22,6 @@ __all__ = [
     "ControlConditionedPipeline",
     "ControlConditionedPixArtPipeline",
     "ControlConditionedXLPipeline",
-    "CorrectConfig",
     "CorrespondencePipeline",
     "CorrespondenceTransformerPipeline",
     "CorrespondenceXLPipeline",
@@ -64,7 +63,6 @@ _HOMES = {
     ".engine.activations": ("Activations", "PCABasis", "pca_rgb"),
     ".engine.control": ("GuidanceConfig", "SizeCondition"),
     ".engine.diffusion.denoiser": ("Denoiser",),
-    ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
     ".engine.nemo": ("CheckConfig", "FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
@@ -77,7 +75,6 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.activations import Activations, PCABasis, pca_rgb
     from .engine.control import GuidanceConfig, SizeCondition
     from .engine.diffusion.denoiser import Denoiser
-    from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
     from .engine.nemo import CheckConfig, FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
     from .engine.pipelines.activation_tap import (

@@ -50,8 +50,6 @@ class Reproduce:
     """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
     avataaars: str | None = None
     """For claims on faces of npm's @dicebear/avataaars: the model folder that `vitrine train avataaars` made."""
-    students: str | None = None
-    """For emd.estimators: the folder of students that `vitrine train students` filled."""
     inception: str | None = None
     """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
@@ -59,7 +57,7 @@ class Reproduce:
         """0 if every claim holds, else 1."""
         from ..evidence.reproduce import reproduce
 
-        names = ("plants", "photographs", "face_model", "inception", "avataaars", "students")
+        names = ("plants", "photographs", "face_model", "inception", "avataaars")
         files = {name: getattr(self, name) for name in names}
         return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
 

@@ -95,7 +95,7 @@ class Report:
             captions = read_prompts(self.captions)[0]
         extra: dict[str, Any] = {} if self.ordinary is None else {"ordinary": tuple(read_prompts(self.ordinary, 2)[0])}
         if self.clip is not None:
-            from ..evidence.emd.clip_score import Clip
+            from ..evidence.metrics.clip import Clip
 
             extra["judge"] = Clip.load(str(self.clip))
         if self.ordinary is None and self.base == SHIPPED:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -110,29 +110,25 @@ class Identity:
 
 @dataclass(frozen=True)
 class Students:
-    """Distil one-step students by EMD and by Diff-Instruct with the shipped ones' recipe; the same command resumes."""
+    """Distil students by EMD and, for as long, by Diff-Instruct with the shipped ones' recipe; a rerun resumes."""
 
     model: str | None = None
     """Model folder, such as the one `vitrine train avataaars` writes; by default the shipped portraits."""
     out: OutFolder | None = None
     """Folder for students and their runs; by default `students` in the model's folder."""
-    kinds: tuple[Literal["student", "diff-instruct", "raw", "last"], ...] = ("student", "diff-instruct")
-    """student: EMD as published; raw, last: with these estimators of the M-step; Diff-Instruct has as much time."""
-    seeds: tuple[int, ...] = (0,)
-    """A student of each kind for each."""
     share: float = 1.0
     """Of the updates of the shipped student's recipe."""
 
     def run(self) -> int:
         """0 when written."""
         from ..engine.runtime.stages import Stages
-        from ..evidence.emd.toy_students import stages, train_students
+        from ..evidence.emd.toy_students import STAGES, train_students
 
         if self.out is None and self.model is None:
             raise refuse("out", None, "a folder", "the shipped model's folder is not written to")
         out = self.out or Path(self.model or "") / "students"
-        bars = Stages(dict.fromkeys(stages(self.kinds, self.seeds)))
-        for path in train_students(self.model, out, self.share, self.kinds, self.seeds, bars.bar):
+        bars = Stages(dict.fromkeys(STAGES))
+        for path in train_students(self.model, out, self.share, bars.bar):
             print(f"student: {path}")
         return 0
 

@@ -63,7 +63,6 @@ def cuts() -> dict[str, list[Cut]]:
             tiles(LARGER, f"128 px, {p}", 1) for p in ("positions run on", "positions on a grid", "after fine-tuning")
         ],
         "one_step": [tiles(ONE_STEP, CALLS), tiles(ONE_STEP, CALL)],
-        "repaired": [tiles(ONE_STEP, CALL), tiles(ONE_STEP, "Repaired: steps is the slider")],
         "student": [tiles(OWN, "The student's first pictures", 4)],
         "noises": [tiles(OWN, "Ten noises, one step each: one picture", 4)],
         "edited": [tiles(PERSON, "The person"), tiles(PERSON, "Edited")],

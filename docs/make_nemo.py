@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw
-from vitrine.engine.emd.grids import tile
 from vitrine.engine.nemo.check import CheckedPrompt
 from vitrine.engine.runtime.progress import TqdmProgress
+from vitrine.evidence.contact_sheet import tile
 from vitrine.evidence.nemo import copy_claims
 from vitrine.evidence.nemo.attacked import erasing_seen
 

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import torch
 from PIL import Image
+from vitrine.evidence.contact_sheet import tile
 from vitrine.evidence.emd.flow_student import draw_flow
-from vitrine.evidence.emd.variety import contact_sheet, draw
+from vitrine.evidence.emd.variety import SEEDS, draw
 
 FOLDER = Path(__file__).parent / "pictures"
 WIDTH = 768
@@ -14,13 +16,11 @@ WIDTH = 768
 def main() -> None:
     """Write docs/pictures/emd_variety.jpg and emd_variety_flow.jpg, of the first of the claims' eight prompts."""
     for name, drawn in (("emd_variety", draw()), ("emd_variety_flow", draw_flow())):
-        path = contact_sheet(drawn, FOLDER / f"{name}.png")
-        with Image.open(path) as sheet:
-            share = min(1, WIDTH / sheet.width)
-            size = (round(sheet.width * share), round(sheet.height * share))
-            small = sheet.convert("RGB").resize(size, Image.Resampling.BOX)
-        small.save(FOLDER / f"{name}.jpg", quality=88)
-        path.unlink()
+        pictures = torch.cat([of_prompts[0] for of_prompts in drawn.pictures.values()])
+        sheet = Image.fromarray(tile(pictures, SEEDS).numpy())
+        share = min(1, WIDTH / sheet.width)
+        size = (round(sheet.width * share), round(sheet.height * share))
+        sheet.resize(size, Image.Resampling.BOX).save(FOLDER / f"{name}.jpg", quality=88)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""One-step generation and repair of its samples."""
+"""Students of few steps: sampling, the variety of their pictures, and small training runs."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,19 +11,20 @@ from comfy_api.latest import io, ui
 from ..engine.diffusion.noise import seeded_noise
 from ..engine.emd import (
     ONE_STEP,
+    STUDENTS,
     Base,
-    CorrectConfig,
     EStepConfig,
     FirstSteps,
-    Networks,
     StudentPreset,
     StudentSampling,
+    Variety,
     check_network,
     check_student,
-    correct,
     detect,
     few_steps,
+    measure_variety,
     one_step,
+    small_pixels,
 )
 from ..engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from ..engine.errors import refuse
@@ -39,29 +39,24 @@ from .comfy.emd import (
     stock_sampling,
     with_prediction,
 )
-from .comfy.lora import NO_STUDENT, preset_in, student_files, student_stamp, with_student
-from .comfy.model import (
-    backbone_of,
-    blank_latents,
-    differentiable,
-    latent_of,
-    loading_denoiser_of,
-    own_latents,
-    picture_numbers,
-)  # fmt: skip
-from .comfy.progress import progress
+from .comfy.lora import NO_STUDENT, preset_in, student_files, student_stamp, usual_student, with_student
+from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of, picture_numbers
+from .comfy.pictures import as_pictures
+from .comfy.progress import progress, text_on
 from .comfy.saved import stamp
-from .emd_inputs import AUTO, MANUAL, SEVERAL, base_inputs, preset_inputs, stock_outputs
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/few-step students"
 _SEED = {"default": 0, "min": 0, "max": 2**32, "control_after_generate": True}
+_AUTO, _MANUAL = "auto", "manual"
+_SEVERAL = {name: s for name, s in STUDENTS.items() if len(s.timesteps) > 1}
+"""Published students of several steps."""
 
 
 def _preset(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
-    if choice == AUTO:
+    if choice == _AUTO:
         preset = preset_in(student)
-    elif choice == MANUAL:
+    elif choice == _MANUAL:
         preset = StudentPreset(timestep=timestep, noise=noise)
     else:
         preset = ONE_STEP[choice]
@@ -71,10 +66,10 @@ def _preset(choice: str, student: str, timestep: float, noise: str) -> StudentPr
 
 def _sampling(choice: str, student: str) -> StudentSampling | None:
     """The student of several steps that is chosen, or that the file's name tells."""
-    detected = detect(student) if choice == AUTO and student != NO_STUDENT else None
-    if detected is not None and detected.name in SEVERAL:
+    detected = detect(student) if choice == _AUTO and student != NO_STUDENT else None
+    if detected is not None and detected.name in _SEVERAL:
         return detected.sampling
-    return SEVERAL.get(choice)
+    return _SEVERAL.get(choice)
 
 
 class EMDOneStepGenerator(io.ComfyNode):
@@ -82,7 +77,7 @@ class EMDOneStepGenerator(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Student, prompt and size in; LATENT and its z out."""
+        """Student, prompt and size in; LATENT out, and what core's own sampler needs to run the same student."""
         return io.Schema(
             node_id="VitrineEMDOneStepGenerator",
             display_name="EMD One-Step Generator",
@@ -91,44 +86,63 @@ class EMDOneStepGenerator(io.ComfyNode):
             "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
             search_aliases=[
-                "one step",
-                "EM distillation",
-                "DMD2",
-                "turbo",
-                "LCM",
-                "distilled",
-                "fast",
-                "speed up",
-                "SiD",
-                "draw in one step",
-                "lightning",
-                "hyper",
-                "schnell",
-                "sd turbo",
-                "4 steps",
-                "few steps",
-                "speed",
+                "one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "speed up", "SiD",
+                "draw in one step", "lightning", "hyper", "schnell", "sd turbo", "4 steps", "few steps", "speed",
                 "faster",
             ],
-            inputs=under_advanced(
-                ("timestep", "noise", "base_steps", "replaces"),
-                [
-                    io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
-                    io.Conditioning.Input("positive", tooltip="One plain prompt."),
-                    io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
-                    io.Int.Input(
-                        "seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."
-                    ),
-                    *preset_inputs(True),
-                    *base_inputs(),
-                ],
-            ),
+            inputs=under_advanced(("timestep", "noise", "base_steps", "replaces"), [
+                io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
+                io.Conditioning.Input("positive", tooltip="One plain prompt."),
+                io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
+                io.Int.Input(
+                    "seed", **_SEED, tooltip="Seed of the first picture; each further one has the next seed."
+                ),
+                io.Combo.Input(
+                    "student", options=student_files(), default=usual_student(),
+                    tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
+                ),
+                io.Combo.Input(
+                    "contract", display_name="preset", options=[_AUTO, *ONE_STEP, *_SEVERAL, _MANUAL], default=_AUTO,
+                    tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
+                    "student; manual takes the two values below.",
+                ),
+                io.Float.Input(
+                    "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
+                    tooltip="Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 "
+                    "SiD-LSG).",
+                ),
+                io.Combo.Input(
+                    "noise", display_name="start_noise", options=["unit", "vp"], default="unit",
+                    tooltip="Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). "
+                    "vp: as strong as in a picture noised to that timestep (SiD-LSG).",
+                ),
+                io.Model.Input(
+                    "base", optional=True,
+                    tooltip="The model a student of several steps was distilled from: it takes the first step, "
+                    "which gives the pictures of one prompt their variety back.",
+                ),
+                io.Int.Input(
+                    "base_steps", default=1, min=1, max=50, optional=True,
+                    tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
+                ),
+                io.Int.Input(
+                    "replaces", default=1, min=1, max=7, optional=True,
+                    tooltip="How many of the student's steps, from the first, the base takes: more give more "
+                    "variety, and more of the base's blur at few steps.",
+                ),
+            ]),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
-                io.Latent.Output(display_name="z", tooltip="The generator's input, for EMD Repair Samples."),
-                *stock_outputs(),
+                io.Sigmas.Output(
+                    display_name="SIGMAS",
+                    tooltip="The student's own noise levels, for SamplerCustom with cfg 1: the same student in core's "
+                    "sampler, with previews, inpainting or other packs' nodes.",
+                ),
+                io.Sampler.Output(
+                    display_name="SAMPLER", tooltip="How its steps are taken, for SamplerCustom together with SIGMAS."
+                ),
             ],
-        )
+        )  # fmt: skip
 
     @classmethod
     def fingerprint_inputs(cls, student: str, **others: Any) -> str:
@@ -168,97 +182,13 @@ class EMDOneStepGenerator(io.ComfyNode):
             x0 = one_step(generator, z, cond, replace(preset, prediction="model"))
         else:
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
-            begins = None if base is None else Base(loading_denoiser_of(base), cond, None, first)
+            begins = None if base is None else Base(loading_denoiser_of(base), cond, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         x0 = checked_latents(x0)
         levels = several or StudentSampling("", (max(preset.timestep, 1.0),))
         sigmas, sampler = stock_sampling(runner, levels)
         numbers = {k: latent[k] for k in ("batch_index",) if k in latent}
-        return io.NodeOutput(latent_of(runner, x0) | numbers, {"samples": z.cpu()} | numbers, sigmas, sampler)
-
-
-class EMDMCMCCorrect(io.ComfyNode):
-    """Repair one-step samples with the teacher."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Teacher, the student's two networks, z and prompt in; LATENT out."""
-        return io.Schema(
-            node_id="VitrineEMDMCMCCorrect",
-            display_name="EMD Repair Samples",
-            category=CATEGORY,
-            description="Repairs one-step samples: short Langevin chains move them to where the teacher puts more "
-                        "density than the student. Needs the student's own score network (a LoRA that ships with it).",
-            search_aliases=["repair", "Langevin", "MCMC", "refine", "corrector", "EM distillation"],
-            inputs=under_advanced(("step_size", "contract", "timestep", "noise", "guidance", "z_step_size"), [
-                io.Model.Input("teacher", tooltip="The base model the student was distilled from."),
-                io.Model.Input("score", tooltip="The student's score network: the base with the score LoRA at 1."),
-                io.Model.Input("model", tooltip="The student, or its base when a student file is chosen."),
-                io.Conditioning.Input("positive", tooltip="The prompt the samples were made with."),
-                io.Latent.Input("z", tooltip="The noise that EMD One-Step Generator started from, its second output."),
-                io.Int.Input(
-                    "seed", **_SEED,
-                    tooltip="Seed of the chain's noise for the first picture; each further one has the next seed.",
-                ),
-                io.Int.Input(
-                    "steps", display_name="chain_steps", default=16, min=0, max=1000,
-                    tooltip="Langevin steps; 0 leaves the sample as it is. Two network calls each.",
-                ),
-                io.Float.Input(
-                    "chain_timestep", default=399.0, min=1.0, max=999.0, step=1.0,
-                    tooltip="Noise level of the chain, as a network timestep; higher moves more.",
-                ),
-                io.Float.Input(
-                    "step_size", default=0.16, min=0.001, max=1.0, step=0.01,
-                    tooltip="Step size of the chain, 0.16 by default; 1 forgets the last point at each step.",
-                ),
-                *preset_inputs(False),
-                io.Float.Input(
-                    "guidance", default=0.0, min=0.0, max=30.0, step=0.5, optional=True,
-                    tooltip="Guidance of the teacher; 0 takes that of the student's training, which its preset names.",
-                ),
-                io.Float.Input(
-                    "z_step_size", default=0.0, min=0.0, max=1.0, step=0.001, optional=True,
-                    tooltip="How far the chain also moves the noise the student started from, 0.01 for example; 0 "
-                    "keeps it.",
-                ),
-                io.Conditioning.Input(
-                    "empty", optional=True,
-                    tooltip="The empty prompt, for guidance other than 1. Without it the teacher is not guided.",
-                ),
-            ]),
-            outputs=[io.Latent.Output(display_name="LATENT", tooltip="The repaired pictures' latents.")],
-        )  # fmt: skip
-
-    @classmethod
-    def fingerprint_inputs(cls, student: str, **others: Any) -> str:
-        """Runs again when the student's file has changed."""
-        return student_stamp(student)
-
-    @classmethod
-    def execute(
-        cls, teacher: Any, score: Any, model: Any, positive: list, z: dict, seed: int, steps: int,
-        chain_timestep: float, step_size: float, student: str, contract: str, timestep: float, noise: str,
-        guidance: float = 0.0, z_step_size: float = 0.0, empty: list | None = None,
-    ) -> io.NodeOutput:  # fmt: skip
-        """``correct``, outside inference mode where z moves."""
-        config = CorrectConfig(steps, chain_timestep, step_size, z_step_size, guidance)
-        preset = _preset(contract, student, timestep, noise)
-        check_network(preset, backbone_of(model))
-        runner = with_prediction(with_student(model, student), preset.prediction)
-        preset = replace(preset, prediction="model")
-        start = own_latents(runner, z).to(runner.load_device).float()
-        cond = condition_of(runner, positive, start)
-        null = None if empty is None else condition_of(runner, empty, start)
-        networks = Networks(*(loading_denoiser_of(m) for m in (runner, teacher, score)))
-        seeds = [seed + i for i in picture_numbers(z)]
-        # a z that moves needs gradients of the generator
-        with torch.inference_mode(not z_step_size), torch.no_grad(), differentiable() if z_step_size else nullcontext():
-            if z_step_size:
-                start, cond = start.clone(), cond.to(start.device, copy=True)
-                null = None if null is None else null.to(start.device, copy=True)
-            x0, _ = correct(networks, start, cond, preset, config, seeds, null, progress(runner))
-        return io.NodeOutput(latent_of(runner, x0))
+        return io.NodeOutput(latent_of(runner, x0) | numbers, sigmas, sampler)
 
 
 class EMDDistill(io.ComfyNode):
@@ -271,8 +201,8 @@ class EMDDistill(io.ComfyNode):
             node_id="VitrineEMDDistill",
             display_name="EMD Train Student",
             category=CATEGORY,
-            description="Distils a one-step student as a LoRA, with its score LoRA, from a diffusers folder or the "
-            "portraits model. For small runs: the same name resumes. Large ones: `vitrine emd train`.",
+            description="Distils a one-step student as a LoRA, from a diffusers folder or the portraits model. For "
+            "small runs: the same name resumes. Large ones: `vitrine emd train`.",
             search_aliases=[
                 "train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training",
                 "train turbo", "make a model fast", "distill my model",
@@ -321,13 +251,80 @@ class EMDDistill(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """``Trainer.run`` outside inference mode."""
         chain = EStepConfig.diff_instruct() if diff_instruct else EStepConfig(K)
-        every = max(1, min(100, steps))
-        advanced = EMDAdvancedConfig(save_every=every, grid_every=every)
-        config = EMDTrainConfig(
-            steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, advanced=advanced
-        )  # fmt: skip
+        advanced = EMDAdvancedConfig(save_every=max(1, min(100, steps)))
+        config = EMDTrainConfig(steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, advanced=advanced)
         pictures, file = distil(base, lines_of(prompts), name, config, progress())
         return io.NodeOutput(pictures, str(file), ui=ui.PreviewImage(pictures, cls=cls))
 
 
-NODES: list[type[io.ComfyNode]] = [EMDOneStepGenerator, EMDMCMCCorrect, EMDDistill]
+class EMDVariety(io.ComfyNode):
+    """Distance between seeds, Vendi score, and recall of a reference."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Pictures of one prompt in; three numbers and a report out."""
+        return io.Schema(
+            node_id="VitrineEMDVariety",
+            display_name="EMD Variety",
+            category=CATEGORY,
+            description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
+                        "different pictures they amount to, and how much of a reference they reach. Fast students "
+                        "often make one picture for every seed.",
+            search_aliases=[
+                "diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds", "all look the same",
+                "same face every seed",
+            ],
+            is_output_node=True,
+            hidden=[io.Hidden.unique_id],
+            inputs=[
+                io.Image.Input("images", tooltip="Pictures of one prompt, two or more, each with its own seed."),
+                io.Image.Input(
+                    "reference", optional=True,
+                    tooltip="What the same prompt should give, three pictures or more: the base model's, say.",
+                ),
+                io.ClipVision.Input(
+                    "clip_vision", optional=True,
+                    tooltip="The network whose features are compared. Without one it is colours at 16 x 16, which see "
+                    "layout but not what is shown.",
+                ),
+            ],
+            outputs=[
+                io.Float.Output(display_name="distance", tooltip="Mean of 1 - cosine over pairs; 0: all the same."),
+                io.Float.Output(display_name="vendi", tooltip="Vendi score: 1 to the number of pictures."),
+                io.Float.Output(display_name="recall", tooltip="Fraction of the reference reached; -1 without one."),
+                io.String.Output(display_name="report", tooltip="The same in words, with precision."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, images: torch.Tensor, reference: torch.Tensor | None = None, clip_vision: Any = None
+    ) -> io.NodeOutput:
+        """``measure_variety`` on features of the pictures."""
+        theirs = None if reference is None else _features(as_pictures(reference, "reference"), clip_vision)
+        images = as_pictures(images, "images")
+        variety = measure_variety(_features(images, clip_vision), theirs)
+        text = _report(variety, len(images), "16 x 16 colours" if clip_vision is None else "CLIP vision")
+        recall = -1.0 if variety.recall is None else variety.recall
+        return io.NodeOutput(variety.distance, variety.vendi, recall, text, ui=text_on(text))
+
+
+def _features(images: torch.Tensor, clip_vision: Any) -> torch.Tensor:
+    """(N, D) of (N, H, W, 3) pictures in [0, 1]."""
+    if clip_vision is None:
+        return small_pixels(images.movedim(-1, 1))
+    return clip_vision.encode_image(images)["image_embeds"].float()
+
+
+def _report(variety: Variety, count: int, features: str) -> str:
+    lines = [
+        f"{count} pictures, features: {features}",
+        f"mean distance between seeds: {variety.distance:.4f}",
+        f"Vendi score: {variety.vendi:.2f} of {count}",
+    ]
+    if variety.recall is not None and variety.precision is not None:
+        lines.append(f"recall of the reference {variety.recall:.2f}, precision {variety.precision:.2f}")
+    return "\n".join(lines)
+
+
+NODES: list[type[io.ComfyNode]] = [EMDOneStepGenerator, EMDDistill, EMDVariety]

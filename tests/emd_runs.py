@@ -23,6 +23,6 @@ def texts(count=4):
     return Condition(torch.randn(count, 5, 8, generator=torch.Generator().manual_seed(9)))
 
 
-def trainer(folder, base=None, decode=None, **how):
+def trainer(folder, base=None, **how):
     config = EMDTrainConfig.from_dict({"steps": 4, "chain": EStepConfig(2)} | FAST | how)
-    return Trainer(base or teacher(), texts(), (4, 8, 8), config, folder, texts(1), decode=decode)
+    return Trainer(base or teacher(), texts(), (4, 8, 8), config, folder, texts(1))

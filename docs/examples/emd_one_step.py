@@ -1,4 +1,4 @@
-"""EM Distillation: a picture in one network call, and samples repaired by a short Markov chain.
+"""EM Distillation: a picture in one network call.
 
 Your own checkpoint: change the one line marked below, for example to
 ``return StableDiffusionPipeline.from_pretrained("path/to/model")``, and name your student's file in the cell after it.
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from diffusers.utils import make_image_grid
 from torch.nn.functional import interpolate
-from vitrine import CorrectConfig, Denoiser, EMDOneStepPipeline, load_portraits
+from vitrine import EMDOneStepPipeline, load_portraits
 from vitrine.engine.portraits import caption, sample_scenes
 from vitrine.engine.portraits.shipped import student_file
 from vitrine.evidence.portraits.classifier import attribute_accuracy, load_classifier, read
@@ -70,17 +70,7 @@ settings = {"num_inference_steps": 30, "guidance_scale": 3.0, "output_type": "pt
 many = shown("teacher, 30 steps", lambda: teacher(prompts, generator=generators, **settings))
 one = shown("student, one step", lambda: student(prompts, seeds, preset, output_type="pt"))
 
-# %% Repair: sixteen steps of the chain that trained it move each sample towards the teacher. This needs the score
-# network trained beside the student; leave the cell out where there is none.
-score = EMDOneStepPipeline.from_pipe(base())
-score.load_student(student_file("score"))
-counted(score)
-chain = {"correction": CorrectConfig(steps=16), "teacher": Denoiser.from_diffusers(teacher)}
-chain["score"] = Denoiser.from_diffusers(score)
-mended = shown("student, repaired", lambda: student(prompts, seeds, preset, output_type="pt", **chain))
-print(f"repair moved the pictures by {(mended - one).abs().mean():.4f}")
-
-# %% Teacher, student, repaired.
-grid = [picture for images in (many, one, mended) for picture in to_pil(images)]
-make_image_grid(grid, 3, 8, 128).save(out / "one_step.png")
+# %% Teacher, student.
+grid = [picture for images in (many, one) for picture in to_pil(images)]
+make_image_grid(grid, 2, 8, 128).save(out / "one_step.png")
 print("pictures in", out)

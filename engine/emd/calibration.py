@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import refuse
-from .chain import Joint, NoiseLike, e_step
-from .chain_config import EStepConfig
+from .chain import EStepConfig, Joint, NoiseLike, e_step
 from .losses import z_drifts
 
 GZ_SHARE = 0.25

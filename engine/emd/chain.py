@@ -5,18 +5,61 @@ Xie et al. 2024 (EM Distillation). Shapes: z, eps, x and Delta are (B, ...); alp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from ..diffusion.schedule import NoiseSchedule, append_dims
-from .chain_config import EStepConfig
+from ..errors import refuse
+from ..settings.config import Config
 
 Net = Callable[[torch.Tensor], torch.Tensor]
 """The generator g, z -> x0."""
 NoiseLike = Callable[[torch.Tensor], torch.Tensor]
 """Samples standard normal noise of a tensor's shape."""
+ESTIMATORS = ("cancel", "last")
+
+
+@dataclass(frozen=True)
+class EStepConfig(Config):
+    """One E-step. The update is u <- u + gamma grad + sqrt(2 gamma) n.
+
+    Attributes:
+        steps: K, Langevin steps; at least 1 (otherwise the M-step has no signal).
+        ge: step size of eps, in (0, 1].
+        gz: step size of z, in [0, 1]. moving z covers modes; 0 freezes it and needs no autograd.
+        estimator: of the M-step direction. ``cancel`` removes the accumulated noise (the paper), ``last`` takes the
+            score difference at the final point (one more pair of score calls).
+        clip: largest RMS of a batch row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.
+    """
+
+    steps: int = 4
+    ge: float = 0.16
+    gz: float = 0.01
+    estimator: str = "cancel"
+    clip: float = math.inf
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise refuse("steps", self.steps, "1 or more", "K = 1 with ge = 1, gz = 0 is Diff-Instruct")
+        if not 0 < self.ge <= 1 or not 0 <= self.gz <= 1:
+            raise refuse("step sizes", (self.ge, self.gz), "0 < ge <= 1 and 0 <= gz <= 1", "start from ge 0.16")
+        if self.estimator not in ESTIMATORS:
+            raise refuse("estimator", self.estimator, ESTIMATORS, "the paper's is cancel")
+        if not self.clip > 0:
+            raise refuse("clip", self.clip, "a positive number", "leave it at infinity for none")
+
+    @classmethod
+    def diff_instruct(cls) -> EStepConfig:
+        """Diff-Instruct, or DMD without regression: one full step of eps, z frozen."""
+        return cls(steps=1, ge=1.0, gz=0.0)
+
+    def with_gz(self, gz: float, clip: float = math.inf) -> EStepConfig:
+        """The settings with another step size and drift limit of z."""
+        return replace(self, gz=gz, clip=clip)
 
 
 class NoiseLevels(NamedTuple):
@@ -88,8 +131,7 @@ class Joint(NamedTuple):
 class ChainEnd(NamedTuple):
     """The end of a chain: eps^K, z^K, the accumulated noise a^K, the M-step direction r, the last teacher x0.
 
-    ``difference`` and ``drift`` are the (B,) RMS of Delta and of z's drift at the last step; ``moved`` is the RMS
-    distance that drifts moved z, without noise. The latter two are None if z is frozen.
+    ``moved`` is the (B,) RMS distance that drifts moved z, without noise; None if z is frozen.
     """
 
     eps: torch.Tensor
@@ -97,8 +139,6 @@ class ChainEnd(NamedTuple):
     noise: torch.Tensor
     r: torch.Tensor
     x0: torch.Tensor | None = None
-    difference: torch.Tensor | None = None
-    drift: torch.Tensor | None = None
     moved: torch.Tensor | None = None
 
     def take(self, rows: torch.Tensor) -> ChainEnd:
@@ -111,18 +151,13 @@ def normal_from(generator: torch.Generator) -> NoiseLike:
     return lambda like: torch.randn(like.shape, generator=generator, dtype=like.dtype).to(like.device)
 
 
-def e_step(
-    rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, noise_like: NoiseLike,
-    after_step: Callable[[int, torch.Tensor | None], None] = lambda done, x0: None,
-) -> ChainEnd:  # fmt: skip
+def e_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, noise_like: NoiseLike) -> ChainEnd:
     """K Langevin steps on (eps, z) for rho(x, z) = q(x) p(z | x), x = alpha g(z) + sigma eps.
 
     Args:
         rho: generator, score difference and noise levels.
         z, eps: (B, ...) float32 or float64 starts, usually standard normal.
         noise_like: samples the chain's noise.
-        after_step: called with the number of steps done and the teacher's x0 there, if known; may
-            raise to stop.
 
     Returns:
         The end of the chain, detached; weights receive no gradient.
@@ -130,7 +165,7 @@ def e_step(
     if config.gz == 0:
         rho = rho.with_z_frozen(z)
     noise, x0, still = eps, None, z
-    for i in range(config.steps):
+    for _ in range(config.steps):
         (delta, x0), drift = _drifts(rho, z, eps, config)
         n = noise_like(eps)
         # Xie et al. 2024, Langevin on (eps, z): grad_eps = Delta - eps
@@ -141,12 +176,11 @@ def e_step(
             m = (2 * config.gz) ** 0.5 * noise_like(z)
             z = (1 - config.gz) * z + config.gz * drift + m
             still = (1 - config.gz) * still + m  # z without drifts
-        after_step(i + 1, x0)
-    sizes = (row_rms(delta), *((None, None) if drift is None else (row_rms(drift), row_rms(z - still))))
+    moved = None if config.gz == 0 else row_rms(z - still)
     if config.estimator == "last":  # Stein: E_rho[(Delta - eps) f(z)] = 0, so Delta may replace eps
         delta, x0 = rho.difference_at(z, eps)
-        return ChainEnd(eps, z, noise, delta, x0, *sizes)
-    return ChainEnd(eps, z, noise, eps if config.estimator == "raw" else eps - noise, x0, *sizes)
+        return ChainEnd(eps, z, noise, delta, x0, moved)
+    return ChainEnd(eps, z, noise, eps - noise, x0, moved)
 
 
 def _drifts(

@@ -7,16 +7,15 @@ results do not depend on their number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..diffusion.denoiser import Denoiser
-from ..diffusion.noise import seeded_noise
-from ..errors import refuse
 from ..jobs.digests import digest
 from ..jobs.run import Run, other_inputs, run_steps
 from ..jobs.stored_text import StoredText
@@ -24,22 +23,45 @@ from ..jobs.training import MovingAverage, Tensors, finite, learning_rate, mean_
 from ..network.condition import Condition
 from ..runtime.processes import accelerator, workers_of
 from ..runtime.progress import Progress, silent
-from .batch_part import BatchPart
 from .calibration import Calibration, calibrated
-from .chain import ChainEnd, Joint, NoiseLevels, e_step
-from .chain_config import EStepConfig
-from .export import export, export_full, from_file, keep_last
-from .grids import write_grid
-from .logs import TrainLog
-from .losses import bias, m_step_loss, sample_times, score_difference, score_loss
+from .chain import ChainEnd, EStepConfig, Joint, NoiseLevels, e_step
+from .export import export, from_file
+from .losses import m_step_loss, sample_times, score_difference, score_loss
 from .networks import GENERATOR, SCORE, Roles
-from .onestep import one_step
-from .sid import Scores, sid_loss
-from .student_preset import StudentPreset, read_student
+from .sampling import one_step
+from .students import StudentPreset, read_student
 from .train_config import DTYPES, EMDTrainConfig
 
 Batch = tuple[Condition, torch.Tensor, torch.Tensor]
 """Conditions, z and timesteps of one process's batch rows."""
+
+
+class BatchPart:
+    """This process's part of each batch: every n-th row for n processes.
+
+    Args:
+        accelerator: accelerate's ``Accelerator``.
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator, self.device = accelerator, accelerator.device
+
+    def rows(self, batch: torch.Tensor) -> torch.Tensor:
+        """This process's rows of a tensor (B, ...) sampled for the whole batch, on its device."""
+        return batch[self._accelerator.process_index :: self._accelerator.num_processes].contiguous()
+
+    def own(self, batch: torch.Tensor) -> torch.Tensor:
+        """:meth:`rows`, moved to this process's device."""
+        rows = self.rows(batch)
+        wide = rows.dtype == torch.float64 and self.device.type != "cpu"  # accelerators may have no float64
+        return rows.to(self.device, torch.float32 if wide else rows.dtype)
+
+    def in_any(self, flag: bool) -> bool:
+        """Whether the flag is set in any process, so that all or none take part in an update."""
+        if self._accelerator.num_processes == 1:
+            return flag
+        present = torch.tensor(int(flag), device=self.device)
+        return bool(self._accelerator.reduce(present, "sum") > 0)
 
 
 class Trainer:
@@ -51,45 +73,39 @@ class Trainer:
         shape: latent size (C, H, W).
         null: the empty prompt, one row; needed if guidance is not 1.
         preset: header entries of the export in addition to the settings of this run.
-        decode: latents (B, C, H, W) -> images (B, 3, H, W) in [0, 1], for ``grid_every``.
 
     Attributes:
         chain: the E-step with calibrated gz and clip.
         calibration: the calibration; None without one, or if an earlier part of the run did it.
         done, skipped: generator updates so far; updates and batch rows skipped because they were not finite.
-        meter: last reading of the bias meter.
     """
 
     def __init__(
         self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
         folder: str | Path, null: Condition | None = None, preset: StudentPreset | None = None,
-        decode: Callable[[torch.Tensor], torch.Tensor] | None = None,
     ) -> None:  # fmt: skip
         config = self.config = config.beginning(teacher.schedule.last)
-        self.folder, self.shape, self.decode = Path(folder), tuple(shape), decode
+        self.folder, self.shape = Path(folder), tuple(shape)
         self.conditions, self.base_preset = conditions, preset or StudentPreset()
         self.condition_count, self.accelerator = conditions.count, accelerator()
         self.device, self.part = self.accelerator.device, BatchPart(self.accelerator)
         self.null = None if null is None else null.to(self.device)
-        config.check(self.accelerator.num_processes, decode is not None)
+        config.check(self.accelerator.num_processes)
         made_of = {"teacher": teacher, "latents": list(self.shape), "conditions": conditions, "empty prompt": null}
         self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator)).known()
         rare = config.advanced
-        how = (config.seed, config.full, DTYPES[rare.dtype], rare.checkpointing, config.score_rank)
-        self.roles = Roles(teacher, config.rank, *how).to(self.device)
+        roles = Roles(teacher, config.rank, config.seed, DTYPES[rare.dtype], rare.checkpointing)
+        self.roles = roles.to(self.device)
         self.random = torch.Generator().manual_seed(config.seed)
         rates = {GENERATOR: config.lr_generator, SCORE: config.lr_score}
         self.optimizers = {name: self._adam(name, rate) for name, rate in rates.items()}
         self.average = MovingAverage(self.roles.parameters(GENERATOR))
-        self.chain, self.done, self.skipped, self.meter = config.chain, 0, 0, dict[str, float]()
+        self.chain, self.done, self.skipped = config.chain, 0, 0
         self.calibration: Calibration | None = None
         self._begun_from, self._start = "", ""
-        resumed = self._resume()
-        self.log = TrainLog(None, 0)
-        if not resumed and rare.auto_gz and config.chain.gz and rare.objective == "emd":
+        if not self._resume() and rare.auto_gz and config.chain.gz:
             self.calibration = self._calibrate()
             self.chain = config.chain.with_gz(*self.calibration[:2])
-        self.log = TrainLog(self.folder if self.accelerator.is_main_process else None, rare.log_every, self.done)
 
     def _adam(self, name: str, lr: float) -> torch.optim.Adam:
         return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
@@ -107,8 +123,6 @@ class Trainer:
 
         A resumed run takes its weights from its state instead.
         """
-        if self.config.full:
-            raise refuse("start", "a LoRA", "a run whose networks are LoRAs", "start full ones from the base model")
         self._start = digest([Path(student), None if score is None else Path(score)])
         if self.done:
             self._refuse_another_start()
@@ -124,27 +138,17 @@ class Trainer:
         """g(z, c) with the current weights: (B, C, H, W) float32."""
         return one_step(self.roles.generator, z, cond, self.preset)
 
-    @torch.no_grad()
-    def samples(self, count: int = 8) -> torch.Tensor:
-        """(count, 3, H, W) images in [0, 1] of the averaged generator, for seeds 0, 1, ... and the first conditions."""
-        if self.decode is None:
-            raise refuse("decode", None, "a function of latents", "pass decode= to the Trainer")
-        z = seeded_noise(list(range(count)), self.shape).to(self.device)
-        cond = self.conditions.take(torch.arange(count) % self.condition_count).to(self.device)
-        with self.roles.with_weights(GENERATOR, self.average.values):
-            return self.decode(self.generate(z, cond)).float().clamp(0, 1).cpu()
-
     def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, ...]:
         """Trains to the end (or to ``until``) and exports; saves every ``save_every`` steps and when stopped.
 
         Returns:
-            The generator's files, written by the first process: a LoRA (ComfyUI's format first), or a network.
+            The generator's LoRA files, ComfyUI's format first, written by the first process.
         """
         self._refuse_another_start()
         with self._run:
             run_steps(
                 self.step, lambda: self.done, self.config.steps, until=until, save=self.save,
-                save_every=self.config.advanced.save_every, progress=progress, preview=self._grid,
+                save_every=self.config.advanced.save_every, progress=progress,
             )  # fmt: skip
             return self._export()
 
@@ -155,53 +159,26 @@ class Trainer:
     def _export(self) -> tuple[Path, ...]:
         files: tuple[Path, ...] = ()
         if self.accelerator.is_main_process:
-            self._write(self.folder, SCORE, self.roles.parameters(SCORE))
-            files = self._export_generator(self.folder)
+            export(self.folder, self.roles.parameters(SCORE), SCORE, self.preset, self.roles.part)
+            files = export(self.folder, self.average.values, GENERATOR, self.preset, self.roles.part)
         self.accelerator.wait_for_everyone()
         return files
-
-    def _export_generator(self, folder: Path) -> tuple[Path, ...]:
-        return self._write(folder, GENERATOR, self.average.values)
-
-    def _write(self, folder: Path, role: str, weights: Tensors) -> tuple[Path, ...]:
-        write = export_full if role in self.config.full else export
-        return write(folder, weights, role, self.preset, part=self.roles.part)
-
-    def _grid(self) -> torch.Tensor | None:
-        """Every ``grid_every`` steps, writes OUT/grids/step_N.png and returns its images."""
-        every = self.config.advanced.grid_every
-        if not every or self.done % every or not self.accelerator.is_main_process:
-            return None
-        pictures = self.samples()
-        self.log.pictures(self.done, pictures)
-        write_grid(self.folder / "grids" / f"step_{self.done}.png", pictures)
-        return pictures
 
     def step(self) -> None:
         """One update of the paper's algorithm."""
         self._set_rates()
-        batches = self._sample_batches()
-        self._score_update(batches)  # A. student score, on uncorrected samples
+        cond, z, t = self._sample_batch()
+        self._score_update(cond, z)  # A. student score, on uncorrected samples
         for _ in range(self.config.score_updates - 1):
-            self._score_update(self._sample_batches())
-        self._update(GENERATOR, (self._generator_loss(*batch) for batch in batches))  # B. E-step, C. M-step
+            self._score_update(*self._sample_batch()[:2])
+        self._update(GENERATOR, self._generator_loss(cond, z, t))  # B. E-step, C. M-step
         self.average.update(self.roles.parameters(GENERATOR), self.config.advanced.ema)  # D. average
         self.done += 1
-        rates = {f"rate {name}": adam.param_groups[0]["lr"] for name, adam in self.optimizers.items()}
-        self.log.row(self.done, rates | {"gz": self.chain.gz, "skipped": self.skipped})
 
     def _generator_loss(self, cond: Condition, z: torch.Tensor, t: torch.Tensor) -> torch.Tensor | None:
-        if self.config.advanced.objective == "sid":
-            self.roles.train_only(GENERATOR)
-            scores = Scores(self.roles.teacher, self.roles.score, self.null, self.config.guidance)
-            return sid_loss(scores, self.generate(z, cond), self._normal(z), t, cond, self.config.advanced.alpha)
         self.roles.train_only(None)
         rho = self._joint(cond, t, z)
         end = e_step(rho, z, self._normal(z), self.chain, self._normal)  # B. E-step: weights frozen, z is the only leaf
-        self._read_meter(rho, end)
-        for name, sizes in (("gap", end.difference), ("drift", end.drift), ("moved", end.moved)):
-            if sizes is not None:
-                self.log.read(name, sizes)
         return self._m_step(end, cond, rho.levels)  # C. M-step
 
     def _joint(self, cond: Condition, t: torch.Tensor, z: torch.Tensor) -> Joint:
@@ -228,44 +205,32 @@ class Trainer:
             return None
         return m_step_loss(self.generate(end.z, cond), end, levels, self.config.advanced.weight)
 
-    def _score_update(self, batches: Sequence[Batch]) -> None:
-        self._update(SCORE, (self._score_loss(cond, z) for cond, z, _ in batches))
-
-    def _score_loss(self, cond: Condition, z: torch.Tensor) -> torch.Tensor:
+    def _score_update(self, cond: Condition, z: torch.Tensor) -> None:
         self.roles.train_only(SCORE)
         with torch.no_grad():
             y = self.generate(z, cond)
         t = self.part.own(sample_times(self.roles.base.schedule, self.config.batch, self.random, 0.0, 1.0))
-        return score_loss(self.roles.score, y, self._normal(z), t, cond)
+        self._update(SCORE, score_loss(self.roles.score, y, self._normal(z), t, cond))
 
-    def _update(self, name: str, losses: Iterable[torch.Tensor | None]) -> None:
-        """One Adam step on the mean of the losses, or none (and counted) if the gradient is not finite.
+    def _update(self, name: str, loss: torch.Tensor | None) -> None:
+        """One Adam step, or none (and counted) if the gradient is not finite.
 
-        A loss of None is a batch without a finite row in this process; if all are None in every process, no step is
+        A loss of None is a batch without a finite row in this process; if there is none in any process, no step is
         taken.
         """
         adam, parameters = self.optimizers[name], list(self.roles.parameters(name).values())
         adam.zero_grad()
-        learned = False
-        for loss in losses:
-            if loss is not None:
-                learned = True
-                self.log.read(f"loss {name}", loss)
-                self.accelerator.backward(loss / self.config.advanced.accumulate)
-        if name == GENERATOR and not self.part.in_any(learned):
+        if loss is not None:
+            self.accelerator.backward(loss)
+        if name == GENERATOR and not self.part.in_any(loss is not None):
             return
         if self.accelerator.num_processes > 1:
             mean_gradients(parameters, partial(self.accelerator.reduce, reduction="mean"))
-        self.log.gradient(name, parameters)
         if not finite(p.grad for p in parameters):
             self.skipped += 1
         else:
             adam.step()
         adam.zero_grad()
-
-    def _sample_batches(self, count: int = 0) -> list[Batch]:
-        """Samples new batches, by default those of one update."""
-        return [self._sample_batch() for _ in range(count or self.config.advanced.accumulate)]
 
     def _sample_batch(self) -> Batch:
         """Samples conditions, z and timesteps of this process's batch rows."""
@@ -285,19 +250,15 @@ class Trainer:
         config, gather = self.config, self.accelerator.gather
         count = max(4, min(64 // config.batch, config.steps))
         return calibrated(
-            self.chain, lambda: self._score_update(self._sample_batches()), partial(self._sample_batches, count),
-            self._starts, self.random, self._normal, gather, min(10, config.steps),
+            self.chain, lambda: self._score_update(*self._sample_batch()[:2]),
+            lambda: [self._sample_batch() for _ in range(count)], self._starts, self.random, self._normal, gather,
+            min(10, config.steps),
         )  # fmt: skip
 
     def _starts(self, batches: Sequence[Batch]) -> Iterator[tuple[Joint, torch.Tensor, torch.Tensor]]:
         self.roles.train_only(None)
         for cond, z, t in batches:
             yield self._joint(cond, t, z), z, self._normal(z)
-
-    def _read_meter(self, rho: Joint, end: ChainEnd) -> None:
-        every = self.config.advanced.meter_every
-        if every and self.done % every == 0:
-            self.meter = bias(end.eps - end.noise, end.eps, rho.difference_at(end.z, end.eps).delta)
 
     def save(self) -> None:
         """Saves adapters, average, both optimisers, counters and random state."""
@@ -309,11 +270,9 @@ class Trainer:
             "average": self.average.values,
             "random": {"state": self.random.get_state()},
         }
-        facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict(), "meter": self.meter}
+        facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict()}
         facts |= {"config": self.config.to_dict(), "start": self._begun_from}
         self._run.save(tensors, self.optimizers, facts)
-        if self.config.advanced.keep and self.done:
-            keep_last(self.folder, self._export_generator, self.done, self.config.advanced.keep)
 
     def _resume(self) -> bool:
         state = self._run.load(self.optimizers, str(self.device))
@@ -328,6 +287,6 @@ class Trainer:
         self.average.values = state.tensors["average"]
         for name in self.optimizers:
             self.roles.set(name, state.tensors["weight"])
-        self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
+        self.done, self.skipped = facts["done"], facts["skipped"]
         self.chain = chain
         return True

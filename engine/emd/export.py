@@ -1,9 +1,8 @@
-"""Exports a trained student: a LoRA in ComfyUI's and diffusers' names, or a whole network."""
+"""The LoRA files of a trained student, in ComfyUI's and diffusers' names."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ import torch
 from ..errors import refuse
 from ..io.files import save_safetensors
 from ..io.lora_writing import diffusers_names, kohya, of_peft
-from .student_preset import StudentPreset
+from .students import StudentPreset
 
 
 def from_file(
@@ -53,45 +52,16 @@ def _split(key: str, name: str) -> tuple[str, str]:
 
 
 def export(
-    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, preset: StudentPreset, half: bool = True,
-    part: str = "unet",
-) -> tuple[Path, ...]:  # fmt: skip
-    """Writes ``<name>_diffusers.safetensors``, and first ``<name>_kohya.safetensors`` for a UNet, with the preset.
+    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, preset: StudentPreset, part: str = "unet"
+) -> tuple[Path, ...]:
+    """Writes ``<name>_diffusers.safetensors``, and first ``<name>_kohya.safetensors`` for a UNet, in half precision.
 
-    ComfyUI also reads a transformer's single file; no program reads kohya names with diffusers' modules.
+    The preset is in the header. ComfyUI also reads a transformer's single file; no program reads kohya names with
+    diffusers' modules.
     """
-    lora, written = of_peft(_narrowed(weights, half)), []
+    lora, written = of_peft({key: value.half() for key, value in weights.items()}), []
     for dialect in ("kohya", "diffusers") if part == "unet" else ("diffusers",):
         tensors = kohya(lora) if dialect == "kohya" else diffusers_names(lora, f"{part}.")
-        written.append(_write(Path(folder) / f"{name}_{dialect}.safetensors", tensors, name, preset))
+        path = Path(folder) / f"{name}_{dialect}.safetensors"
+        written.append(save_safetensors(path, tensors, preset.to_metadata() | {"vitrine.role": name}))
     return tuple(written)
-
-
-def export_full(
-    folder: str | Path, weights: Mapping[str, torch.Tensor], name: str, preset: StudentPreset, half: bool = True,
-    part: str = "unet",
-) -> tuple[Path, ...]:  # fmt: skip
-    """Writes ``<name>_<part>.safetensors``: the whole network in diffusers names, with the preset.
-
-    The trainer's prefix ``<name>.`` of weight names is removed.
-    """
-    own = {key.removeprefix(f"{name}."): value for key, value in weights.items()}
-    return (_write(Path(folder) / f"{name}_{part}.safetensors", _narrowed(own, half), name, preset),)
-
-
-def _narrowed(weights: Mapping[str, torch.Tensor], half: bool) -> Mapping[str, torch.Tensor]:
-    return {key: value.half() for key, value in weights.items()} if half else weights
-
-
-def _write(path: Path, tensors: Mapping[str, torch.Tensor], role: str, preset: StudentPreset) -> Path:
-    return save_safetensors(path, tensors, preset.to_metadata() | {"vitrine.role": role})
-
-
-def keep_last(folder: Path, write: Callable[[Path], tuple[Path, ...]], done: int, count: int) -> Path:
-    """Lets ``write`` fill ``folder/checkpoints/step_<done>`` and deletes all but the ``count`` latest."""
-    home = folder / "checkpoints"
-    write(home / f"step_{done}")
-    steps = sorted(home.glob("step_*"), key=lambda p: int(p.name.removeprefix("step_")))
-    for old in steps[:-count]:
-        shutil.rmtree(old)
-    return home

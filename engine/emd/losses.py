@@ -43,15 +43,6 @@ def score_difference(
     return difference
 
 
-def guided_x0(
-    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
-) -> torch.Tensor:
-    """The guided teacher's x0 at x (B, ...) and timesteps t (B,)."""
-    if guidance != 1 and null is None:
-        raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")
-    return _guided(teacher, x, t, cond, null, guidance).x0.to(x.dtype)
-
-
 def _guided(
     teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
 ) -> Prediction:
@@ -97,11 +88,3 @@ def score_loss(score: Denoiser, y: torch.Tensor, noise: torch.Tensor, t: torch.T
 def z_drifts(rho: Joint, z: torch.Tensor, eps: torch.Tensor) -> torch.Tensor:
     """(B,) RMS of (alpha / sigma) J^T Delta at a start point."""
     return row_rms(rho.z_drift(z, eps)[1])
-
-
-def bias(cancel: torch.Tensor, raw: torch.Tensor, last: torch.Tensor) -> dict[str, float]:
-    """Differences of the estimators' mean directions, relative to the RMS of ``last``: the bias meter."""
-    scale = float(last.square().mean().sqrt().clamp(min=1e-12))
-    mean = {k: v.mean(0) for k, v in (("cancel", cancel), ("raw", raw), ("last", last))}
-    pairs = (("cancel", "raw"), ("cancel", "last"), ("raw", "last"))
-    return {f"{a}-{b}": float((mean[a] - mean[b]).square().mean().sqrt()) / scale for a, b in pairs}

@@ -1,24 +1,54 @@
-"""Teacher, score network and generator: adapters on one frozen backbone, or full copies of it."""
+"""Teacher, score network and generator: one frozen backbone and two adapters on it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ..diffusion.denoiser import Denoiser
-from ..families import call_of
+from ..errors import refuse
+from ..families import call_of, family_of, layout_of
+from ..families.weights import comfyui_name
 from ..network.condition import Condition
 from ..runtime.compat_peft import activate
 from ..runtime.placement import refuse_offloaded
-from .targets import adapted_layers, part_of
 
 GENERATOR, SCORE = "generator", "score"
+
+
+def part_of(backbone: nn.Module) -> str:
+    """``unet`` or ``transformer``: the network's component name in a pipeline, and its prefix in files."""
+    return family_of(backbone).component
+
+
+def adapted_layers(backbone: nn.Module) -> list[str]:
+    """Paths, or their suffixes, of the adapted layers: in transformers all linear layers of blocks.
+
+    Layers whose halves are swapped in ComfyUI are left out (the last text modulation of SD3), since a
+    LoRA's factors would differ, and so are layers shared by all blocks, such as Chroma's modulation network.
+    """
+    family = family_of(backbone)
+    if not hasattr(backbone, "add_adapter"):
+        shown = f"{type(backbone).__name__}, which diffusers has no adapters for"
+        raise refuse("backbone", shown, "a diffusers UNet or transformer with add_adapter", "EMD trains through LoRAs")
+    if family.adapted:
+        return list(family.adapted)
+    matches = (re.match(r".*?\.\d+(?=\.|$)", getattr(site, "path", "")) for site in layout_of(backbone))
+    blocks = tuple({f"{match[0]}." for match in matches if match})
+    layers = {  # peft keeps an adapted layer as base_layer, next to its factors
+        path.removesuffix(".base_layer"): (layer.out_features, layer.in_features)
+        for path, layer in backbone.named_modules()
+        if isinstance(layer, nn.Linear) and path.startswith(blocks) and ".lora_" not in path
+    }
+    return [path for path, shape in layers.items() if not comfyui_name(family.weights, path).swapped(shape)]
 
 
 class Roles:
@@ -28,47 +58,37 @@ class Roles:
         base: the teacher, a Denoiser over a diffusers UNet or transformer; its weights are frozen here.
         rank: LoRA rank of the generator; alpha is the same, so the scale is 1.
         seed: of the adapters' initial weights.
-        full: roles that are a float32 copy of the network instead of an adapter: ``generator``, ``score`` or both.
         dtype: of the frozen network's computation; a copy is used if it differs. Adapters stay float32.
         checkpointing: recompute activations in the backward pass.
-        score_rank: LoRA rank of the score network; the generator's by default.
 
     Attributes:
         teacher, score, generator: the roles as denoisers.
-        full: full copies, by role.
         part: ``unet`` or ``transformer``.
     """
 
     def __init__(
-        self, base: Denoiser, rank: int, seed: int = 0, full: Collection[str] = (),
-        dtype: torch.dtype = torch.float32, checkpointing: bool = False, score_rank: int = 0,
-    ) -> None:  # fmt: skip
+        self, base: Denoiser, rank: int, seed: int = 0, dtype: torch.dtype = torch.float32, checkpointing: bool = False
+    ) -> None:
         layers = adapted_layers(base.backbone)
         refuse_offloaded(base.backbone)
         self.dtype, self.part = dtype, part_of(base.backbone)
-        self.full = {name: copy_of(base, torch.float32) for name in (GENERATOR, SCORE) if name in full}
         self.base = base if base.backbone.dtype == dtype else copy_of(base, dtype)
         self.net: Any = self.base.backbone
         self.net.requires_grad_(False).eval()  # eval: different dropout masks would add noise to Delta
-        ranks = {GENERATOR: rank, SCORE: score_rank or rank}
-        self._adapters = {name: r for name, r in ranks.items() if name not in full}
-        self._add_adapters(layers, seed)
+        self._add_adapters(layers, rank, seed)
         self._active: str | None = ""
-        self.teacher = self._role(None)
-        self.generator, self.score = (
-            self._full_role(self.full[name]) if name in full else self._role(name) for name in (GENERATOR, SCORE)
-        )
+        self.teacher, self.generator, self.score = (self._role(name) for name in (None, GENERATOR, SCORE))
         self._checkpointing = checkpointing
         if checkpointing:
             self._enable_checkpointing()
 
-    def _add_adapters(self, layers: list[str], seed: int) -> None:
+    def _add_adapters(self, layers: list[str], rank: int, seed: int) -> None:
         from peft import LoraConfig
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            for name, rank in self._adapters.items():
+            for name in (GENERATOR, SCORE):
                 config = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers)
                 self.net.add_adapter(config, adapter_name=name)
                 for parameter in self.parameters(name).values():
@@ -82,17 +102,6 @@ class Roles:
 
         return self.base.with_call(call)
 
-    def _full_role(self, full: Denoiser) -> Denoiser:
-        """A full role, with float32 weights, that computes in ``dtype`` (by autocast)."""
-        full.backbone.requires_grad_(False).eval()
-
-        def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-            narrow = self.dtype != torch.float32
-            with torch.autocast(x_t.device.type, self.dtype) if narrow else nullcontext():
-                return full.call(x_t, t, cond)
-
-        return full.with_call(call)
-
     def _enable_checkpointing(self) -> None:
         def recomputed(module: Callable, *args: Any, **kwargs: Any) -> Any:
             role = self._active
@@ -104,29 +113,22 @@ class Roles:
             return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
         self.net.enable_gradient_checkpointing(recomputed)
-        for role in self.full.values():
-            full: Any = role.backbone
-            full.enable_gradient_checkpointing()
 
     def to(self, device: torch.device) -> Roles:
-        """Moves every network."""
-        for role in (self.base, *self.full.values()):
-            role.backbone.to(device)
+        """Moves the network."""
+        self.net.to(device)
         return self
 
     def switch(self, name: str | None) -> None:
         """Activates one adapter, or none; :meth:`train_only` sets gradients."""
-        if name == self._active or not self._adapters:
+        if name == self._active:
             return
         for layer in self._layers:  # peft's own switch also sets gradients, and takes as long as a block
             activate(layer, name)
         self._active = name
 
-    def parameters(self, name: str) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters of a role by name: its adapter, or its whole network (with ``score.``)."""
-        if name in self.full:
-            ahead = f"{SCORE}." if name == SCORE else ""
-            return {ahead + key: p for key, p in self.full[name].backbone.named_parameters()}
+    def parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """The parameters of a role's adapter by name."""
         return {k: p for k, p in self.net.named_parameters() if ".lora_" in k and f".{name}." in k}
 
     def set(self, name: str, weights: Mapping[str, torch.Tensor]) -> None:
@@ -138,8 +140,6 @@ class Roles:
         """Enables gradients for this role's weights only; None: for no weights."""
         for key, parameter in self.net.named_parameters():
             parameter.requires_grad_(name is not None and ".lora_" in key and f".{name}." in key)
-        for role, full in self.full.items():
-            full.backbone.requires_grad_(name == role)
 
     @contextmanager
     def with_weights(self, name: str, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -158,11 +158,10 @@ class Roles:
         """Removes the adapters; the teacher is restored bit for bit."""
         if self._checkpointing:
             self.net.disable_gradient_checkpointing()
-        if self._adapters:
-            self.net.enable_adapters()
-            self.net.delete_adapters(list(self._adapters))
-            if not getattr(self.net, "peft_config", None):  # no other adapters: remove the wrappers, too
-                self.net.unload_lora()
+        self.net.enable_adapters()
+        self.net.delete_adapters([GENERATOR, SCORE])
+        if not getattr(self.net, "peft_config", None):  # no other adapters: remove the wrappers, too
+            self.net.unload_lora()
 
 
 def copy_of(base: Denoiser, dtype: torch.dtype) -> Denoiser:

@@ -9,11 +9,9 @@ import torch
 
 from ..errors import refuse
 from ..settings.config import Config
-from .chain_config import EStepConfig
+from .chain import EStepConfig
 from .losses import WEIGHTS
 
-STUDENTS = ("lora", "full")
-OBJECTIVES = ("emd", "sid")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -30,14 +28,6 @@ class EMDAdvancedConfig(Config):
         dtype: of the frozen networks; chain, trained weights and Adam are always float32.
         checkpointing: recompute activations in the backward pass: less memory, one more forward.
         save_every: steps between saves of the state.
-        grid_every: steps between sample grids (0: never); needs the trainer's ``decode``.
-        meter_every: steps between readings of the bias meter (0: never).
-        log_every: steps between table rows of log.csv, and of TensorBoard if it is installed (0: never).
-        accumulate: batches whose gradients are accumulated per update.
-        keep: number of generator exports to keep, of those at each save (0: only the final one).
-        objective: of the generator: ``emd``, or ``sid`` for the loss of :func:`~vitrine.engine.emd.sid_loss`, for flow
-            teachers only; chain and ``weight`` are then unused.
-        alpha: of ``sid``.
     """
 
     auto_gz: bool = True
@@ -47,18 +37,10 @@ class EMDAdvancedConfig(Config):
     dtype: str = "float32"
     checkpointing: bool = False
     save_every: int = 100
-    grid_every: int = 0
-    meter_every: int = 0
-    log_every: int = 10
-    accumulate: int = 1
-    keep: int = 0
-    objective: str = "emd"
-    alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.save_every < 1 or self.accumulate < 1:
-            shown = (self.save_every, self.accumulate)
-            raise refuse("save_every, accumulate", shown, "1 or more", "use whole numbers")
+        if self.save_every < 1:
+            raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
         if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
             raise refuse(
                 "ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and uniform are usual"
@@ -69,19 +51,11 @@ class EMDAdvancedConfig(Config):
             )
         if self.dtype not in DTYPES:
             raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
-        if self.objective not in OBJECTIVES:
-            raise refuse("objective", self.objective, OBJECTIVES, "emd is that of Xie et al.")
-        rare = (self.grid_every, self.meter_every, self.log_every, self.keep)
-        if min(rare) < 0:
-            raise refuse("grid_every, meter_every, log_every, keep", rare, "0 or more", "0 is never")
 
     def essential(self) -> EMDAdvancedConfig:
-        """The settings that the weights depend on, with those of saving, logging and memory at their defaults."""
+        """The settings that the weights depend on, with those of saving and memory at their defaults."""
         default = EMDAdvancedConfig()
-        return replace(
-            self, save_every=default.save_every, grid_every=default.grid_every, meter_every=default.meter_every,
-            checkpointing=default.checkpointing, log_every=default.log_every, keep=default.keep,
-        )  # fmt: skip
+        return replace(self, save_every=default.save_every, checkpointing=default.checkpointing)
 
 
 @dataclass(frozen=True)
@@ -95,12 +69,9 @@ class EMDTrainConfig(Config):
         rank: of both adapters.
         chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
         score_updates: score updates before each generator update.
-        lr_generator, lr_score: Adam with betas (0, 0.99). 1e-4 suits a LoRA generator, 2e-6 a full one.
+        lr_generator, lr_score: Adam with betas (0, 0.99).
         guidance: of the teacher.
         seed: of the whole run.
-        student: ``lora``, or ``full`` for a full copy of the network.
-        score: likewise for the score network.
-        score_rank: of its adapter; 0 takes ``rank``.
         advanced: rarely changed settings. A dict, such as a training file, may have them at the top level.
     """
 
@@ -114,38 +85,22 @@ class EMDTrainConfig(Config):
     lr_score: float = 5e-4
     guidance: float = 1.0
     seed: int = 0
-    student: str = "lora"
-    score: str = "lora"
-    score_rank: int = 0
     advanced: EMDAdvancedConfig = EMDAdvancedConfig()
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "rank", "score_updates"):
             if getattr(self, name) < 1:
                 raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        for name in ("student", "score"):
-            if getattr(self, name) not in STUDENTS:
-                raise refuse(name, getattr(self, name), STUDENTS, "lora is the small one")
         rates = (self.lr_generator, self.lr_score)
         if min(rates) <= 0 or self.guidance < 0:
             shown, accepted = (*rates, self.guidance), "rates above 0, guidance of 0 or more"
             raise refuse("lr_generator, lr_score, guidance", shown, accepted, "1e-4, 5e-4 and 1 are the defaults")
-        if self.score_rank < 0:
-            raise refuse("score_rank", self.score_rank, "0 or more", "0 takes rank")
 
-    def check(self, processes: int, decodes: bool) -> None:
+    def check(self, processes: int) -> None:
         """Checks the settings for a number of processes."""
         if self.batch % processes:
             accepted = f"a multiple of {processes}, the processes"
             raise refuse("batch", self.batch, accepted, "they divide each batch")
-        every = self.advanced.grid_every
-        if every and not decodes:
-            raise refuse("grid_every", every, "0 without decode", "pass decode=, latents to pictures")
-
-    @property
-    def full(self) -> tuple[str, ...]:
-        """The roles with full copies of the network."""
-        return tuple(role for role, kind in (("generator", self.student), ("score", self.score)) if kind == "full")
 
     def beginning(self, last: float) -> EMDTrainConfig:
         """The settings with t* filled in: ``last``, the schedule's noisiest timestep, if it is 0."""
@@ -154,8 +109,7 @@ class EMDTrainConfig(Config):
     def differences(self, other: EMDTrainConfig, chain: EStepConfig | None = None) -> list[str]:
         """Differences to the settings ``other`` that a run was started with, among those that its weights depend on.
 
-        The length (unless the rates decay towards the end), and settings of saving, logging and memory,
-        may change.
+        The length (unless the rates decay towards the end), and settings of saving and memory, may change.
 
         Args:
             chain: that run's chain, with its calibrated gz. These settings may calibrate, too, or have the same gz.

@@ -1,8 +1,10 @@
-"""One-step generation as a diffusers pipeline: one step of a student, several, and the repair of its samples."""
+"""Students of one step and of several as diffusers pipelines: loading and sampling."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,33 +14,39 @@ from diffusers.utils.torch_utils import randn_tensor
 
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
+from ..diffusion.schedule import convention_of
 from ..emd import (
+    ONE_STEP,
     Base,
     FirstSteps,
     StudentPreset,
     StudentSampling,
+    check_base,
     check_network,
     check_student,
     few_steps,
     known,
+    one_step,
+    one_step_of,
+    read_student,
 )
-from ..emd.onestep import CorrectConfig, Networks, correct, one_step
 from ..errors import refuse
+from ..families import family_of
 from ..network.condition import Condition
 from ..runtime.finite import require_finite
-from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
+from .adapter import Adapter
 from .conventions import Generators, noise_sources
 from .from_parts import FromParts
-from .student_loading import StudentLoading
+from .shared import SharedPipeline
 from .wrapping import AroundPipeline
 
 if TYPE_CHECKING:
-    from diffusers import ModelMixin
+    from diffusers import DiffusionPipeline, ModelMixin
 
 
-class OneStepTools(StudentLoading):
+class OneStepTools(SharedPipeline):
     """What every form of :class:`~vitrine.engine.pipelines.EMDOneStepPipeline` does."""
 
     _meaningless = {
@@ -49,10 +57,61 @@ class OneStepTools(StudentLoading):
         "timesteps": "there is one step, at the preset's timestep",
         "sigmas": "there is one step, at the preset's timestep",
         "eta": "there is one step",
-        "callback_on_step_end": "there is one step; progress= follows a correction",
+        "callback_on_step_end": "there is one step",
         "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
         "max_sequence_length": "prompts are read to the text encoder's end",
     }
+
+    pipe: DiffusionPipeline
+
+    def load_student(
+        self, path: str | Path, base: str = "", adapter_name: str = "generator", *,
+        preset: str | StudentPreset | None = None,
+    ) -> StudentPreset:  # fmt: skip
+        """Load a student, a LoRA in any names that diffusers reads or a whole network, and return its preset.
+
+        Args:
+            base: name of this model; a student of another one is refused.
+            adapter_name: of a LoRA; one of that name that was loaded before gives way.
+            preset: for files without one whose name does not tell: a published student's name in
+                :data:`vitrine.engine.emd.ONE_STEP`, or a preset.
+        """
+        if isinstance(preset, str):
+            if preset not in ONE_STEP:
+                raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
+            preset = ONE_STEP[preset]
+        pipe = self._adapter.pipe
+        read, tensors = read_student(path, preset, any_names=True, otherwise=one_step_of(path))
+        check_base(read, base)
+        check_network(read, self._network)
+        if any(".lora" in key or key.startswith("lora_") for key in tensors):
+            if not hasattr(pipe, "load_lora_weights"):
+                shown, accepted = f"a LoRA for {type(pipe).__name__}", "a pipeline that loads LoRAs"
+                raise refuse("student", shown, accepted, "load a student that is a whole network")
+            if adapter_name in getattr(self._network, "peft_config", {}):
+                self._network.delete_adapters(adapter_name)
+            pipe.load_lora_weights(tensors, adapter_name=adapter_name)
+        else:
+            self._load_whole(tensors, Path(path).name)
+        return read
+
+    def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
+        net = copy.deepcopy(self._network)  # this one may be shared with the pipeline that ``from_pipe`` took it from
+        shapes = {key: value.shape for key, value in net.state_dict().items()}
+        keys = shapes.keys() | tensors.keys()
+        differing = [key for key in keys if key not in tensors or tensors[key].shape != shapes.get(key)]
+        if differing:
+            shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's network"
+            raise refuse("student network", shown, accepted, "load the matching base")
+        net.load_state_dict(tensors)
+        self._take(net)
+
+    def _take(self, network: ModelMixin) -> None:
+        """Sample with another network; a wrapped pipeline keeps its own."""
+        pipe = self._adapter.pipe
+        if pipe is not self:
+            self.pipe = pipe = copy.copy(pipe)
+        pipe.register_modules(**{self._adapter.family.component: network})
 
     def prompted(self, prompts: Sequence[str] | None, size: tuple[int, int], **encoded: Any) -> Condition:
         """One batch row for each prompt, for pictures of ``size`` (height, width) in pixels.
@@ -65,13 +124,6 @@ class OneStepTools(StudentLoading):
     def unprompted(self, size: tuple[int, int]) -> Condition:
         """What guidance starts from, one batch row."""
         return self._adapter.empty(size)
-
-    def _unprompted_for(
-        self, correction: CorrectConfig, preset: StudentPreset, size: tuple[int, int]
-    ) -> Condition | None:
-        """The same for a repair that is guided; a pipeline without text encoders can do the others."""
-        guidance = correction.guidance or preset.trained_guidance or 1.0
-        return None if guidance == 1 else self.unprompted(size)
 
     @torch.no_grad()
     def __call__(  # type: ignore[override]
@@ -90,10 +142,6 @@ class OneStepTools(StudentLoading):
         guidance_scale: float = 1.0,
         output_type: str = "pil",
         return_dict: bool = True,
-        correction: CorrectConfig | None = None,
-        teacher: Denoiser | None = None,
-        score: Denoiser | None = None,
-        progress: Progress = silent,
         **unknown: Any,
     ) -> StableDiffusionPipelineOutput | tuple[Any, None]:
         """One network call for all pictures, then the VAE.
@@ -111,19 +159,12 @@ class OneStepTools(StudentLoading):
             guidance_scale: 0 or 1; guidance is distilled in.
             output_type: ``"pil"``, ``"np"``, ``"pt"`` or ``"latent"``.
             return_dict: False returns the tuple (images, None).
-            correction: repair settings; needs ``teacher`` and ``score``. Guided as the student was trained, unless they
-                say otherwise.
-            teacher, score: the base model and the student's own score network.
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
         self._refuse_arguments(unknown, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
-        if correction is not None and (teacher is None or score is None):
-            raise refuse("correction", "no teacher or score network", "both", "pass teacher= and score=")
-        if correction is not None and generator is not None:
-            raise refuse("correction", "with a generator", "with seeds", "its chain needs new noise at each step")
         preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))
         check_network(preset, self._network)
         if (prompt is None) == (prompt_embeds is None):
@@ -140,14 +181,7 @@ class OneStepTools(StudentLoading):
             embeds = {"prompt_embeds": prompt_embeds, "pooled_prompt_embeds": pooled_prompt_embeds, **masks}
             cond = adapter.condition(prompts, size, **embeds)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
-            student = self._denoiser()
-            if correction is None or teacher is None or score is None:
-                x0 = one_step(student, z, cond, preset)
-            else:
-                networks, null = Networks(student, teacher, score), self._unprompted_for(correction, preset, size)
-                with onloaded(self._network):
-                    x0, _ = correct(networks, z, cond, preset, correction, seeds or [*range(pictures)], null, progress)
-            images = self.decoded(x0, output_type)
+            images = self.decoded(one_step(self._denoiser(), z, cond, preset), output_type)
         return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
 
     @torch.no_grad()
@@ -162,7 +196,7 @@ class OneStepTools(StudentLoading):
             prompt: one for all seeds, or one for each.
             student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
             base: the model it was distilled from, to take the first step; None leaves all to the student.
-            first: how many steps, and how the base is guided.
+            first: how many steps.
         """
         sampling = known(student) if isinstance(student, str) else student
         check_student(sampling, self._network)
@@ -174,7 +208,7 @@ class OneStepTools(StudentLoading):
         with self._in_use():
             z = seeded_noise(seeds, shape).to(adapter.device)
             cond = self.prompted(prompts, size)
-            begin = None if base is None else Base(base, cond, self.unprompted(size), first or FirstSteps())
+            begin = None if base is None else Base(base, cond, first or FirstSteps())
             x0 = few_steps(self._denoiser(), z, cond, sampling, seeds, begin, progress)
             images = self.decoded(x0, output_type)
         return StableDiffusionPipelineOutput(images, None)
@@ -264,3 +298,60 @@ def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, Studen
     pipe = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
     pipe.set_progress_bar_config(disable=True)
     return pipe, pipe.load_student(student_file(name), base="portraits")
+
+
+def student_scheduler(pipe: DiffusionPipeline, student: str | StudentSampling) -> tuple[Any, dict[str, Any]]:
+    """The scheduler of a student and the arguments of the pipeline's call.
+
+    Example:
+        >>> pipe.load_lora_weights("sdxl_lightning_4step_lora.safetensors")
+        >>> pipe.scheduler, arguments = student_scheduler(pipe, "SDXL-Lightning, 4 steps")
+        >>> images = pipe("a prompt", **arguments).images
+
+    Args:
+        pipe: of the student's base, with its weights or its LoRA loaded.
+        student: a name in :data:`vitrine.engine.emd.STUDENTS`, or the settings themselves.
+    """
+    sampling = known(student) if isinstance(student, str) else student
+    adapter = Adapter(pipe)
+    schedule, _ = convention_of(pipe.scheduler, adapter.network)
+    if adapter.is_unet and schedule.kind == "flow":
+        shown = f"a flow ({type(pipe.scheduler).__name__})"
+        raise refuse("scheduler", shown, "one with the base's table of betas", "pass the pipeline as it was published")
+    check_student(sampling, adapter.network)
+    if not adapter.is_unet:
+        return _flow_scheduler(pipe, sampling)
+    import diffusers
+
+    kinds = {
+        "euler": diffusers.EulerDiscreteScheduler,
+        "euler_ancestral": diffusers.EulerAncestralDiscreteScheduler,
+        "lcm": diffusers.LCMScheduler,
+        "tcd": diffusers.TCDScheduler,
+    }
+    changes: dict[str, Any] = {"timestep_spacing": "trailing"}
+    if sampling.prediction != "model":
+        changes["prediction_type"] = {"eps": "epsilon", "v": "v_prediction", "x0": "sample"}[sampling.prediction]
+    scheduler = kinds[sampling.sampler].from_config(pipe.scheduler.config, **changes)
+    arguments: dict[str, Any] = {"guidance_scale": sampling.trained_guidance or 1.0}
+    if sampling.sampler == "euler_ancestral":  # takes no timesteps of one's own; trailing gives the same
+        arguments["num_inference_steps"] = len(sampling.timesteps)
+        scheduler.set_timesteps(len(sampling.timesteps))
+        if scheduler.timesteps.tolist() != list(sampling.timesteps):
+            raise refuse("timesteps", sampling.timesteps, scheduler.timesteps.tolist(), "euler takes any others")
+    else:
+        arguments["timesteps"] = [int(t) for t in sampling.timesteps]
+    if sampling.sampler == "tcd":
+        arguments["eta"] = sampling.eta
+    return scheduler, arguments
+
+
+def _flow_scheduler(pipe: DiffusionPipeline, sampling: StudentSampling) -> tuple[Any, dict[str, Any]]:
+    """Levels are given as they are, so the scheduler must not shift them again."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    plain: dict[str, Any] = {"shift": 1.0, "use_dynamic_shifting": False, "shift_terminal": None}
+    scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config, **plain)
+    arguments: dict[str, Any] = {"sigmas": [t / 1000 for t in sampling.timesteps]}
+    name, none = family_of(pipe.transformer).guidance
+    return scheduler, arguments | {name: none}

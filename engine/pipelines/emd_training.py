@@ -12,7 +12,7 @@ import torch
 
 from ..diffusion.denoiser import Denoiser
 from ..emd import StudentPreset
-from ..emd.targets import adapted_layers
+from ..emd.networks import adapted_layers
 from ..errors import refuse
 from ..io.prompt_files import read_prompts
 from ..jobs.stored_text import KnownText, StoredText, in_memory, row_bytes
@@ -58,7 +58,7 @@ class TrainingParts(NamedTuple):
         """A run in ``folder``, new or resumed."""
         from ..emd.emd_trainer import Trainer
 
-        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.preset, self.decode)
+        return Trainer(self.teacher, self.conditions, self.shape, config, folder, self.null, self.preset)
 
 
 def training_parts(

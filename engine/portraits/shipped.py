@@ -22,7 +22,6 @@ PEOPLE_LORAS = WEIGHTS / "w2w" / "loras"
 """Forty people as LoRA files, twenty with glasses: a folder to build a space from."""
 STUDENTS = {
     "student": "EM Distillation, K = 4",
-    "score": "the score adapter trained with it, for MCMC correction",
     "diff-instruct": "the baseline: Diff-Instruct, trained for the same number of steps",
 }
 

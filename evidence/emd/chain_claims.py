@@ -5,11 +5,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ...engine.emd.chain_config import EStepConfig
+from ...engine.emd import EStepConfig
 from ...engine.emd.emd_trainer import Trainer
 from ...engine.emd.networks import GENERATOR
 from ...engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
@@ -18,8 +17,8 @@ from ..registry import ClaimResult, Table, arms, claim
 from .judge import QUICK_DISTANCE, QUICK_SAMPLES, Judge
 from .mixture_claims import spread
 
-FIRST = 5_100_000
-"""First seed of the captions the students are evaluated on."""
+FIRST_SCENE = 5_100_000
+"""First scene whose caption the students are evaluated on."""
 
 
 class Plan(NamedTuple):
@@ -68,36 +67,25 @@ def chain_length(model: str | None = None, progress: Progress = silent, quick: b
     updates of 4 samples, 100 captions; this shows the cost of a longer chain, and that it is not significantly worse.
     """
     plan = QUICK if quick else FULL
-    judge = Judge.open(FIRST, plan.samples, model)
+    judge = Judge.open(FIRST_SCENE, plan.samples, model)
     distances: dict[int, list[list[float]]] = {k: [] for k in plan.lengths}
     seconds: dict[int, list[float]] = {k: [] for k in plan.lengths}
+    updates = plan.looks[-1]
     for number, seed in enumerate(plan.seeds):
         with tempfile.TemporaryDirectory() as folder:
             students = {k: _trainer(k, plan, Path(folder) / str(k), model, seed) for k in plan.lengths}
-            _train_and_judge(students, plan, judge, distances, seconds, partial(_part, progress, number, plan))
+            for of_seeds in distances.values():
+                of_seeds.append([])
+            for done in range(1, updates + 1):
+                for k, trainer in students.items():
+                    start = time.perf_counter()
+                    trainer.step()
+                    seconds[k].append(time.perf_counter() - start)
+                    if done in plan.looks:
+                        with trainer.roles.with_weights(GENERATOR, trainer.average.values):
+                            distances[k][-1].append(judge.distance(judge.draw(trainer.generate)[0]))
+                progress(number * updates + done, len(plan.seeds) * updates, None)
     return _result(plan, distances, seconds)
-
-
-def _part(progress: Progress, number: int, plan: Plan, done: int, of: int, preview: object) -> None:
-    progress(number * of + done, len(plan.seeds) * of, None)
-
-
-def _train_and_judge(
-    students: dict[int, Trainer], plan: Plan, judge: Judge,
-    distances: dict[int, list[list[float]]], seconds: dict[int, list[float]], progress: Progress,
-) -> None:  # fmt: skip
-    """Adds Frechet distances, one per evaluation, and the seconds of each update, by K."""
-    for row in distances.values():
-        row.append([])
-    for done in range(1, plan.looks[-1] + 1):
-        for k, trainer in students.items():
-            start = time.perf_counter()
-            trainer.step()
-            seconds[k].append(time.perf_counter() - start)
-            if done in plan.looks:
-                with trainer.roles.with_weights(GENERATOR, trainer.average.values):
-                    distances[k][-1].append(judge.distance(judge.draw(trainer.generate)[0]))
-        progress(done, plan.looks[-1], None)
 
 
 def _result(plan: Plan, distances: dict[int, list[list[float]]], seconds: dict[int, list[float]]) -> ClaimResult:

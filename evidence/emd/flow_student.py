@@ -10,21 +10,20 @@ import torch
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.diffusion.guidance import guide
 from ...engine.diffusion.noise import seeded_noise
-from ...engine.emd import Base, FirstSteps, NoiseLevels, StudentSampling, few_steps, noisy_text
+from ...engine.emd import NoiseLevels, StudentSampling, few_steps
 from ...engine.network.condition import Condition
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.flow import FlowPortraits, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
-from ..portraits.sampling import decode, sample_latents
-from .variety import SEEDS, Drawn, open_captions
+from ..portraits.sampling import sample_latents
+from .variety import SEEDS, TEACHER, Drawn, drawn_by, four_step_ways, open_captions
 
 SAMPLING = StudentSampling("flow portraits", (1000.0, 750.0, 500.0, 250.0))
-GUIDANCE, RANK, RATE, BATCH, LOW = 7.5, 8, 1e-3, 8, 0.02
+GUIDANCE, RANK, RATE, BATCH, LOWEST_LEVEL = 7.5, 8, 1e-3, 8, 0.02
 STRENGTHS = (0.3, 0.6, 1.0, 1.5, 2.0)
 """Of noise on the text: up to where it reaches as far as the base does."""
-TAUGHT, SHOWN = range(210_000, 210_256), 7_320_000
-"""Scenes whose captions the student is trained on, and the first scene of its evaluation. The settings are the first
-that were tried, inspected on four prompts from 7,310,000."""
+TRAINING_SCENES, FIRST_EVALUATION_SCENE = range(210_000, 210_256), 7_320_000
+"""The settings are the first that were tried, inspected on four prompts from 7,310,000."""
 LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out", "net.0.proj",
           "net.2", "proj_mlp", "proj_out", "linear", "x_embedder")  # fmt: skip
 
@@ -39,7 +38,7 @@ def collapsed_flow_student(model: FlowPortraits, updates: int = 60, progress: Pr
     """
     teacher, student, weights = Denoiser.from_diffusers(model.transformer, model.scheduler), *_with_lora(model)
     gen, times = torch.Generator().manual_seed(0), SAMPLING.timesteps
-    captions = open_captions(sample_scenes(TAUGHT))
+    captions = open_captions(sample_scenes(TRAINING_SCENES))
     with torch.no_grad():
         text, null = model.encode(captions), model.encode([""]).expand(BATCH, -1, -1)
     adam = torch.optim.Adam(weights, lr=RATE, betas=(0.0, 0.99))
@@ -49,7 +48,7 @@ def collapsed_flow_student(model: FlowPortraits, updates: int = 60, progress: Pr
         x = torch.randn(BATCH, *model.latent_shape, generator=gen)
         level = int(torch.randint(len(times), (1,), generator=gen))
         x0 = student.predict(_walked(student, x, cond, level), times[level], cond).x0
-        t = 1000 * (LOW + (times[level] / 1000 - LOW) * torch.rand(BATCH, generator=gen).double())
+        t = 1000 * (LOWEST_LEVEL + (times[level] / 1000 - LOWEST_LEVEL) * torch.rand(BATCH, generator=gen).double())
         noise = torch.randn(x.shape, generator=gen)
         with torch.no_grad():
             noisy = NoiseLevels.at(teacher.schedule, t, x).noisy(x0, noise)
@@ -89,27 +88,16 @@ def _walked(student: Denoiser, x: torch.Tensor, cond: Condition, level: int) -> 
 
 def draw_flow(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Drawn:
     """The student alone, with its base for one step and two, with noise on the text; the base alone; the teacher."""
-    model, scenes = load_flow_portraits(), sample_scenes(range(SHOWN, SHOWN + prompts))
+    model = load_flow_portraits()
+    scenes = sample_scenes(range(FIRST_EVALUATION_SCENE, FIRST_EVALUATION_SCENE + prompts))
     student = collapsed_flow_student(model, updates)
     teacher = Denoiser.from_diffusers(model.transformer, model.scheduler)
     captions, seeds = [c for c in open_captions(scenes) for _ in range(SEEDS)], list(range(SEEDS)) * prompts
     with torch.no_grad():
         cond = model.condition(model.encode(captions))
     z = seeded_noise(seeds, model.latent_shape)
-    ways = {"student, 4 steps": (4, partial(few_steps, student, z, cond, SAMPLING, seeds))}
-    for count in (1, 2):
-        base = Base(teacher, cond, None, FirstSteps(count))
-        ways[f"base for {count} of 4 steps"] = (4, partial(few_steps, student, z, cond, SAMPLING, seeds, base))
-    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # separate noise for each picture
-    for strength in STRENGTHS:
-        noisy = noisy_text(cond, strength, own)
-        ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, SAMPLING, seeds))
+    ways = four_step_ways(student, teacher, cond, z, SAMPLING, STRENGTHS)
     ways["base alone, 4 steps"] = (4, partial(few_steps, teacher, z, cond, SAMPLING, seeds))
     ways["base alone, 2 steps of guidance 3"] = (4, partial(sample_latents, model, captions, seeds, steps=2))
-    ways["teacher, 10 steps, guidance 3"] = (20, partial(sample_latents, model, captions, seeds, steps=10))
-    drawn = Drawn(scenes, {}, {})
-    for done, (name, (calls, sample)) in enumerate(ways.items()):
-        images = decode(model, sample())
-        drawn.pictures[name], drawn.calls[name] = images.view(prompts, SEEDS, *images.shape[1:]), calls
-        progress(done + 1, len(ways), None)
-    return drawn
+    ways[TEACHER] = (20, partial(sample_latents, model, captions, seeds, steps=10))
+    return drawn_by(ways, model, scenes, progress)

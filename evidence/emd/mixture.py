@@ -16,6 +16,7 @@ import torch
 from ...engine.emd.chain import (
     ChainEnd,
     DifferenceOf,
+    EStepConfig,
     Joint,
     NoiseLevels,
     NoiseLike,
@@ -23,7 +24,6 @@ from ...engine.emd.chain import (
     e_step,
     normal_from,
 )
-from ...engine.emd.chain_config import EStepConfig
 
 Walk = Callable[[Joint, torch.Tensor, torch.Tensor, EStepConfig, NoiseLike], ChainEnd]
 """An E-step: density, z, eps, settings and noise to the chain's end."""

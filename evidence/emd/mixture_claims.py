@@ -1,6 +1,6 @@
-"""Claims on the mixture, where the best student is known: modes, noise levels, noise cancellation, which chain.
+"""Claims on the mixture, where the best student is known: modes, noise cancellation, which chain.
 
-Step sizes were chosen on seeds 100 and 101 (``TUNING``); what is measured has seeds 0, 1, ...
+Step sizes were chosen on seeds 100 and 101 (``TUNING_SEEDS``); what is measured has seeds 0, 1, ...
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from ...engine.emd.chain import ChainEnd, Joint, NoiseLike, e_step, row_rms
-from ...engine.emd.chain_config import EStepConfig
+from ...engine.emd.chain import ChainEnd, EStepConfig, Joint, NoiseLike, e_step
 from ...engine.runtime.progress import Progress, silent
 from ..registry import Arm, ClaimResult, Table, arms, claim
 from .mixture import Schooling, Walk, best_student, mixture_chain, mixture_distance, train_mixture
@@ -21,8 +20,8 @@ from .mixture import Schooling, Walk, best_student, mixture_chain, mixture_dista
 PAPER = "Xie et al. 2024 (EM Distillation)"
 DIFF_INSTRUCT, EMD = EStepConfig.diff_instruct(), EStepConfig(4, 0.16, 0.01)
 RUNS = {"diff_instruct": DIFF_INSTRUCT, "emd": EMD}
-LEVELS = ((0.5,), (0.5, 1.0), (0.5, 1.0, 2.0), (0.5, 1.0, 2.0, 4.0))
-TUNING = (100, 101)
+ONE_LEVEL, FOUR_LEVELS = (0.5,), (0.5, 1.0, 2.0, 4.0)
+TUNING_SEEDS = (100, 101)
 _STUDENT_T = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 8: 2.365, 16: 2.131, 31: 2.042, 101: 1.984}
 """By number of values; between two entries that of the smaller, the wider interval."""
 
@@ -36,7 +35,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"mean": round(statistics.fmean(values), 4), "+-": round(half, 4)}
 
 
-BEST = "best student of this size"
+BEST_STUDENT = "best student of this size"
 
 
 def spread_arms(rows: Mapping[str, dict], start: str, key: str = "forward KL") -> tuple[Arm, ...]:
@@ -78,59 +77,13 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
     holds = all(m > 0.1 and k < 0.75 for m, k in figures["emd"])
     holds = holds and all(m < 0.005 and k > 3 for m, k in figures["diff_instruct"])
     ideal, means = best(), {k: [statistics.fmean(v) for v in zip(*runs, strict=True)] for k, runs in figures.items()}
-    masses = {"EMD, worst seed": min(mass), "Diff-Instruct": means["diff_instruct"][0], BEST: ideal[0]}
-    divergences = (("EMD", means["emd"][1]), ("Diff-Instruct", means["diff_instruct"][1]), (BEST, ideal[1]))
+    masses = {"EMD, worst seed": min(mass), "Diff-Instruct": means["diff_instruct"][0], BEST_STUDENT: ideal[0]}
+    divergences = (("EMD", means["emd"][1]), ("Diff-Instruct", means["diff_instruct"][1]), (BEST_STUDENT, ideal[1]))
     return ClaimResult(
         min(mass), (min(mass), max(mass)), holds, figures | {"best": [ideal]}, seeds=seeds,
-        arms=arms(masses, {"EMD, worst seed": "ours", "Diff-Instruct": "rival", BEST: "reference"}),
+        arms=arms(masses, {"EMD, worst seed": "ours", "Diff-Instruct": "rival", BEST_STUDENT: "reference"}),
         tables=(Table("Forward KL, mean over seeds", ("student", "KL"), divergences),),
     )  # fmt: skip
-
-
-@claim(
-    "emd.levels", paper=PAPER, figure="forward KL above the best student's, EMD over Diff-Instruct, sigma 0.5 to 4",
-    target="with every set of noise levels EMD's forward KL is below Diff-Instruct's on each seed",
-    minutes=2.5, quick_minutes=0.1,
-)  # fmt: skip
-def levels(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The mixture trained at sigma 0.5; 0.5 and 1; ... up to 4: large noise alone covers modes.
-
-    The best student is the same for every set, since noise adds the same to both covariances. EMD has K = 4 as in
-    ``emd.mixture``, and K = 2. Five seeds. Quick: one seed, the first and the last set.
-    """
-    seeds = range(1 if quick else 5)
-    sets = (LEVELS[0], LEVELS[-1]) if quick else LEVELS
-    runs = {"Diff-Instruct": DIFF_INSTRUCT, "EMD K = 2": EStepConfig(2, 0.16, 0.01), "EMD K = 4": EMD}
-    mass, divergence = best()
-    rows: dict[str, dict] = {"best student": {"minor mass": round(mass, 4), "forward KL": round(divergence, 4)}}
-    holds, ratio, done = True, [], 0
-    for chosen in sets:
-        result = {}
-        for name, config in runs.items():
-            result[name] = [train_mixture(config, seed, Schooling(levels=chosen)) for seed in seeds]
-            figures = {"minor mass": [r.minor_mass for r in result[name]]}
-            figures["forward KL"] = [r.forward_kl for r in result[name]]
-            rows[f"sigma {chosen}, {name}"] = {k: spread(v) for k, v in figures.items()}
-            done += 1
-            progress(done, len(sets) * len(runs), None)
-        pairs = [
-            (e.forward_kl, d.forward_kl) for e, d in zip(result["EMD K = 4"], result["Diff-Instruct"], strict=True)
-        ]
-        holds = holds and all(emd < baseline for emd, baseline in pairs)
-        ratio = [(emd - divergence) / (baseline - divergence) for emd, baseline in pairs]
-    last, roles = spread_arms(rows, f"sigma {sets[-1]}, "), {"EMD K = 4": "ours", "EMD K = 2": "rival"}
-    last += (Arm(BEST, divergence, None, "reference"),)
-    means = tuple((name, row["forward KL"]["mean"], row["minor mass"]["mean"]) for name, row in rows.items()
-                  if name != "best student")  # fmt: skip
-    return ClaimResult(
-        statistics.fmean(ratio),
-        (min(ratio), max(ratio)),
-        holds,
-        rows,
-        seeds=len(seeds),
-        arms=tuple(replace(arm, role=roles.get(arm.name, arm.role)) for arm in last),
-        tables=(Table("Every set of noise levels", ("student", "forward KL", "minor mode"), means),),
-    )
 
 
 @claim(
@@ -158,11 +111,11 @@ def cancellation(model: str | None = None, progress: Progress = silent, quick: b
     batches = (16,) if quick else (16, 256)
     for done, batch in enumerate(batches):
         divergence = {}
-        for estimator in ("raw", "cancel", "last"):
-            config = EStepConfig(8, 0.16, 0.01, estimator)
-            trained = [train_mixture(config, seed, Schooling(batch=batch)) for seed in seeds]
-            divergence[estimator] = [r.forward_kl for r in trained]
-            rows[f"trained in batches of {batch}, {estimator}"] = {"forward KL": spread(divergence[estimator])}
+        for direction in ("raw", "cancel", "last"):
+            config = EStepConfig(8, 0.16, 0.01, "last" if direction == "last" else "cancel")
+            schooling = Schooling(batch=batch, walk=raw_e_step if direction == "raw" else e_step)
+            divergence[direction] = [train_mixture(config, seed, schooling).forward_kl for seed in seeds]
+            rows[f"trained in batches of {batch}, {direction}"] = {"forward KL": spread(divergence[direction])}
         gain[batch] = [r - c for r, c in zip(divergence["raw"], divergence["cancel"], strict=True)]
         rows[f"trained in batches of {batch}, raw - cancel"] = spread(gain[batch])
         progress(done + 1, len(batches), None)
@@ -207,6 +160,12 @@ def _variances(student: tuple[torch.Tensor, torch.Tensor], k: int, count: int) -
     return out
 
 
+def raw_e_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: NoiseLike) -> ChainEnd:
+    """The E-step whose direction keeps the accumulated noise: r = eps^K."""
+    end = e_step(rho, z, eps, config, draw)
+    return end._replace(r=end.eps)
+
+
 def x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: NoiseLike) -> ChainEnd:
     """The chain on (x, z): K Langevin steps for rho(x, z) = q(x) p(z | x), the step of x in units of sigma^2.
 
@@ -214,7 +173,7 @@ def x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, 
     """
     alpha, sigma = rho.levels
     x, noise, ge, gz = rho.levels.noisy(rho.net(z), eps), eps, config.ge, config.gz
-    delta, drift = eps, z
+    drift = z
     for _ in range(config.steps):
         leaf = z.detach().requires_grad_(gz > 0)
         with torch.enable_grad():
@@ -230,18 +189,24 @@ def x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, 
             (drift,) = torch.autograd.grad(y, leaf, (alpha / sigma) * residual)
             z = (1 - gz) * z + gz * drift + (2 * gz) ** 0.5 * draw(z)
     end = ((x - alpha * rho.net(z)) / sigma).detach()
-    return ChainEnd(end, z, noise, end - noise if config.estimator == "cancel" else end, None, row_rms(delta))
+    return ChainEnd(end, z, noise, end)
 
 
-CHAINS: dict[str, tuple[Walk, bool, str]] = {
-    "(x, z)": (x_step, True, "raw"),
-    "(x, z), cancelled": (x_step, True, "cancel"),
-    "(x, -)": (x_step, False, "cancel"),
-    "(eps, z)": (e_step, True, "cancel"),
-    "(eps, -)": (e_step, False, "cancel"),
+def cancelled_x_step(rho: Joint, z: torch.Tensor, eps: torch.Tensor, config: EStepConfig, draw: NoiseLike) -> ChainEnd:
+    """:func:`x_step` with the accumulated noise subtracted."""
+    end = x_step(rho, z, eps, config, draw)
+    return end._replace(r=end.eps - end.noise)
+
+
+CHAINS: dict[str, tuple[Walk, bool]] = {
+    "(x, z)": (x_step, True),
+    "(x, z), cancelled": (cancelled_x_step, True),
+    "(x, -)": (cancelled_x_step, False),
+    "(eps, z)": (e_step, True),
+    "(eps, -)": (e_step, False),
 }
-"""E-step, whether z moves, and the direction. The noise of (x, z) chains enters z, so it does not cancel:
-they are measured as they are, and with the same subtraction as on eps."""
+"""E-step, and whether z moves. The noise of (x, z) chains enters z, so it does not cancel: they are measured as they
+are, and with the same subtraction as on eps."""
 STEPS_OF_Z = (0.001, 0.003, 0.01, 0.03)
 
 
@@ -256,15 +221,15 @@ def chains(model: str | None = None, progress: Progress = silent, quick: bool = 
     were chosen so, two seeds without an interval, one level.
     """
     seeds = range(2 if quick else 5)
-    sets = LEVELS[:1] if quick else (LEVELS[0], LEVELS[-1])
+    sets = (ONE_LEVEL,) if quick else (ONE_LEVEL, FOUR_LEVELS)
     rows: dict[str, dict] = {}
     difference, done = [], 0
     for chosen in sets:
         divergence = {}
-        for name, (walk, moving, estimator) in CHAINS.items():
+        for name, (walk, moving) in CHAINS.items():
             schooling = Schooling(levels=chosen, walk=walk)
-            gz = (0.003 if quick else _tuned(schooling, estimator)) if moving else 0.0
-            runs = [train_mixture(EStepConfig(8, 0.16, gz, estimator), seed, schooling) for seed in seeds]
+            gz = (0.003 if quick else _tuned(schooling)) if moving else 0.0
+            runs = [train_mixture(EStepConfig(8, 0.16, gz), seed, schooling) for seed in seeds]
             divergence[name] = [r.forward_kl for r in runs]
             rows[f"sigma {chosen}, {name}"] = {
                 "gz": gz, "forward KL": spread(divergence[name]), "minor mass": spread([r.minor_mass for r in runs])
@@ -277,7 +242,7 @@ def chains(model: str | None = None, progress: Progress = silent, quick: bool = 
     first = difference[0]
     interval = (first["mean"] - first["+-"], first["mean"] + first["+-"])
     holds = all(d["mean"] + (0 if quick else d["+-"]) < 0 for d in difference)
-    last = spread_arms(rows, f"sigma {sets[-1]}, ") + (Arm(BEST, best()[1], None, "reference"),)
+    last = spread_arms(rows, f"sigma {sets[-1]}, ") + (Arm(BEST_STUDENT, best()[1], None, "reference"),)
     return ClaimResult(
         first["mean"], interval, holds, rows, seeds=len(seeds),
         arms=tuple(replace(arm, role="ours") if arm.name == "(eps, z)" else arm for arm in last),
@@ -286,10 +251,10 @@ def chains(model: str | None = None, progress: Progress = silent, quick: bool = 
     )  # fmt: skip
 
 
-def _tuned(schooling: Schooling, estimator: str) -> float:
+def _tuned(schooling: Schooling) -> float:
     def mean_divergence(gz: float) -> float:
-        config = EStepConfig(8, 0.16, gz, estimator)
-        values = [train_mixture(config, seed, schooling).forward_kl for seed in TUNING]
+        config = EStepConfig(8, 0.16, gz)
+        values = [train_mixture(config, seed, schooling).forward_kl for seed in TUNING_SEEDS]
         return statistics.fmean(v if math.isfinite(v) else math.inf for v in values)
 
     return min(STEPS_OF_Z, key=mean_divergence)

@@ -15,10 +15,10 @@ from ..registry import ClaimResult, Table, arms, claim
 from .judge import Judge
 from .student_claims import PAPER, ROLES, all_samples, one_step_students
 
-FIRST, COUNT, QUICK, WIDTH = 5_500_000, 400, 100, 64
-"""First scene of the captions, pictures of each sampler, and principal components of the renders that are compared: a
-covariance of 2,048 features needs more pictures than that."""
-OURS, SINGLE, MANY = "EMD, 1 step", "teacher, 1 step", "teacher, 30 steps"
+FIRST_SCENE, CAPTION_COUNT, QUICK_CAPTION_COUNT, COMPONENTS = 5_500_000, 400, 100, 64
+"""First scene of the captions, captions in full and quickly, and principal components of the renders that are compared:
+a covariance of 2,048 features needs more pictures than that."""
+STUDENT, TEACHER_1_STEP, TEACHER_30_STEPS = "EMD, 1 step", "teacher, 1 step", "teacher, 30 steps"
 
 
 @claim(
@@ -36,11 +36,12 @@ def judged(
     """
     from ...engine.portraits import render, sample_scenes
 
-    network, count = read_inception(Path(inception or "")), QUICK if quick else COUNT
-    judge = Judge.open(FIRST, count, model)
+    network, count = read_inception(Path(inception or "")), QUICK_CAPTION_COUNT if quick else CAPTION_COUNT
+    judge = Judge.open(FIRST_SCENE, count, model)
     images = {name: pictures for name, pictures, _ in all_samples(judge, one_step_students(), progress, 2 * count)}
-    fresh, others = (
-        render(sample_scenes(range(FIRST + a * count, FIRST + b * count))).images for a, b in ((3, 4), (1, 3))
+    others, fresh = (
+        render(sample_scenes(range(FIRST_SCENE + start * count, FIRST_SCENE + stop * count))).images
+        for start, stop in ((1, 3), (3, 4))
     )
     images["real against real"] = fresh
     real, compared = _compared(network, others, images, progress)
@@ -48,8 +49,8 @@ def judged(
     values = {name: distance(features) for name, features in compared.items()}
     own = {name: judge.distance(pictures) for name, pictures in images.items()}
     farther = {
-        name: bootstrap(lambda a, b: distance(a) - distance(b), compared[SINGLE], compared[name], draws=200)
-        for name in (MANY, OURS)
+        name: bootstrap(lambda a, b: distance(a) - distance(b), compared[TEACHER_1_STEP], compared[name], draws=200)
+        for name in (TEACHER_30_STEPS, STUDENT)
     }
     order = spearman(list(values.values()), [own[name] for name in values])
     parts = {f"single step farther than {name}": span[0] > 0 for name, span in farther.items()}
@@ -59,7 +60,7 @@ def judged(
         (name, round(values[name], 4), round(own[name], 2)) for name in sorted(values, key=lambda n: values[n])
     )
     return ClaimResult(
-        round(values[OURS], 4), spans[OURS], all(parts.values()), {"rank correlation": round(order, 3)},
+        round(values[STUDENT], 4), spans[STUDENT], all(parts.values()), {"rank correlation": round(order, 3)},
         arms=arms(values, ROLES, spans), n=count, parts=parts,
         tables=(Table("Frechet distances by both", ("pictures", "Inception", "attribute classifier"), rows),),
     )  # fmt: skip
@@ -68,10 +69,10 @@ def judged(
 def _compared(
     network: Inception, others: torch.Tensor, images: dict[str, torch.Tensor], progress: Progress
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Features (N, WIDTH) of the reference renders and of each set, on the renders' principal components."""
+    """Features (N, COMPONENTS) of the reference renders and of each set, on the renders' principal components."""
     real = network.features(others)
     centre = real.mean(0)
-    basis = torch.pca_lowrank(real, WIDTH, center=True, niter=4)[2]
+    basis = torch.pca_lowrank(real, COMPONENTS, center=True, niter=4)[2]
     compared = {}
     for i, (name, pictures) in enumerate(images.items()):
         compared[name] = (network.features(pictures) - centre) @ basis

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...engine.diffusion.noise import seeded_noise
-from ...engine.emd.chain_config import EStepConfig
-from ...engine.emd.onestep import noise_scale, one_step
-from ...engine.emd.student_preset import PRESETS, StudentPreset
+from ...engine.emd import PRESETS, EStepConfig, StudentPreset, noise_scale, one_step
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.runtime.progress import Progress, silent
 from .mixture import train_mixture

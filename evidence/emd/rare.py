@@ -17,14 +17,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ...engine.emd.chain import Joint, NoiseLevels, ScoreDifference, e_step, normal_from
-from ...engine.emd.chain_config import EStepConfig
+from ...engine.emd.chain import EStepConfig, Joint, NoiseLevels, ScoreDifference, e_step, normal_from
 from ...engine.jobs.training import MovingAverage
 from ..metrics import precision_recall
 
 SHARES = (0.92, 0.05, 0.02, 0.01)
-CAPTIONS, SIZE, DEVIATION, FAR = 4, 4, 0.3, 3.0
-LOW, HIGH, START = 0.2, 5.0, 3.0
+CAPTIONS, SIZE, DEVIATION, RARE_DISTANCE = 4, 4, 0.3, 3.0
+LOWEST_SIGMA, HIGHEST_SIGMA, START_SIGMA = 0.2, 5.0, 3.0
 """Noise levels of the training, and that at which the generator starts from the teacher's denoiser."""
 
 
@@ -46,7 +45,7 @@ class RareModes:
         ways = torch.zeros(CAPTIONS, 3, SIZE)
         for i in range(3):
             ways[:, i, (2, 3, 2)[i]] = (1.0, 1.0, -1.0)[i]
-        return cls(torch.cat([main, main + FAR * ways], 1))
+        return cls(torch.cat([main, main + RARE_DISTANCE * ways], 1))
 
     def samples(self, captions: torch.Tensor, gen: torch.Generator) -> torch.Tensor:
         """(B, size) of the teacher, for (B,) captions."""
@@ -122,7 +121,8 @@ def fitted(toy: RareModes, steps: int = 1500, seed: int = 0) -> Denoiser:
 
 
 def _levels(count: int, gen: torch.Generator) -> torch.Tensor:
-    return torch.exp(math.log(LOW) + math.log(HIGH / LOW) * torch.rand(count, 1, generator=gen))
+    fraction = torch.rand(count, 1, generator=gen)
+    return torch.exp(math.log(LOWEST_SIGMA) + math.log(HIGHEST_SIGMA / LOWEST_SIGMA) * fraction)
 
 
 class Course(NamedTuple):
@@ -170,8 +170,8 @@ class Run:
 
     def draw(self, z: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
         """g(z, c): the denoiser at the start level."""
-        sigma = torch.full((len(z), 1), START)
-        return self.net(START * z, sigma, captions, self.generator)
+        sigma = torch.full((len(z), 1), START_SIGMA)
+        return self.net(START_SIGMA * z, sigma, captions, self.generator)
 
     def step(self) -> None:
         """Score update, E-step, M-step."""

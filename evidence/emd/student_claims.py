@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from ...engine.diffusion.denoiser import Denoiser
-from ...engine.emd.onestep import one_step
-from ...engine.emd.student_preset import StudentPreset
+from ...engine.emd import StudentPreset, one_step
 from ...engine.errors import refuse
 from ...engine.pipelines.emd import one_step_pipeline
 from ...engine.runtime.progress import Progress, silent
@@ -23,11 +22,11 @@ from .mixture_claims import spread
 from .toy_students import student_path
 
 PAPER = "Xie et al. 2024 (EM Distillation)"
-COUNT, FIRST = 1000, 5_000_000
+CAPTION_COUNT, FIRST_SCENE = 1000, 5_000_000
 STUDENTS = {"Diff-Instruct, 1 step": "diff-instruct", "EMD, 1 step": "student"}
 ROLES = {"EMD, 1 step": "ours", "Diff-Instruct, 1 step": "rival", "teacher, 1 step": "trivial",
          "teacher, 30 steps": "reference", "real against real": "reference"}  # fmt: skip
-SETS, APART = 4, 10_000
+CAPTION_SETS, SCENES_BETWEEN_SETS = 4, 10_000
 """Recall is the mean over sets of captions: on one of 1,000 it is uncertain by 0.004."""
 
 
@@ -61,12 +60,13 @@ def student_avataaars(
 
 def measure_students(students: dict[str, Generate], model: str | None, progress: Progress, quick: bool) -> ClaimResult:
     """The claim on a model's students, as in :data:`STUDENTS`."""
-    count, sets = (QUICK_SAMPLES, 1) if quick else (COUNT, SETS)
-    judge = Judge.open(FIRST, count, model)
+    count, sets = (QUICK_SAMPLES, 1) if quick else (CAPTION_COUNT, CAPTION_SETS)
+    judge = Judge.open(FIRST_SCENE, count, model)
     total = count * sets
     rows = {name: judge.row(images, seconds) for name, images, seconds in all_samples(judge, students, progress, total)}
     recall = _recalls(rows, students, sets, partial(Judge.open, count=count, model=model), progress)
-    fresh = judge.portraits.draw(judge.portraits.dataset.sample_scenes(range(FIRST + 3 * count, FIRST + 4 * count)))
+    others = range(FIRST_SCENE + 3 * count, FIRST_SCENE + 4 * count)
+    fresh = judge.portraits.draw(judge.portraits.dataset.sample_scenes(others))
     rows["real against real"] = {"FID": round(judge.distance(fresh), 2)}
     fid = rows["EMD, 1 step"]["FID"]
     figures: dict[str, Any] = {
@@ -87,16 +87,8 @@ def measure_students(students: dict[str, Generate], model: str | None, progress:
 
 def _holds_quickly(rows: dict[str, dict[str, Any]]) -> bool:
     """Nothing contradicts the target; the distance of real pictures, the bias of a small set, is subtracted."""
-    emd, single, many, baseline, real = (
-        rows[name]
-        for name in (
-            "EMD, 1 step",
-            "teacher, 1 step",
-            "teacher, 30 steps",
-            "Diff-Instruct, 1 step",
-            "real against real",
-        )
-    )
+    names = ("EMD, 1 step", "teacher, 1 step", "teacher, 30 steps", "Diff-Instruct, 1 step", "real against real")
+    emd, single, many, baseline, real = (rows[name] for name in names)
     nearest, farthest = emd["FID"] - QUICK_DISTANCE, single["FID"] + QUICK_DISTANCE
     holds = nearest <= 1.5 * many["FID"] and 3 * (nearest - real["FID"]) <= farthest - real["FID"]
     holds = holds and emd["recall"] >= baseline["recall"] - QUICK_RECALL
@@ -141,7 +133,7 @@ def _recalls(
     recalls = {name: [rows[name]["recall"]] for name in students}
     distances = {name: [rows[name]["FID"]] for name in students}
     for k in range(1, sets):
-        judge = judge_from(FIRST + k * APART)
+        judge = judge_from(FIRST_SCENE + k * SCENES_BETWEEN_SETS)
         for name, generate in students.items():
             row = judge.row(*judge.draw(generate))
             recalls[name].append(row["recall"])

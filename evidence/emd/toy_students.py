@@ -6,12 +6,12 @@ Diff-Instruct has as much time: an update takes it 2.1 s of a core, EMD's 7.4.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ...engine.emd.chain_config import EStepConfig
+from ...engine.emd import EStepConfig
 from ...engine.emd.networks import SCORE
 from ...engine.emd.train_config import EMDTrainConfig
 from ...engine.errors import refuse
@@ -19,7 +19,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..portraits.avataaars import open_model
 
 RECIPE: dict[str, Any] = {
-    "batch": 16, "rank": 32, "score_updates": 2, "weight": "dmd", "meter_every": 100, "auto_gz": False,
+    "batch": 16, "rank": 32, "score_updates": 2, "weight": "dmd", "auto_gz": False,
     "chain": {"steps": 4, "ge": 0.16, "gz": 0.01, "clip": 20.0},
 }  # fmt: skip
 PARTS: tuple[dict[str, Any], ...] = (
@@ -29,57 +29,46 @@ PARTS: tuple[dict[str, Any], ...] = (
 )
 """What changes between the parts; the README of the shipped students has the table."""
 EMD, DIFF_INSTRUCT = "student", "diff-instruct"
-KINDS: dict[str, str | None] = {EMD: "cancel", "raw": "raw", "last": "last", DIFF_INSTRUCT: None}
-"""Kind of student -> the estimator of its E-step, None for Diff-Instruct's single step; ``cancel`` is as published."""
-AS_MUCH_TIME = 7.4 / 2.1
+UPDATES_IN_THE_SAME_TIME = 7.4 / 2.1
+"""Of Diff-Instruct, for each of EMD's."""
 CAPTIONS = range(200_000, 204_096)
 """Scenes whose captions the students are trained on."""
+STAGES = tuple(f"{kind}, part {part}" for kind in (EMD, DIFF_INSTRUCT) for part in range(1, len(PARTS) + 1))
+"""Names of the parts, in order."""
 
 
-def student_path(folder: str | Path, kind: str, seed: int = 0) -> Path:
-    """Where the student of a kind and seed is, once trained, in a folder of students."""
-    return Path(folder) / f"{kind}{f'-seed-{seed}' if seed else ''}.safetensors"
-
-
-def stages(kinds: Sequence[str], seeds: Sequence[int]) -> tuple[str, ...]:
-    """Names of the parts, in order."""
-    parts = range(1, len(PARTS) + 1)
-    return tuple(f"{kind}, seed {seed}, part {part}" for seed in seeds for kind in kinds for part in parts)
+def student_path(folder: str | Path, kind: str) -> Path:
+    """Where the student of a kind is, once trained, in a folder of students."""
+    return Path(folder) / f"{kind}.safetensors"
 
 
 def train_students(
-    model: str | None, out: str | Path, share: float = 1.0, kinds: Sequence[str] = (EMD, DIFF_INSTRUCT),
-    seeds: Sequence[int] = (0,), progress: Callable[[str], Progress] = lambda name: silent,
+    model: str | None, out: str | Path, share: float = 1.0,
+    progress: Callable[[str], Progress] = lambda name: silent,
 ) -> Iterator[Path]:  # fmt: skip
-    """Trains a student of each kind for each seed; the same call resumes. Yields each student's file.
+    """Trains a student by EMD and one by Diff-Instruct; the same call resumes. Yields each student's file.
 
     Args:
         model: the model's folder; None is the shipped portraits.
         out: folder for the students and their runs.
         share: of the recipe's updates.
-        kinds: of :data:`KINDS`.
+        progress: name in :data:`STAGES` -> progress of that part.
     """
     if not share > 0:
         raise refuse("share", share, "above 0", "1 is the whole recipe")
-    if unknown := sorted(set(kinds) - set(KINDS)):
-        raise refuse("kinds", unknown, sorted(KINDS), "name some of them")
-    names = iter(stages(kinds, seeds))
-    for seed in seeds:
-        for kind in kinds:
-            file, start = student_path(out, kind, seed), tuple[Path, ...]()
-            for i, part in enumerate(PARTS):
-                config = replace(_config(kind, part, share), seed=seed)
-                run = file.with_name(f"{file.stem}-part-{i + 1}")
-                start = _part(model, run, config, start, progress(next(names)))
-            yield Path(shutil.copyfile(start[0], file))
+    names = iter(STAGES)
+    for kind in (EMD, DIFF_INSTRUCT):
+        file, start = student_path(out, kind), tuple[Path, ...]()
+        for i, part in enumerate(PARTS):
+            run = file.with_name(f"{file.stem}-part-{i + 1}")
+            start = _part(model, run, _config(kind, part, share), start, progress(next(names)))
+        yield Path(shutil.copyfile(start[0], file))
 
 
 def _config(kind: str, part: dict[str, Any], share: float) -> EMDTrainConfig:
-    updates = part["steps"] * share * (AS_MUCH_TIME if kind == DIFF_INSTRUCT else 1)
+    updates = part["steps"] * share * (UPDATES_IN_THE_SAME_TIME if kind == DIFF_INSTRUCT else 1)
     config = EMDTrainConfig.from_dict(RECIPE | part | {"steps": max(1, round(updates))})
-    estimator = KINDS[kind]
-    chain = EStepConfig.diff_instruct() if estimator is None else replace(config.chain, estimator=estimator)
-    return replace(config, chain=chain)
+    return replace(config, chain=EStepConfig.diff_instruct()) if kind == DIFF_INSTRUCT else config
 
 
 def _part(

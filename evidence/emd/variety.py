@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -21,7 +22,6 @@ from ...engine.emd import (
     noisy_text,
     one_step,
 )
-from ...engine.emd.grids import write_grid
 from ...engine.emd.networks import GENERATOR, Roles
 from ...engine.network.condition import Condition
 from ...engine.pipelines.emd import one_step_pipeline
@@ -33,8 +33,9 @@ from ..portraits.sampling import decode, sample_latents
 
 SAMPLING = StudentSampling("portraits", (999.0, 749.0, 499.0, 249.0))
 GUIDANCE, STRENGTHS = 7.5, (0.3, 0.6, 1.0)
-TAUGHT, SHOWN = range(200_000, 200_128), 7_300_000
-"""Scenes the student is trained on, and the first scene of its evaluation."""
+TRAINING_SCENES, FIRST_EVALUATION_SCENE = range(200_000, 200_128), 7_300_000
+STUDENT_ALONE, WITH_BASE = "student, 4 steps", "base for 1 of 4 steps"
+TEACHER = "teacher, 10 steps, guidance 3"
 SHAPE, SEEDS = (4, 16, 16), 8
 
 
@@ -52,7 +53,7 @@ def collapsed_student(model: Portraits, updates: int = 60, progress: Progress = 
     guidance makes the seeds of a prompt similar, and the student's as well. Its training pictures are renders.
     """
     gen, batch = torch.Generator().manual_seed(0), 8
-    scenes = sample_scenes(TAUGHT)
+    scenes = sample_scenes(TRAINING_SCENES)
     text, null = model.encode(open_captions(scenes)).detach(), model.encode([""]).detach()
     with torch.no_grad():
         clean = model.vae.encode(model.draw(scenes) * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor
@@ -92,43 +93,63 @@ class Drawn:
     calls: dict[str, int]
 
 
+Ways = dict[str, tuple[int, Callable[[], torch.Tensor]]]
+"""Name of a sampling method -> network calls a picture, and the method: latents of all pictures."""
+
+
+def four_step_ways(
+    student: Denoiser, base: Denoiser, cond: Condition, z: torch.Tensor, sampling: StudentSampling,
+    strengths: tuple[float, ...],
+) -> Ways:  # fmt: skip
+    """The student alone, with its base for one step and two, with noise on the text; ``SEEDS`` rows a prompt."""
+    prompts = len(z) // SEEDS
+    seeds = list(range(SEEDS)) * prompts
+    ways: Ways = {STUDENT_ALONE: (4, partial(few_steps, student, z, cond, sampling, seeds))}
+    for count in (1, 2):
+        begun = Base(base, cond, FirstSteps(count))
+        ways[f"base for {count} of 4 steps"] = (4, partial(few_steps, student, z, cond, sampling, seeds, begun))
+    for strength in strengths:
+        noisy = noisy_text(cond, strength, own_seeds(prompts))
+        ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, sampling, seeds))
+    return ways
+
+
+def own_seeds(prompts: int) -> list[int]:
+    """Separate seeds for each picture."""
+    return [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]
+
+
+def drawn_by(ways: Ways, model: Any, scenes: Scenes, progress: Progress) -> Drawn:
+    """The pictures of each method."""
+    drawn = Drawn(scenes, {}, {})
+    for done, (name, (calls, sample)) in enumerate(ways.items()):
+        images = decode(model, sample())
+        drawn.pictures[name] = images.view(len(scenes), SEEDS, *images.shape[1:])
+        drawn.calls[name] = calls
+        progress(done + 1, len(ways), None)
+    return drawn
+
+
 def draw(prompts: int = 8, updates: int = 60, progress: Progress = silent) -> Drawn:
     """The student alone, with its base for one step and two, with noise on the text; shipped students; the teacher."""
-    scenes = sample_scenes(range(SHOWN, SHOWN + prompts))
+    scenes = sample_scenes(range(FIRST_EVALUATION_SCENE, FIRST_EVALUATION_SCENE + prompts))
     student, plain = collapsed_student(load_portraits(), updates), load_portraits()
     teacher = Denoiser.from_diffusers(plain.unet, plain.scheduler)
     captions, seeds = [c for c in open_captions(scenes) for _ in range(SEEDS)], list(range(SEEDS)) * prompts
     cond, z = Condition(plain.encode(captions).detach()), seeded_noise(seeds, SHAPE)
-    ways = {"student, 4 steps": (4, partial(few_steps, student, z, cond, SAMPLING, seeds))}
-    for count in (1, 2):
-        base = Base(teacher, cond, None, FirstSteps(count))
-        name = f"base for {count} of 4 steps"
-        ways[name] = (4, partial(few_steps, student, z, cond, SAMPLING, seeds, base))
-    own = [s + 1000 * p for p in range(prompts) for s in range(SEEDS)]  # separate noise for each picture
-    for strength in STRENGTHS:
-        noisy = noisy_text(cond, strength, own)
-        ways[f"noise on the text, {strength}"] = (4, partial(few_steps, student, z, noisy, SAMPLING, seeds))
+    ways = four_step_ways(student, teacher, cond, z, SAMPLING, STRENGTHS)
     for name in ("student", "diff-instruct"):
         pipe, preset = one_step_pipeline(name)
         shipped = partial(_once, Denoiser.from_diffusers(pipe), preset)
         label = {"student": "shipped EMD, 1 step", "diff-instruct": "shipped Diff-Instruct, 1 step"}[name]
         ways[label] = (1, partial(shipped, z, cond))
         if name == "student":
-            ways[f"{label}, noise on the text, 0.3"] = (1, partial(shipped, z, noisy_text(cond, 0.3, own)))
-    ways["teacher, 10 steps, guidance 3"] = (20, partial(sample_latents, plain, captions, seeds, steps=10))
-    drawn = Drawn(scenes, {}, {})
-    for done, (name, (calls, sample)) in enumerate(ways.items()):
-        images = decode(plain, sample())
-        drawn.pictures[name], drawn.calls[name] = images.view(prompts, SEEDS, *images.shape[1:]), calls
-        progress(done + 1, len(ways), None)
-    return drawn
+            noisy = noisy_text(cond, 0.3, own_seeds(prompts))
+            ways[f"{label}, noise on the text, 0.3"] = (1, partial(shipped, z, noisy))
+    ways[TEACHER] = (20, partial(sample_latents, plain, captions, seeds, steps=10))
+    return drawn_by(ways, plain, scenes, progress)
 
 
 @torch.no_grad()
 def _once(net: Denoiser, preset: StudentPreset, z: torch.Tensor, cond: Condition) -> torch.Tensor:
     return one_step(net, z, cond, preset)
-
-
-def contact_sheet(drawn: Drawn, path: str | Path, prompt: int = 0) -> Path:
-    """One prompt: a row for each sampling method, a column for each seed."""
-    return write_grid(path, torch.cat([pictures[prompt] for pictures in drawn.pictures.values()]), SEEDS)

@@ -13,9 +13,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, claim
 from .flow_student import draw_flow
 from .mixture_claims import spread, spread_arms
-from .variety import SEEDS, Drawn, draw
-
-TEACHER, ALONE, PAIR = "teacher, 10 steps, guidance 3", "student, 4 steps", "base for 1 of 4 steps"
+from .variety import SEEDS, STUDENT_ALONE, TEACHER, WITH_BASE, Drawn, draw
 
 
 @claim(
@@ -42,7 +40,7 @@ def variety(model: str | None = None, progress: Progress = silent, quick: bool =
     minutes=3, quick_minutes=0.6,
 )  # fmt: skip
 def variety_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Like ``emd.variety``, on the flow portraits' four-step student that generates one picture for every seed.
+    """As ``emd.variety``, on the flow portraits' four-step student that generates one picture for every seed.
 
     It is trained here, in half a minute. The base alone is measured at the same number of calls: four steps without
     guidance, two with it. Quick: three prompts, two thirds of the updates.
@@ -52,18 +50,18 @@ def variety_flow(model: str | None = None, progress: Progress = silent, quick: b
 
 def _judged(drawn: Drawn) -> ClaimResult:
     rows, distances = measured(drawn)
-    gains = [pair - alone for pair, alone in zip(distances[PAIR], distances[ALONE], strict=True)]
+    gains = [pair - alone for pair, alone in zip(distances[WITH_BASE], distances[STUDENT_ALONE], strict=True)]
     gain = spread(gains)
     rows["distance, base for 1 of 4 steps minus student's"] = gain
-    alone = rows[ALONE]["distance"]["mean"]
+    alone = rows[STUDENT_ALONE]["distance"]["mean"]
     rivals = [row for name, row in rows.items() if name.startswith("noise on the text")]
     farthest = max(row["distance"]["mean"] for row in rivals)
-    reach = min(rows[PAIR]["distance"]["mean"], farthest)
+    reach = min(rows[WITH_BASE]["distance"]["mean"], farthest)
     as_far = [row["agreement"] for row in rivals if row["distance"]["mean"] >= reach]
-    holds = gain["mean"] - gain["+-"] > 0 and all(rows[PAIR]["agreement"] >= other for other in as_far)
+    holds = gain["mean"] - gain["+-"] > 0 and all(rows[WITH_BASE]["agreement"] >= other for other in as_far)
     interval = tuple(1 + (gain["mean"] + sign * gain["+-"]) / alone for sign in (-1, 1))
     reached = {arm.name: arm for arm in spread_arms(rows, "", "distance")}
-    roles = {PAIR: "ours", ALONE: "trivial", TEACHER: "reference"}
+    roles = {WITH_BASE: "ours", STUDENT_ALONE: "trivial", TEACHER: "reference"}
     price = tuple((name, row["recall"], row["agreement"]) for name, row in rows.items() if "recall" in row)
     return ClaimResult(
         1 + gain["mean"] / alone,

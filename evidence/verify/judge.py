@@ -10,7 +10,7 @@ import torch
 from ...engine.nemo.blocked_copies import THIRD
 from ...engine.nemo.nearest import LENGTH, thumbnails
 from ...engine.pipelines.descriptors import sscd_descriptor
-from ..emd.clip_score import Clip
+from ..metrics.clip import Clip
 from .context import Context
 from .records import Need
 

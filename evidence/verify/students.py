@@ -14,13 +14,12 @@ from typing import Any
 import torch
 
 from ...engine.diffusion.noise import generators
-from ...engine.emd import StudentPreset, StudentSampling, read_student
-from ...engine.emd.published_students import check_student, detect
+from ...engine.emd import StudentPreset, StudentSampling, check_student, detect, read_student
 from ...engine.errors import VitrineError
 from ...engine.io.files import read_artefact, save_artefact
 from ...engine.nemo.blocked_copies import picture_distance
 from ...engine.pipelines import EMDOneStepPipeline
-from ...engine.pipelines.few_step_sampling import student_scheduler
+from ...engine.pipelines.emd import student_scheduler
 from ...engine.runtime.compat_diffusers import parts_of_class
 from .context import SETTINGS, Context
 from .protocol import check

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from PIL import Image, ImageDraw
 
-from ...engine.emd.grids import tile
 from ...engine.io.files import write_whole
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.edit.even_strengths import POSITIONS, StrengthMap
+from ..contact_sheet import tile
 from .flow_claims import EDITED, end_of, first_people, held_out, studio_of
 from .graded import MEASURED, TUNED_ON, Sitting, smaller_space
 from .pair_sliders import shipped_change

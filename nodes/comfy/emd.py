@@ -51,33 +51,32 @@ def base_folder(base: str) -> Path | None:
 def distil(
     base: str, prompts: list[str], name: str, config: EMDTrainConfig, progress: Progress
 ) -> tuple[torch.Tensor, Path]:
-    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its LoRA file.
-
-    The LoRA and that of its score network, ``<name>-score``, are copied to where every loader lists them.
-    """
+    """Train in output/vitrine_emd/<name>; IMAGE (4, H, W, 3) of the student and its LoRA file, which loaders list."""
     from ...engine.pipelines.emd_training import training_parts
 
     safe_name(name, "name")
     teacher = str(base_folder(base) or base)
     folder = Path(folder_paths.get_output_directory()) / "vitrine_emd" / name
-    scores = [folder / f"score_{names}.safetensors" for names in ("kohya", "diffusers")]  # the latter of a transformer
     with torch.inference_mode(False), torch.enable_grad():
         parts = training_parts(teacher, prompts, base, folder=folder)
         trainer = parts.trainer(config, folder)
-        file = _listed(trainer.run(progress)[0], name)
-        _listed(next(f for f in scores if f.is_file()), f"{name}-score")
-        with torch.no_grad():
-            z = seeded_noise([0, 1, 2, 3], parts.shape).to(trainer.device)
-            cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)
-            pictures = parts.decode(trainer.generate(z, cond))
-    return pictures.permute(0, 2, 3, 1).cpu(), file
+        z = seeded_noise([0, 1, 2, 3], parts.shape).to(trainer.device)
+        cond = parts.conditions.take(torch.arange(4) % trainer.condition_count).to(trainer.device)
 
+        @torch.no_grad()
+        def pictures() -> torch.Tensor:
+            return parts.decode(trainer.generate(z, cond)).float().clamp(0, 1).cpu()
 
-def _listed(file: Path, name: str) -> Path:
-    def copy(scratch: str) -> None:
-        shutil.copyfile(file, scratch)
+        def advance(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+            shown = step == total or step % config.advanced.save_every == 0
+            progress(step, total, pictures() if shown else None)
 
-    return write_whole(lora_file(name), copy)
+        made = trainer.run(advance)[0]
+
+        def copy(scratch: str) -> None:
+            shutil.copyfile(made, scratch)
+
+        return pictures().permute(0, 2, 3, 1), write_whole(lora_file(name), copy)
 
 
 def with_prediction(model: Any, prediction: str) -> Any:

@@ -10,8 +10,7 @@ import folder_paths
 import torch
 from comfy_api.latest import io
 
-from ...engine.emd import StudentPreset, check_names, read_student
-from ...engine.emd.published_students import one_step_of
+from ...engine.emd import StudentPreset, check_names, one_step_of, read_student
 from ...engine.errors import refuse
 from ...engine.families import spelled_layers
 from ...engine.io.lora_writing import usual_names

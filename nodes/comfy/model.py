@@ -204,18 +204,13 @@ def _channels(model: Any) -> int:
     return int(model.get_model_object("latent_format").latent_channels)
 
 
-def own_latents(model: Any, latent: dict) -> torch.Tensor:
-    """The samples of a LATENT of this model, as they are."""
+def scaled_latents(model: Any, latent: dict) -> torch.Tensor:
+    """The samples of a LATENT of this model in the network's scale, on the model's device."""
     samples, channels = latents_to_sample(model, latent, False), _channels(model)
     if samples.shape[1] != channels:
         shown = f"{samples.shape[1]} channels {tuple(samples.shape)}"
         raise refuse("latent", shown, f"{channels}, this model's", "encode the picture with this model's VAE")
-    return samples
-
-
-def scaled_latents(model: Any, latent: dict) -> torch.Tensor:
-    """:func:`own_latents` in the network's scale, on the model's device."""
-    scaled: torch.Tensor = model.model.process_latent_in(own_latents(model, latent).to(model.load_device))
+    scaled: torch.Tensor = model.model.process_latent_in(samples.to(model.load_device))
     return scaled
 
 

@@ -8,7 +8,7 @@ const ROWS = 80; // by so much at most rows of widgets are higher in Nodes 2.0 t
 const SHOWS = {
   VitrineActivationPicture: PICTURE, VitrineActivationTap: PICTURE, VitrineActivePatches: TEXT,
   VitrineBuildW2WSpace: TEXT, VitrineControlConditionedSampler: PICTURE, VitrineControlValues: TEXT,
-  VitrineCollectTaps: PICTURE, VitrineEMDDistill: PICTURE, VitrineEMDMCMCCorrect: PICTURE, VitrineEMDVariety: TEXT,
+  VitrineCollectTaps: PICTURE, VitrineEMDDistill: PICTURE, VitrineEMDVariety: TEXT,
   VitrineFindCorrespondence: PICTURE, VitrineLoadW2WModel: TEXT, VitrineLoadW2WSpace: TEXT,
   VitrineLoRAReport: PICTURE + TEXT, VitrineNEMODetect: PICTURE + TEXT, VitrineNEMOSampleThreshold: TEXT,
   VitrineNEMOCompareCopies: PICTURE + TEXT, VitrineNEMOCopyCheck: PICTURE + TEXT,

@@ -102,9 +102,10 @@ def test_ctrl_c_is_one_line(tmp_path):
 
 def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    command = _parse(["emd", "evaluate", "~/a.safetensors", "--prompts=~/p.txt", "--model=~/m", "--out", "~/s.json"])
-    assert (command.student, command.prompts) == (tmp_path / "a.safetensors", tmp_path / "p.txt")
-    assert (command.model, command.out) == (str(tmp_path / "m"), tmp_path / "s.json")
+    command = _parse(["emd", "train", "~/c.json", "--start=~/a.safetensors", "--out", "~/s"])
+    assert (command.config, command.start) == (tmp_path / "c.json", tmp_path / "a.safetensors")
+    assert command.out == tmp_path / "s"
+    assert _parse(["train", "students", "--model", "~/m"]).model == str(tmp_path / "m")
 
 
 def test_every_output_is_marked():
@@ -126,7 +127,6 @@ def test_every_output_is_marked():
         ("train flow --out file", "out: given file; accepted: a folder"),
         (f"taps rank folder --out {'a' * 300}", "out: given a name of 300 bytes"),
         ("taps rank folder --size 0", "size: given 0; accepted: whole pixels from 1 to 65536"),
-        ("emd evaluate a --prompts b --size 64 -8", "size: given (64, -8); accepted: whole pixels from 1 to 65536"),
         ("nemo check --prompts a --height -8", "height: given -8; accepted: whole pixels"),
         ("card", "Missing from vitrine card: FOLDER"),
     ],

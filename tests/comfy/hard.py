@@ -117,7 +117,6 @@ class Scene:
         both = self.tap(self.block(self.edit_late(self.model)))[0]
         reference = {"samples": torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(2))}
         student = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
-        z = {"samples": torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(1))}
         call = self.comfy.call
         return {
             "KSampler": lambda: [self.ksampler(self.model)],
@@ -150,9 +149,6 @@ class Scene:
             "NEMO Verify": lambda: [
                 call("VitrineNEMOVerify", model=self.model, positive=self.positive, neurons=NEURONS, tau=0.3, seed=101,
                      attack_steps=3, reference=reference, **probe)[2][0][0]],
-            "EMD Repair Samples": lambda: [
-                call("VitrineEMDMCMCCorrect", teacher=self.model, score=self.late, model=self.model, z=z, seed=5,
-                     positive=self.positive, steps=3, chain_timestep=399.0, step_size=0.16, **student)[0]["samples"]],
             "EMD One-Step Generator": lambda: [
                 call("VitrineEMDOneStepGenerator", model=self.late, positive=self.positive, latent=self.latent, seed=1,
                      **student)[0]["samples"]],

@@ -11,7 +11,6 @@ import pytest
 import torch
 from vitrine.engine.emd import EStepConfig, StudentPreset, one_step, read_student
 from vitrine.engine.emd.emd_trainer import Trainer
-from vitrine.engine.emd.export import _narrowed
 from vitrine.engine.emd.networks import GENERATOR, SCORE, Roles
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.errors import VitrineError
@@ -51,7 +50,7 @@ class Student:
         self.family, self.teacher, self.folder = family, teacher, folder / family.replace(" ", "_")
         before = {name: value.clone() for name, value in teacher.net.state_dict().items()}
         config = EMDTrainConfig(
-            2, 1, rank=3, score_rank=2, chain=EStepConfig(1, gz=0.01), lr_generator=0.02, lr_score=0.02,
+            2, 1, rank=3, chain=EStepConfig(1, gz=0.01), lr_generator=0.02, lr_score=0.02,
             advanced=EMDAdvancedConfig(auto_gz=False, ema=0.0),
         )  # fmt: skip
         with teacher.epsilon(teacher.net):
@@ -83,7 +82,7 @@ class Student:
 
 
 def _halved(weights):
-    return {name: value.float() for name, value in _narrowed(weights, True).items()}
+    return {name: value.half().float() for name, value in weights.items()}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -145,8 +145,7 @@ class Desk:
 
     def students(self, pictures):
         own = {"student": "student.safetensors", "model": self.model, "positive": self.positive}
-        z = self.call("VitrineEMDOneStepGenerator", latent=self.latent, **own)[1]
-        self.call("VitrineEMDMCMCCorrect", teacher=self.model, score=self.model, z=z, steps=1, **own)
+        self.call("VitrineEMDOneStepGenerator", latent=self.latent, **own)
         self.call("VitrineEMDVariety", images=pictures)
         small = {"steps": 1, "batch": 1, "rank": 1, "K": 1, "guidance": 1.0, "timestep": 625.0}
         self.call("VitrineEMDDistill", base="portraits", prompts="a face", name="cached", **small)
@@ -176,8 +175,8 @@ def desk(comfy, tmp_path_factory):
 
 READS = {
     "VitrineLoadActivations", "VitrineLoadFeaturePreset", "VitrineLoadNeurons", "VitrineBuildW2WSpace",
-    "VitrineLoadW2WSpace", "VitrineLoadW2WModel", "VitrineEMDOneStepGenerator", "VitrineEMDMCMCCorrect",
-    "VitrineLoadControl", "VitrineResolutionTransferLoader",
+    "VitrineLoadW2WSpace", "VitrineLoadW2WModel", "VitrineEMDOneStepGenerator", "VitrineLoadControl",
+    "VitrineResolutionTransferLoader",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ HARD = bool(os.environ.get("VITRINE_HARD"))
 LONG = (
     "KSampler", "KSampler, neurons blocked", "KSampler, late W2W model", "KSampler, taps", "KSampler, all three",
     "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Statistics",
-    "NEMO Threshold", "NEMO Score", "NEMO Find Neurons", "NEMO Verify", "EMD Repair Samples", "EMD One-Step Generator",
+    "NEMO Threshold", "NEMO Score", "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator",
     "Control-Conditioned Sampler", "EMD Train Student", "W2W Invert", "Train W2W Slider", "Build W2W Space",
 )  # fmt: skip
 
@@ -241,7 +241,7 @@ def test_weights_that_stay_outside(scene, monkeypatch, room):
     """What --novram and --lowvram do to a model, on the CPU: weights are cast and patched layer by layer."""
     from comfy import model_management
 
-    names = ("KSampler, all three", "NEMO Find Neurons", "EMD Repair Samples", "Activation Tap", "Word Map",
+    names = ("KSampler, all three", "NEMO Find Neurons", "Activation Tap", "Word Map",
              "NEMO Verify", "W2W Invert", "Train W2W Slider")  # fmt: skip
     usual = {name: scene.table[name]() for name in names}
     before = hard.weights_of(scene.model), hard.marks_on(scene.model)

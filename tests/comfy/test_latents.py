@@ -53,7 +53,7 @@ def calls(comfy):
         "VitrineNEMODetect": prompt | {"negative": negative}, "VitrineNEMOFindNeurons": prompt | statistics,
         "VitrineNEMOVerify": prompt | {"neurons": NEURONS, "tau": 0.3, "attack_steps": 1},
         "VitrineNEMOCopyCheck": models | {"prompts": "a"},
-        "VitrineEMDOneStepGenerator": one, "VitrineEMDMCMCCorrect": one | {"teacher": model, "score": model},
+        "VitrineEMDOneStepGenerator": one,
         "VitrineLoRAReport": models,
         "VitrineControlConditionedSampler": {"model": xl_twins().model, "positive": POSITIVE, "negative": NEGATIVE},
     }  # fmt: skip
@@ -83,10 +83,10 @@ def test_what_is_no_pictures_latent_is_refused(comfy, calls):
                 with pytest.raises(VitrineError, match=f"^({name}|latent): given "):
                     call(comfy, node_id, **{name: latent}, **others, **calls[node_id])
                     pytest.fail(f"{node_id} took {what} as {name}")
-    for node_id, name in (("VitrineNEMOVerify", "reference"), ("VitrineEMDMCMCCorrect", "z")):
-        others = {other: good for other in taking()[node_id] if other != name}
-        with pytest.raises(VitrineError, match="latent: given 16 channels"):
-            call(comfy, node_id, **{name: {"samples": torch.zeros(1, 16, 16, 16)}}, **others, **calls[node_id])
+    others = {other: good for other in taking()["VitrineNEMOVerify"] if other != "reference"}
+    with pytest.raises(VitrineError, match="latent: given 16 channels"):
+        other = {"samples": torch.zeros(1, 16, 16, 16)}
+        call(comfy, "VitrineNEMOVerify", reference=other, **others, **calls["VitrineNEMOVerify"])
 
 
 @pytest.mark.parametrize("count", [-1, 100_001])

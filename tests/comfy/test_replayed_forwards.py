@@ -94,7 +94,7 @@ def cases(comfy, beside, tmp_path_factory):
 
 LONG = (
     "Find Same Points", "Segment Like This", "Rank Layers", "NEMO Statistics", "NEMO Threshold", "NEMO Score",
-    "NEMO Find Neurons", "NEMO Verify", "EMD Repair Samples", "EMD One-Step Generator", "W2W Invert",
+    "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator", "W2W Invert",
 )  # fmt: skip
 """Nodes whose forwards are not those of a sampler: some read values, some need gradients."""
 NAMES = (

@@ -3,7 +3,7 @@
 import torch
 from PIL import Image
 from safetensors.torch import save_file
-from vitrine.engine.emd.student_preset import StudentPreset
+from vitrine.engine.emd import StudentPreset
 from vitrine_tests.comfy.test_family_models import lora_of, written
 from vitrine_tests.comfy.tiny_checkpoints import checkpoint
 from vitrine_tests.families.twin import network, twin

@@ -12,8 +12,8 @@ from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
 from vitrine.engine.diffusion.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig, EStepConfig
-from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
+from vitrine.engine.emd import EStepConfig
+from vitrine.engine.emd.train_config import EMDTrainConfig
 from vitrine.engine.nemo import (
     AttackConfig,
     Copies,
@@ -192,17 +192,10 @@ def ksampler_latents(graph, node_id, pipe):
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
 def sample_in_one_step(graph, comfy):
-    student, score = pipeline(EMDOneStepPipeline), pipeline(EMDOneStepPipeline)
+    student, base = pipeline(EMDOneStepPipeline), pipeline(NEMOPipeline)
     preset = student.load_student(student_file("student"))
-    score.load_student(student_file("score"))
-    base = pipeline(NEMOPipeline)
     prompt, seeds = prompt_and_seed(graph, graph(8))
-    repair = graph(12)
-    config = CorrectConfig(repair.steps, repair.chain_timestep, repair.step_size, repair.z_step_size, repair.guidance)
-    networks = {"teacher": Denoiser.from_diffusers(base), "score": Denoiser.from_diffusers(score)}
-    one = student(prompt, seeds, preset, output_type="pt").images
-    mended = student(prompt, seeds, preset, output_type="pt", correction=config, **networks).images
-    return {7: ksampler(graph, 5, base), 10: one, 14: mended}
+    return {7: ksampler(graph, 5, base), 10: student(prompt, seeds, preset, output_type="pt").images}
 
 
 # --- W2W -----------------------------------------------------------------------------------------------------------
@@ -355,9 +348,7 @@ def first_pictures(s, folder):
     from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())
-    every = max(1, min(100, s.steps))
-    config = EMDTrainConfig(s.steps, s.batch, s.timestep, s.rank, EStepConfig(s.K), guidance=s.guidance, seed=s.seed,
-                            advanced=EMDAdvancedConfig(save_every=every, grid_every=every))  # fmt: skip
+    config = EMDTrainConfig(s.steps, s.batch, s.timestep, s.rank, EStepConfig(s.K), guidance=s.guidance, seed=s.seed)
     trainer = parts.trainer(config, folder)
     trainer.run()
     with torch.no_grad():

@@ -19,7 +19,7 @@ from vitrine.engine.activations import qualitative_filter as qualitative
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.presets import Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
-from vitrine.engine.emd.student_preset import StudentPreset, read_student
+from vitrine.engine.emd import StudentPreset, read_student
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.nemo.calibrated_threshold import Calibrated
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics

@@ -71,16 +71,12 @@ FIELDS = {
     "AttackConfig": {"steps": SMALL, "lr": POSITIVE, "batch": WHOLE, "seed": SMALL},
     "VerifyConfig": {"tau": LEVEL, "seed": SMALL},
     "EStepConfig": CHAIN,
-    "CorrectConfig": {
-        "steps": SMALL, "timestep": st.floats(0, 999), "ge": LEVEL, "gz": SHARE, "guidance": st.floats(0, 99),
-        "clip": POSITIVE,
-    },
     "EMDTrainConfig": {"steps": WHOLE, "batch": WHOLE, "rank": WHOLE, "timestep": st.floats(0, 999),
-                       "lr_score": POSITIVE, "student": st.sampled_from(("lora", "full"))},
+                       "lr_score": POSITIVE},
     "EMDAdvancedConfig": {"auto_gz": st.booleans(), "ema": st.floats(0, 0.9999),
                           "weight": st.sampled_from(("uniform", "dmd"))},
     "StudentPreset": {
-        "base": TEXT, "timestep": st.floats(0, 1000), "noise": st.sampled_from(("unit", "vp", "edm")),
+        "base": TEXT, "timestep": st.floats(0, 1000), "noise": st.sampled_from(("unit", "vp")),
         "prediction": st.sampled_from(("model", "eps", "v", "x0", "flow")), "latent_scale": SHARE,
         "guidance": st.sampled_from((0.0, 1.0)), "trained_guidance": st.floats(0, 99), "steps": SMALL,
         "shape": st.lists(st.integers(1, 512), max_size=3).map(tuple), "ge": SHARE, "gz": SHARE,

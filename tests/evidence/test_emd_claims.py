@@ -1,20 +1,17 @@
-"""The parts of EMD's longer claims, on a few pictures."""
+"""EMD's claims: those that take seconds, and parts of the longer ones on a few pictures."""
+
+from inspect import signature
 
 import pytest
-import torch
 from vitrine.evidence.emd.judge import Judge
-from vitrine.evidence.emd.repair_claims import FIRST, _row, _ways
 from vitrine.evidence.emd.student_claims import _recalls, one_step_students
-
-
-@pytest.fixture(scope="module")
-def judge():
-    return Judge.open(FIRST, 4)
+from vitrine.evidence.registry import all_claims, pick_claims
+from vitrine.evidence.reproduce import MATERIAL
 
 
 @pytest.mark.nightly
-def test_distances_have_an_interval_over_sets(judge):
-    students = one_step_students()
+def test_distances_have_an_interval_over_sets():
+    judge, students = Judge.open(5_400_000, 4), one_step_students()
     rows = {name: judge.row(*judge.draw(generate)) for name, generate in students.items()}
     first = {name: row["FID"] for name, row in rows.items()}
     _recalls(rows, students, 2, lambda at: Judge.open(at, 4), lambda *_: None)
@@ -26,12 +23,18 @@ def test_distances_have_an_interval_over_sets(judge):
     assert rows["EMD's FID minus Diff-Instruct's, paired"]["mean"] == pytest.approx(emd - baseline, abs=1e-3)
 
 
-def test_repairs_begin_at_the_students_sample_and_move_on(judge):
-    ways = _ways(judge, (1,))
-    assert list(ways) == ["one step", "teacher alone, 10 steps", "1 steps, z frozen", "1 steps, z moving"]
-    drawn = {name: sample() for name, sample in ways.items() if "teacher" not in name}
-    frozen, moving = (drawn[f"1 steps, z {how}"] for how in ("frozen", "moving"))
-    assert not torch.equal(frozen, drawn["one step"]) and not torch.equal(frozen, moving)
-    assert all(bool(torch.isfinite(x).all()) for x in drawn.values())
-    nearest, row = _row(judge, drawn["one step"])
-    assert len(nearest) == 4 and row["nearest real"]["mean"] == pytest.approx(sum(nearest) / 4, abs=1e-3)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["emd.mixture", "emd.likelihood"])
+def test_quick_claim_holds(name):
+    (claim,) = pick_claims([name])
+    steps = []
+    result = claim.measure(progress=lambda step, total, preview=None: steps.append((step, total)), quick=True)
+    assert result.holds, result
+    assert steps[-1][0] == steps[-1][1] == len(steps)
+
+
+def test_quick_claims_stay_within_five_minutes():
+    claims = {name: claim for name, claim in all_claims().items() if name.startswith("emd.")}
+    assert {"emd.mixture", "emd.cancellation", "emd.chains", "emd.rare_modes", "emd.variety"} <= set(claims)
+    alone = [claim for claim in claims.values() if not MATERIAL.keys() & signature(claim.measure).parameters.keys()]
+    assert sum(claim.quick_minutes for claim in alone) <= 5

@@ -100,8 +100,8 @@ def test_missing_cut_and_other_files_are_explained(folder):
 
 @pytest.mark.nightly
 def test_the_claim_with_a_small_network(folder, monkeypatch):
-    monkeypatch.setattr(outside_features, "QUICK", 12)
-    monkeypatch.setattr(outside_features, "WIDTH", 4)
+    monkeypatch.setattr(outside_features, "QUICK_CAPTION_COUNT", 12)
+    monkeypatch.setattr(outside_features, "COMPONENTS", 4)
     result = outside_features.judged(quick=True, inception=str(folder))
     assert {arm.name for arm in result.arms} == set(outside_features.ROLES) and result.n == 12
     assert all(arm.interval[0] <= arm.interval[1] and math.isfinite(arm.value) for arm in result.arms)

@@ -24,8 +24,6 @@ from vitrine.engine.control import (
     load_control,
     save_control,
 )
-from vitrine.engine.diffusion.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline
 from vitrine.engine.resolution import ResolutionTransferConfig
@@ -222,13 +220,6 @@ def w2w_invert(s: Loaded) -> Tensors:
 @case("EMDOneStepPipeline", "EMDOneStepXLPipeline", families=BOTH)
 def emd_one_step(s: Loaded) -> Tensors:
     return [s.of("EMDOneStep")(PROMPT, [0], output_type="latent").images]
-
-
-@case("EMDOneStepPipeline.correct", "EMDOneStepXLPipeline.correct", families=BOTH)
-def emd_correct(s: Loaded) -> Tensors:
-    role = Denoiser.from_diffusers(s.pipe)
-    told = {"teacher": role, "score": role, "output_type": "latent"}
-    return [s.of("EMDOneStep")(PROMPT, [0], correction=CorrectConfig(1), **told).images]
 
 
 # --- control, resolution ------------------------------------------------------------------------------------------

@@ -29,7 +29,6 @@ from vitrine.engine.control import (
     save_control,
 )
 from vitrine.engine.diffusion.denoiser import Denoiser
-from vitrine.engine.emd import CorrectConfig
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import (
@@ -368,13 +367,6 @@ EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepXLPip
 @entered("emd.one_step", EMD)
 def emd_one_step(pipe: Any) -> Tensors:
     return [pipe(PROMPT, [0, 1], output_type="pt").images]
-
-
-@entered("emd.correct", EMD, steps=2)
-def emd_correct(pipe: Any, steps: int = 2) -> Tensors:
-    role = Denoiser.from_diffusers(pipe)
-    told = {"teacher": role, "score": role, "output_type": "latent"}
-    return [pipe(PROMPT, [0, 1], correction=CorrectConfig(steps, gz=0.004), **told).images]
 
 
 # --- resolution ---------------------------------------------------------------------------------------------------

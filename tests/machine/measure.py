@@ -49,6 +49,6 @@ def exchanged(name: str, family: str) -> tuple[float, float]:
 
 
 LONE = (
-    "w2w.invert_image", "w2w.around.invert_image", "w2w.train", "emd.train", "emd.correct", "control.train",
+    "w2w.invert_image", "w2w.around.invert_image", "w2w.train", "emd.train", "control.train",
 )  # fmt: skip
 """Calls whose steps are no sampler's."""

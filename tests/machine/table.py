@@ -25,7 +25,6 @@ WIDER = {
     "rank": {"fp16": 0.05, "bf16": 0.2},
     # steps of Adam are of one size however small a gradient is
     "w2w.invert_image": {"fp16": 0.05, "bf16": 0.2},
-    "emd.correct": {"fp16": 0.05, "bf16": 0.2},
     "w2w.around.invert_image": {"fp16": 0.05, "bf16": 0.2},
     "nemo.erase": {"fp16": 0.05, "bf16": 0.2},
     # deviations of three captions' values: what they have in common cancels
@@ -100,7 +99,6 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
     "control": (STEP, 0, 2),
     "control.checkpoint": (STEP, 0, 1),
     "resolution": (STEP, 0, 3),  # Flux: the stretched rotary positions
-    "emd.correct": (STEP, 0, 13),
     "w2w.invert_image": (STEP, 1, 8),
     "w2w.around.invert_image": (STEP, 1, 8),
     "w2w.train": (STEP, 1, 8),

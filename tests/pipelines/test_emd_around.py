@@ -7,9 +7,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
-from vitrine.engine.emd import CorrectConfig, Networks, StudentPreset, correct, known, one_step
-from vitrine.engine.emd.export import export_full
-from vitrine.engine.emd.few_steps import few_steps
+from vitrine.engine.emd import StudentPreset, few_steps, known, one_step
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
 from vitrine.engine.families.packing import masked
@@ -102,31 +100,6 @@ def test_unless_a_size_is_asked_for_it_is_the_stock_pipelines(case):
     assert pipe._shape(StudentPreset(), 64, None)[1:] == (64 // f, width // f)
 
 
-@pytest.mark.nightly
-def test_repair_is_the_engines(case):
-    stock, told, pipe = case
-    other = copy.deepcopy(stock.transformer)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.mul_(1.01)
-    teacher = Denoiser.from_diffusers(stock)
-    score = Denoiser.from_diffusers(other, stock.scheduler)
-    config, t = CorrectConfig(2, timestep=400.0), StudentPreset(timestep=700.0)
-    found = latents(pipe, told, [3], t, correction=config, teacher=teacher, score=score)
-    z = seeded_noise([3], tuple(found.shape[1:]))
-    wanted, _ = correct(Networks(teacher, teacher, score), z, text(stock, told), t, config, [3])
-    assert torch.equal(found, wanted) and not torch.equal(found, latents(pipe, told, [3], t))
-    guided = {"correction": CorrectConfig(2, timestep=400.0, guidance=2.0), "teacher": teacher, "score": score}
-    if "prompt_embeds" in told:
-        with pytest.raises(VitrineError, match="empty prompt for guidance: given a text, and"):
-            latents(pipe, told, [3], t, **guided)
-        return
-    wanted, _ = correct(
-        Networks(teacher, teacher, score), z, text(stock, told), t, guided["correction"], [3], text(stock, told, "")
-    )
-    assert torch.equal(latents(pipe, told, [3], t, **guided), wanted)
-
-
 def test_a_student_in_a_file(tmp_path):
     stock, _ = source("flux")
     pipe, path = EMDOneStepPipeline.from_pipe(stock), "transformer_blocks.0.attn.to_q"
@@ -147,21 +120,6 @@ def test_a_student_in_a_file(tmp_path):
     short = save_safetensors(tmp_path / "short.safetensors", {"proj_out.bias": up}, preset.to_metadata())
     with pytest.raises(VitrineError, match="tensors of short.safetensors differ"):
         pipe.load_student(short)
-
-
-def test_a_whole_transformer_as_the_student_leaves_the_source_alone(tmp_path):
-    stock, _ = source("flux")
-    pipe, changed = EMDOneStepPipeline.from_pipe(stock), copy.deepcopy(stock.transformer)
-    with torch.no_grad():
-        changed.proj_out.bias += 0.5
-    preset, before = StudentPreset("mine", 1000.0), latents(pipe, {"prompt": PROMPT}, [3])
-    (file,) = export_full(tmp_path, dict(changed.named_parameters()), "generator", preset, False, "transformer")
-    assert file.name == "generator_transformer.safetensors" and pipe.load_student(file, "mine") == preset
-    drawn, z = latents(pipe, {"prompt": PROMPT}, [3], preset), seeded_noise([3], tuple(before.shape[1:]))
-    with torch.no_grad():
-        wanted = one_step(Denoiser.from_diffusers(changed, stock.scheduler), z, text(stock, {}), preset)
-    assert torch.equal(drawn, wanted)
-    assert torch.equal(latents(EMDOneStepPipeline.from_pipe(stock), {"prompt": PROMPT}, [3]), before)
 
 
 def test_several_steps_and_refusals():

@@ -20,7 +20,7 @@ from vitrine.engine.pipelines import (
     ResolutionTransferPipeline,
     W2WPipeline,
 )
-from vitrine.engine.pipelines.few_step_sampling import student_scheduler
+from vitrine.engine.pipelines.emd import student_scheduler
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine_tests.machine import stock as stocks
 from vitrine_tests.pipelines.encoded import drawn, source

@@ -8,8 +8,7 @@ import math
 
 import pytest
 import torch
-from vitrine.engine.emd.chain import ChainEnd, Joint, NoiseLevels, ScoreDifference, e_step, normal_from
-from vitrine.engine.emd.chain_config import EStepConfig
+from vitrine.engine.emd.chain import ChainEnd, EStepConfig, Joint, NoiseLevels, ScoreDifference, e_step, normal_from
 from vitrine.engine.emd.losses import m_step_loss
 
 ALPHA, SIGMA = 0.8, 0.6

@@ -28,7 +28,7 @@ from vitrine.engine.emd import (
 )
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.pipelines.few_step_sampling import student_scheduler
+from vitrine.engine.pipelines.emd import student_scheduler
 from vitrine_tests import models
 from vitrine_tests.machine import stock
 
@@ -139,7 +139,7 @@ def conv(seed, schedule):
 
     def call(x, t, cond):
         calls.append((len(x), float(t[0])))
-        return torch.tanh(net(x)) * (1 if cond.text is None else 1 + cond.text.mean())
+        return torch.tanh(net(x))
 
     return Denoiser(net, schedule, "flow" if schedule.kind == "flow" else "eps", call), calls
 
@@ -161,15 +161,11 @@ def test_the_base_takes_the_first_step(name):
     if sampling.sampler == "euler":
         same = few_steps(student, z, Condition(), sampling, [1, 2], Base(student, Condition()))
         torch.testing.assert_close(same, alone, rtol=1e-4, atol=1e-4)  # the student as its own base
-    text = Condition(torch.ones(2, 3, 4))
-    guided = Base(teacher, text, Condition(torch.zeros(1, 3, 4)), FirstSteps(1, 3, 4.0))
     theirs.clear()
-    few_steps(student, z, text, sampling, [1, 2], guided)
-    assert [rows for rows, _ in theirs] == [4] * 3
+    few_steps(student, z, Condition(), sampling, [1, 2], Base(teacher, Condition(), FirstSteps(1, 3)))
+    assert [rows for rows, _ in theirs] == [2] * 3
     with pytest.raises(VitrineError, match="no further step"):
-        few_steps(student, z, Condition(), sampling, [1, 2], Base(teacher, Condition(), None, FirstSteps(count)))
-    with pytest.raises(VitrineError, match="empty prompt"):
-        few_steps(student, z, text, sampling, [1, 2], guided._replace(null=None))
+        few_steps(student, z, Condition(), sampling, [1, 2], Base(teacher, Condition(), FirstSteps(count)))
     one = few_steps(student, z[1:], Condition(), sampling, [2], Base(teacher, Condition()))
     torch.testing.assert_close(one, pair[1:], rtol=1e-4, atol=1e-4)
 

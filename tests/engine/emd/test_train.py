@@ -1,11 +1,13 @@
 """The trainer at tiny size: three roles on one backbone, resume to the bit, exports that load elsewhere."""
 
 import hashlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,29 +51,27 @@ def test_roles_start_equal_and_the_teacher_never_changes(tmp_path):
         assert torch.equal(base.predict(x, t, texts(1)).eps, before)
 
 
-@pytest.mark.parametrize("student", ["lora", pytest.param("full", marks=pytest.mark.nightly)])
-def test_resume_is_the_unbroken_run_to_the_bit(tmp_path, student):
-    trainer(tmp_path / "whole", student=student).run()
-    trainer(tmp_path / "parts", student=student).run(until=2)
-    second = trainer(tmp_path / "parts", student=student, save_every=3)
+def test_resume_is_the_unbroken_run_to_the_bit(tmp_path):
+    trainer(tmp_path / "whole").run()
+    trainer(tmp_path / "parts").run(until=2)
+    second = trainer(tmp_path / "parts", save_every=3)
     assert second.done == 2
     second.run()
     whole, parts = (load_file(tmp_path / n / "state.safetensors") for n in ("whole", "parts"))
     assert whole.keys() == parts.keys()
     assert all(torch.equal(whole[k], parts[k]) for k in whole)
     with pytest.raises(VitrineError, match="begun with lr_score 0.0005 .now 1.0"):
-        trainer(tmp_path / "parts", student=student, lr_score=1.0)
+        trainer(tmp_path / "parts", lr_score=1.0)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("student", ["lora", "full"])
-def test_killed_within_a_step_and_resumed(tmp_path, student):
+def test_killed_within_a_step_and_resumed(tmp_path):
     script = f"""
         import os, signal, sys
         sys.path[:0] = [{str(Path(__file__).parents[2])!r}, {str(Path(__file__).parent)!r}]
         import conftest
         from test_train import trainer
-        run = trainer({str(tmp_path / "killed")!r}, student={student!r}, save_every=2)
+        run = trainer({str(tmp_path / "killed")!r}, save_every=2)
         def die(module, args, output):
             if run.done == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -81,10 +81,10 @@ def test_killed_within_a_step_and_resumed(tmp_path, student):
     env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     ended = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env, capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()[-500:]
-    again = trainer(tmp_path / "killed", student=student, save_every=2)
+    again = trainer(tmp_path / "killed", save_every=2)
     assert again.done == 2, "the last state that was saved whole"
     again.run()
-    trainer(tmp_path / "whole", student=student, save_every=2).run()
+    trainer(tmp_path / "whole", save_every=2).run()
     whole, killed = (load_file(tmp_path / n / "state.safetensors") for n in ("whole", "killed"))
     assert all(torch.equal(whole[k], killed[k]) for k in whole)
 
@@ -125,29 +125,26 @@ def test_nonfinite_steps_are_skipped_and_counted(tmp_path):
     run = trainer(tmp_path)
     before = [p.detach().clone() for p in run.roles.parameters(SCORE).values()]
     run.roles.train_only(SCORE)
-    run._update(SCORE, [sum(p.sum() for p in run.roles.parameters(SCORE).values()) * float("nan")])
+    run._update(SCORE, sum(p.sum() for p in run.roles.parameters(SCORE).values()) * float("nan"))
     assert run.skipped == 1
     assert all(torch.equal(a, b) for a, b in zip(before, run.roles.parameters(SCORE).values(), strict=True))
     r = torch.randn(2, 4, 8, 8)
     r[1, 0, 0, 0] = float("inf")
     one = torch.ones(2, 1, 1, 1)
     end = ChainEnd(r, r.nan_to_num(posinf=0), r, r, 0 * r.nan_to_num())
-    run._update(GENERATOR, [run._m_step(end, texts(2), NoiseLevels(one, one))])
+    run._update(GENERATOR, run._m_step(end, texts(2), NoiseLevels(one, one)))
     assert run.skipped == 2 and all(bool(torch.isfinite(p).all()) for p in run.roles.parameters(GENERATOR).values())
 
 
 @pytest.mark.nightly
-def test_diff_instruct_switch_meter_and_call_count(tmp_path):
+def test_diff_instruct_and_its_call_count(tmp_path):
     base, rows = teacher(), []
     run = trainer(tmp_path / "a", base, chain=EStepConfig.diff_instruct(), guidance=1.0, weight="uniform")
     assert run.chain == EStepConfig.diff_instruct()
     base.backbone.register_forward_hook(lambda m, i, o: rows.append(len(i[0])))
     run.step()
     assert rows == [2] * 6, "g, score; g, teacher, score; g"
-    metered = trainer(tmp_path / "b", meter_every=1)
-    metered.step()
-    assert set(metered.meter) == {"cancel-raw", "cancel-last", "raw-last"}
-    assert EMDTrainConfig.from_dict(metered.config.to_dict()) == metered.config
+    assert EMDTrainConfig.from_dict(run.config.to_dict()) == run.config
 
 
 def test_roles_need_a_diffusers_network():
@@ -166,19 +163,16 @@ def forward_equivalents(run):
         if output[0].requires_grad:
             output[0].register_hook(lambda g: total.append(share * (1 + learns)))
 
-    nets = {id(r.backbone): r.backbone for r in (run.roles.teacher, run.roles.generator)}.values()
-    handles = [net.register_forward_hook(seen) for net in nets]
+    handle = run.roles.net.register_forward_hook(seen)
     run.step()
-    for handle in handles:
-        handle.remove()
+    handle.remove()
     return sum(total)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("student", ["lora", "full"])
 @pytest.mark.parametrize(("guidance", "teacher_rows"), [(1.0, 1), (3.0, 2)])
-def test_a_step_costs_what_the_algorithm_costs(tmp_path, student, guidance, teacher_rows):
-    how = {"guidance": guidance, "auto_gz": False, "student": student}
+def test_a_step_costs_what_the_algorithm_costs(tmp_path, guidance, teacher_rows):
+    how = {"guidance": guidance, "auto_gz": False}
     for k in (1, 2, 4, 8):
         # score update 1 + 3; each Langevin step: generator 1, its vjp 1, teacher 1 (2 guided), score 1; M-step 3
         wanted = 4 + k * (3 + teacher_rows) + 3
@@ -190,11 +184,10 @@ def test_a_step_costs_what_the_algorithm_costs(tmp_path, student, guidance, teac
 
 # --- memory -------------------------------------------------------------------------------------------------------
 @pytest.mark.nightly
-@pytest.mark.parametrize("student", ["lora", "full"])
-def test_checkpointing_changes_no_weight(tmp_path, student):
+def test_checkpointing_changes_no_weight(tmp_path):
     states, calls = [], {False: 0, True: 0}
     for on in calls:
-        run = trainer(tmp_path / str(on), steps=3, chain=EStepConfig(2, 0.16, 0.01), auto_gz=False, student=student,
+        run = trainer(tmp_path / str(on), steps=3, chain=EStepConfig(2, 0.16, 0.01), auto_gz=False,
                       checkpointing=on, lr_generator=1e-3, lr_score=1e-2)  # fmt: skip
 
         def count(module, args, on=on):
@@ -209,12 +202,11 @@ def test_checkpointing_changes_no_weight(tmp_path, student):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("student", ["lora", "full"])
-def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
+def test_bfloat16_networks_and_a_float32_chain(tmp_path):
     base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
     kept, samples = digest(base.backbone), {}
     for dtype in ("float32", "bfloat16"):
-        run = trainer(tmp_path / dtype, base if dtype == "bfloat16" else None, steps=3, dtype=dtype, student=student,
+        run = trainer(tmp_path / dtype, base if dtype == "bfloat16" else None, steps=3, dtype=dtype,
                       chain=EStepConfig(2, 0.16, 0.01), auto_gz=False)  # fmt: skip
         run.run()
         with torch.no_grad():
@@ -230,70 +222,44 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path, student):
     assert 0 < difference < 0.05, difference
 
 
-# --- full students ------------------------------------------------------------------------------------------------
+# --- settings -----------------------------------------------------------------------------------------------------
 @pytest.mark.nightly
-def test_a_full_student_has_weights_of_its_own(tmp_path):
-    base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
-    kept = digest(base.backbone)
-    run = trainer(tmp_path, base, student="full", ema=0.0)
-    with torch.no_grad():
-        first = run.generate(z, texts(2))
-        assert torch.equal(first, one_step(teacher(), z, texts(2), run.preset)), "it starts at the teacher's x0"
-    (file,) = run.run()
-    assert digest(base.backbone) == kept
-    preset, tensors = read_student(file)
-    assert preset == run.preset and tensors.keys() == teacher().backbone.state_dict().keys()
-    loaded = teacher()
-    loaded.backbone.load_state_dict(tensors)
-    with torch.no_grad():
-        wanted, found = run.generate(z, texts(2)), one_step(loaded, z, texts(2), preset)
-        assert not torch.equal(wanted, first)
-    assert (found - wanted).abs().max() / wanted.abs().max() < 2e-3, "the file is float16"
-    assert (tmp_path / "score_kohya.safetensors").is_file()
-
-
-# --- grids --------------------------------------------------------------------------------------------------------
-@pytest.mark.nightly
-@pytest.mark.parametrize("student", ["lora", "full"])
-def test_a_full_score_network_trains_resumes_and_is_exported(tmp_path, student):
-    how = {"student": student, "score": "full", "steps": 2, "auto_gz": False}
-    run, base = trainer(tmp_path, **how), teacher().backbone.state_dict()
-    start = {name: value.detach().clone() for name, value in run.roles.parameters(SCORE).items()}
-    assert set(start) == {f"score.{name}" for name in base}
-    run.run(until=1)
-    run = trainer(tmp_path, **how)
-    run.run()
-    assert run.done == 2 and any(not torch.equal(p, start[name]) for name, p in run.roles.parameters(SCORE).items())
-    assert not run.roles.parameters(SCORE).keys() & run.roles.parameters(GENERATOR).keys()
-    assert set(load_file(tmp_path / "score_unet.safetensors")) == set(base)
-    run.roles.remove()
-    assert set(run.roles.net.state_dict()) == set(base)
+def test_each_score_update_has_a_batch_of_its_own(tmp_path):
+    run, seen = trainer(tmp_path, score_updates=3), []
+    update = run._score_update
+    run._score_update = lambda cond, z: seen.append((cond.text, z)) or update(cond, z)
+    run.step()
+    assert len(seen) == 3
+    assert not any(torch.equal(seen[i][1], seen[j][1]) for i, j in ((0, 1), (0, 2), (1, 2)))
+    run.step()
+    assert len({tuple(text.flatten().tolist()) for text, _ in seen}) > 1, "prompts as well"
 
 
 @pytest.mark.nightly
-def test_grids_are_written_and_change_nothing(tmp_path):
-    from PIL import Image
+def test_z_moves_unless_it_is_told_to_stay(tmp_path):
+    assert trainer(tmp_path / "given", auto_gz=False).chain.gz == 0.01
+    assert trainer(tmp_path / "measured").chain.gz > 0
+    assert trainer(tmp_path / "frozen", chain=EStepConfig(2, gz=0.0)).chain.gz == 0, "also with auto_gz"
+    assert EMDTrainConfig().advanced.weight == "uniform", "EMD's own"
 
-    seen = []
-    with pytest.raises(VitrineError, match="decode"):
-        trainer(tmp_path / "none", grid_every=1)
-    trainer(tmp_path / "plain", auto_gz=False).run()
-    run = trainer(tmp_path / "grids", grid_every=2, decode=lambda x: x[:, :3].sigmoid(), auto_gz=False)
-    run.run(lambda step, total, preview=None: seen.append(preview))
-    assert [None if p is None else tuple(p.shape) for p in seen] == [None, (8, 3, 8, 8)] * 2
-    files = sorted((tmp_path / "grids" / "grids").iterdir())
-    assert [f.name for f in files] == ["step_2.png", "step_4.png"], "whole files only"
-    with Image.open(files[1]) as picture:
-        assert picture.size == (32, 16)
-        corner = torch.tensor(list(picture.crop((8, 0, 16, 8)).tobytes())).view(8, 8, 3)
-    assert torch.equal(corner, (seen[3][1].permute(1, 2, 0) * 255).round().long()), "second picture, first row"
-    plain, grids = (load_file(tmp_path / n / "state.safetensors") for n in ("plain", "grids"))
-    assert all(torch.equal(plain[k], grids[k]) for k in plain)
-    assert torch.equal(run.samples(), seen[3])
-    before = {k: p.detach().clone() for k, p in run.roles.parameters(GENERATOR).items()}
-    run.average.values = before
-    assert not torch.equal(run.samples(), seen[3]), "it shows the averaged weights"
-    assert all(torch.equal(p, before[k]) for k, p in run.roles.parameters(GENERATOR).items())
+
+def test_rare_settings_may_stand_at_the_top_level_and_some_may_change():
+    flat = {"steps": 4, "guidance": 2.0, "chain": {"steps": 2, "gz": 0.0}, "auto_gz": False, "ema": 0.9, "decay": 0.5}
+    config = EMDTrainConfig.from_dict(flat)
+    advanced = EMDAdvancedConfig(False, "uniform", 0.9, 0.5)
+    assert config == EMDTrainConfig(4, chain=EStepConfig(2, gz=0.0), guidance=2.0, advanced=advanced)
+    assert EMDTrainConfig.from_dict(json.loads(json.dumps(config.to_dict(), allow_nan=False))) == config
+    longer = EMDTrainConfig.from_dict(flat | {"steps": 8, "checkpointing": True, "save_every": 7})
+    assert longer.differences(config) == ["steps 4 (now 8)"], "its rates fall towards another end"
+    steady = EMDTrainConfig.from_dict(flat | {"decay": 0.0})
+    assert not EMDTrainConfig.from_dict(flat | {"decay": 0.0, "steps": 8, "save_every": 1}).differences(steady)
+    measured = EMDTrainConfig.from_dict(flat | {"auto_gz": True})
+    fixed = EMDTrainConfig.from_dict(flat | {"chain": {"steps": 2, "gz": 0.01, "clip": 20.0}})
+    walked = EStepConfig(2, gz=0.01, clip=20.0)
+    assert not fixed.differences(measured, walked), "the gz that the run measured may be written out"
+    assert not replace(measured, chain=EStepConfig(2)).differences(measured, walked), "or be left to the run"
+    assert [d.split()[0] for d in config.differences(measured, walked)] == ["chain"]
+    assert [d.split()[0] for d in measured.differences(config, config.chain)] == ["auto_gz"]
 
 
 # --- processes ----------------------------------------------------------------------------------------------------
@@ -349,8 +315,6 @@ def test_goes_on_from_an_exported_student_with_falling_rates(tmp_path):
     assert rates == pytest.approx([full, full, full, full / 2])
     with pytest.raises(VitrineError, match="rank"):
         trainer(tmp_path / "third", rank=4).start_from(kohya)
-    with pytest.raises(VitrineError, match="full"):
-        trainer(tmp_path / "fourth", student="full").start_from(kohya)
     with pytest.raises(VitrineError, match="decay"):
         EMDAdvancedConfig(decay=2.0)
 

@@ -24,7 +24,7 @@ spec.loader.exec_module(families)
 from vitrine.engine import control, emd, nemo  # noqa: E402
 from vitrine.engine.activations import TapConfig, tap_latents  # noqa: E402
 from vitrine.engine.diffusion.denoiser import Denoiser  # noqa: E402
-from vitrine.engine.emd.targets import adapted_layers, part_of  # noqa: E402
+from vitrine.engine.emd.networks import adapted_layers, part_of  # noqa: E402
 from vitrine.engine.errors import VitrineError  # noqa: E402
 from vitrine.engine.network.condition import Condition  # noqa: E402
 from vitrine.engine.resolution.transfer import facts_of  # noqa: E402

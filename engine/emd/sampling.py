@@ -1,4 +1,7 @@
-"""Sampling of few-step students; the base model may take the first steps, which restores its variety."""
+"""Sampling of students of one step and of several.
+
+The base model may take the first steps of several, which restores its variety.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,45 @@ from typing import NamedTuple
 
 import torch
 
-from ..diffusion.denoiser import Denoiser, Prediction
-from ..diffusion.guidance import guide
+from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import RowNoise
 from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
-from .chain import NoiseLike
-from .onestep import noise_scale
-from .published_students import StudentSampling
-from .student_preset import StudentPreset
+from .students import StudentPreset, StudentSampling
+
+
+def noise_scale(schedule: NoiseSchedule, preset: StudentPreset) -> float:
+    """The factor on z at the network's input.
+
+    ``unit`` is 1; ``vp`` is sigma_vp(t*). At t* = 399 of Stable Diffusion they differ by 24 %.
+    """
+    return 1.0 if preset.noise == "unit" else float(schedule.scales(preset.timestep)[1])
+
+
+def one_step(student: Denoiser, z: torch.Tensor, cond: Condition, preset: StudentPreset) -> torch.Tensor:
+    """x0 = g(z, c), exactly one network call: the teacher's x0 prediction at t* with z as the noisy image.
+
+    Args:
+        student: the generator with its base's prediction type; the preset's takes precedence.
+        z: (B, C, H, W) standard normal.
+        cond: one row per image; there is no negative prompt, since guidance is distilled in.
+        preset: t* and noise convention.
+
+    Returns:
+        (B, C, H, W) float32 latents in the scale of the diffusion model.
+    """
+    wide = torch.promote_types(z.dtype, torch.float32)
+    if preset.trained_guidance and getattr(getattr(student.backbone, "config", None), "time_cond_proj_dim", None):
+        scale = torch.full((len(z),), preset.trained_guidance, device=z.device)  # a consistency model's embedding
+        cond = replace(cond, extra={"guidance": scale} | cond.extra)
+    if preset.prediction not in ("model", student.prediction):
+        student = replace(student, prediction=preset.prediction)
+    u = z.to(wide) * noise_scale(student.schedule, preset)
+    # Xie et al. 2024, initialisation from the teacher: g(z) is its x0 prediction at a fixed time
+    return student.predict(u, preset.timestep, cond).x0.to(wide)
 
 
 @dataclass(frozen=True)
@@ -28,12 +58,10 @@ class FirstSteps(Config):
     Attributes:
         replaces: number of the student's first steps that the base replaces.
         steps: number of base steps over the same interval, evenly spaced; by default the same number.
-        guidance: of the base; 1 is none, the best in the paper.
     """
 
     replaces: int = 1
     steps: int = 0
-    guidance: float = 1.0
 
     def __post_init__(self) -> None:
         if self.replaces < 1 or self.steps < 0:
@@ -42,11 +70,10 @@ class FirstSteps(Config):
 
 
 class Base(NamedTuple):
-    """The base model for the first steps: its prompt (for example with noise) and the empty one, for guidance."""
+    """The base model for the first steps, unguided, and its prompt (for example with noise)."""
 
     denoiser: Denoiser
     cond: Condition
-    null: Condition | None = None
     first: FirstSteps = FirstSteps()
 
 
@@ -86,30 +113,18 @@ def few_steps(
     for i in range(first, len(times)):
         eps, x0 = student.predict(x, times[i], cond)
         if i + 1 < len(times):
-            x = _noised(Prediction(eps, x0), student.schedule, sampling.split(student.schedule, times[i], times[i + 1]),
-                        times[i + 1], noise_like)  # fmt: skip
+            kept, fresh = sampling.split(student.schedule, times[i], times[i + 1])
+            x = x0 + kept * eps
+            if fresh:
+                x = x + fresh * noise_like(x0).to(x)
+            x = float(student.schedule.scales(times[i + 1])[0]) * x
         progress(i + 1, len(times), x0)
     return x0.to(wide)
-
-
-def _noised(
-    seen: Prediction, schedule: NoiseSchedule, split: tuple[float, float], t: float, noise_like: NoiseLike
-) -> torch.Tensor:
-    """x at t: x0, a part of its noise, and fresh noise."""
-    (kept, fresh), signal = split, float(schedule.scales(t)[0])
-    x = seen.x0 + kept * seen.eps
-    if fresh:
-        x = x + fresh * noise_like(seen.x0).to(x)
-    return signal * x
 
 
 def _begun(base: Base, x: torch.Tensor, times: tuple[float, ...], progress: Progress) -> torch.Tensor:
     """The base's trajectory from the student's first level to the student's start: DDIM, or Euler on a flow."""
     net, first = base.denoiser, base.first
-    if first.guidance != 1 and base.null is None:
-        raise refuse(
-            "guidance", first.guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1"
-        )
     count = first.steps or first.replaces
     end = times[first.replaces]
     if not first.steps:
@@ -120,17 +135,7 @@ def _begun(base: Base, x: torch.Tensor, times: tuple[float, ...], progress: Prog
             path = [float(round(t)) for t in path]  # a noise-predicting network has integer timesteps
     for k, (t, following) in enumerate(zip(path, path[1:], strict=False)):
         signal, noise = (float(s) for s in net.schedule.scales(following))
-        eps, x0 = _guided(base, x, t)
+        eps, x0 = net.predict(x, t, base.cond)
         x = signal * x0 + noise * eps
         progress(min(k + 1, first.replaces), len(times), x0)
     return x
-
-
-def _guided(base: Base, x: torch.Tensor, t: float) -> Prediction:
-    net, guidance = base.denoiser, base.first.guidance
-    if guidance == 1 or base.null is None:
-        return net.predict(x, t, base.cond)
-    rows = torch.arange(len(x))
-    both = net.predict(torch.cat([x, x]), t, Condition.batch([base.cond.take(rows), base.null.take(rows)]))
-    (full, empty), (full_x0, empty_x0) = (part.chunk(2) for part in both)
-    return Prediction(guide(empty, full, guidance), guide(empty_x0, full_x0, guidance))

@@ -1,4 +1,4 @@
-"""CLIP score of pictures and their prompts, for ``vitrine emd evaluate``."""
+"""CLIP features of pictures and prompts."""
 
 from __future__ import annotations
 
@@ -53,11 +53,6 @@ class Clip:
             list(prompts), padding="max_length", truncation=True, max_length=length, return_tensors="pt"
         ).to(self.model.device)
         return _unit(self.model.get_text_features(words["input_ids"], words["attention_mask"]))
-
-
-def clip_scores(pictures: torch.Tensor, texts: torch.Tensor) -> torch.Tensor:
-    """(B,) 100 max(cos, 0) of unit vectors (B, D), 0 to 100 (Hessel et al. 2021 with w = 100, as torchmetrics)."""
-    return 100 * (pictures * texts).sum(1).clamp(min=0)
 
 
 def _unit(out: Any) -> torch.Tensor:
