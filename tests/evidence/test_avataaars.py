@@ -248,8 +248,6 @@ def test_other_drawings_do_not_resume_a_run(finished, layers, tmp_path, capsys):
 def tiny(monkeypatch):
     """Fewer pictures yet than quick ones: an untrained model has nothing to measure."""
     monkeypatch.setattr("vitrine.evidence.nemo.probed_model.QUICK", SampleBudget(8, 6, 1, 2, 6, 8, 2))
-    monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_HELD_OUT", 24)
-    monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_TEST", 6)
     monkeypatch.setattr("vitrine.evidence.control.claims.QUICK", _Counts(2, 12, 4))
     monkeypatch.setattr("vitrine.evidence.emd.student_claims.QUICK_SAMPLES", 12)
     monkeypatch.setattr("vitrine.evidence.portraits.claims.QUICK", {"samples": 8, "renders": 32})
