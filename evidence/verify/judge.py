@@ -9,9 +9,9 @@ import torch
 
 from ...engine.nemo.blocked_copies import THIRD
 from ...engine.nemo.nearest import LENGTH, thumbnails
-from ...engine.pipelines.descriptors import sscd_descriptor
 from ..emd.clip_score import Clip
 from .context import Context
+from .descriptors import sscd_descriptor
 from .records import Need
 
 SSCD = Need(

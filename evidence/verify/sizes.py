@@ -14,10 +14,10 @@ from torch.nn.functional import interpolate
 
 from ...engine.control import GammaConfig, GuidanceConfig, SizeCondition, cross_size_consistency, rms_distance
 from ...engine.io.table_on_disk import RowFile
-from ...engine.pipelines.descriptors import lpips_distance
 from ..intervals import mean_interval, ratio_interval
 from ..metrics import fine_detail
 from .context import SETTINGS, Context
+from .descriptors import lpips_distance
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
 

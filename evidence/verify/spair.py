@@ -1,29 +1,40 @@
-"""SPair-71k (Min et al. 2019, arXiv 1908.10543), read from the published folder, and its scores.
-
-``vitrine taps spair`` scores a model's sites as in GDF's Table 1.
-"""
+"""SPair-71k (Min et al. 2019, arXiv 1908.10543): the published folder, a pipeline's matches, and their scores."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from ..errors import refuse
-from ..io.file_names import safe_name
-from ..io.files import named, parse_table
-from ..io.folders import files_in
-from ..io.number_checks import all_finite
-from ..io.picture_files import Stored, stored, turned_point
-from .correspondence import find_correspondence, pck
+from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
+from ...engine.errors import refuse
+from ...engine.io.file_names import safe_name
+from ...engine.io.files import named, parse_table
+from ...engine.io.folders import files_in
+from ...engine.io.number_checks import all_finite
+from ...engine.io.picture_files import Stored, stored, turned_point
+from ...engine.io.table_on_disk import RowFile
+from ...engine.jobs.digests import Files, digest
+from ...engine.jobs.run import Run
+from ...engine.pipelines.components import components_of
+from ...engine.runtime.footprint import memory_bytes
+from ...engine.runtime.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from ...engine.pipelines import CorrespondencePipeline
 
 SPLITS = ("trn", "val", "test")
+GRID = 128
+"""Positions to a side on which features are compared, as in the official code."""
+PROMPT = "a photo of a {category}"
+_HELD = 4
+"""Fraction of the budget for joined features of pictures that pairs have in common."""
 Box = tuple[float, float, float, float]
 
 
@@ -58,8 +69,13 @@ class SPairPair:
         """(N, 2) target points in pixels from x, y in [0, 1]."""
         return points.cpu() * torch.tensor(self.target_size)
 
+    def longer_side(self, box: bool) -> float:
+        """Of the target's box, or of its image."""
+        left, top, right, bottom = self.target_box
+        return max(right - left, bottom - top) if box else float(max(self.target_size))
 
-def read_spair(folder: str | Path, split: str = "test", category: str | None = None) -> list[SPairPair]:
+
+def read_spair(folder: str | Path, split: str = "test") -> list[SPairPair]:
     """All pairs of one split, in the order of their file names.
 
     ``folder`` has ``PairAnnotation/<split>/*.json`` and ``JPEGImages/<category>/*.jpg``. Headers of existing images are
@@ -73,13 +89,7 @@ def read_spair(folder: str | Path, split: str = "test", category: str | None = N
         accepted = f"PairAnnotation/{split}/*.json below it"
         raise refuse("SPair-71k folder", str(folder), accepted, "unpack SPair-71k and give the folder of that name")
     how_stored = lru_cache(maxsize=None)(stored)
-    pairs = [_pair(root, file, how_stored) for file in files]
-    if category is None:
-        return pairs
-    chosen = [p for p in pairs if p.category == category]
-    if not chosen:
-        raise refuse("category", category, sorted({p.category for p in pairs}), "leave it out for all")
-    return chosen
+    return [_pair(root, file, how_stored) for file in files]
 
 
 def _pair(root: Path, file: Path, how_stored: Callable[[Path], Stored]) -> SPairPair:
@@ -158,45 +168,94 @@ def score_spair(
     """
     if not pairs:
         raise refuse("pairs", 0, "at least one", "read a split with read_spair")
-    predicted = [_checked(pair, find(pair)) for pair in pairs]
-    img, each_img = _scores(pairs, predicted, alpha, box=False)
-    bbox, each_bbox = _scores(pairs, predicted, alpha, box=True)
+    predicted = []
+    for pair in pairs:
+        points = find(pair)
+        if points.shape != pair.target_points.shape:
+            shapes = (tuple(points.shape), tuple(pair.target_points.shape))
+            raise refuse("found points", shapes, "one per source point", f"see pair {pair.name}")
+        predicted.append(pair.in_pixels(points))
+
+    def scores(chosen: Sequence[int], box: bool) -> tuple[float, torch.Tensor]:
+        sides = [pairs[i].longer_side(box) for i in chosen]
+        return pck([predicted[i] for i in chosen], [pairs[i].target_points for i in chosen], sides, alpha)
+
+    everything = range(len(pairs))
+    (img, each_img), (bbox, each_bbox) = scores(everything, box=False), scores(everything, box=True)
     categories = {}
     for name in sorted({p.category for p in pairs}):
-        chosen = [i for i, p in enumerate(pairs) if p.category == name]
-        members, points = [pairs[i] for i in chosen], [predicted[i] for i in chosen]
-        categories[name] = (_scores(members, points, alpha, False)[0], _scores(members, points, alpha, True)[0])
+        members = [i for i in everything if pairs[i].category == name]
+        categories[name] = (scores(members, box=False)[0], scores(members, box=True)[0])
     return SPairScore(img, bbox, each_img, each_bbox, categories, tuple(p.category for p in pairs))
 
 
-def nearest_points(
-    pair: SPairPair, features_of: Callable[[Path], torch.Tensor], grid: int | None = None
-) -> torch.Tensor:
-    """(N, 2) target points x, y in [0, 1] of one pair by nearest features.
+@dataclass(frozen=True)
+class TappedPictures:
+    """What is tapped of each picture, which is squeezed to a square.
+
+    Attributes:
+        addresses: sites or globs.
+        size: side in pixels; None takes the model's own.
+        memory: budget for features in memory.
+        tap: further settings, such as timestep, seeds, modulate, discard.
+    """
+
+    addresses: Sequence[str]
+    size: int | None = None
+    memory: int | str = "2GB"
+    tap: Mapping[str, Any] = field(default_factory=dict)
+
+
+def spair_scores(
+    pipe: CorrespondencePipeline, pairs: Sequence[SPairPair], cache: Path, tapped: TappedPictures,
+    progress: Progress = silent, matching: Progress = silent, alpha: float = 0.1,
+) -> SPairScore:  # fmt: skip
+    """Scores of the pairs by nearest features; the same call resumes where it was stopped.
 
     Args:
-        features_of: image file -> features (C, h, w).
-        grid: side of the grid on which features are compared, resized bilinearly; None keeps theirs.
+        cache: folder for the features and the matches.
+        progress, matching: over pictures that are tapped, and over pairs.
     """
-    maps = [features_of(file)[None].float() for file in (pair.source, pair.target)]
-    if grid is not None:
-        maps = [F.interpolate(m, (grid, grid), mode="bilinear", align_corners=False) for m in maps]
-    return find_correspondence(maps[0][0], maps[1][0], pair.query_points().to(maps[0])).points
+    files = {_name(file): (file, p.category) for p in pairs for file in (p.source, p.target)}
+    prompts = {name: PROMPT.format(category=category) for name, (_, category) in files.items()}
+    paths = {name: file for name, (file, _) in files.items()}
+    taps = pipe.stream(
+        paths, cache, prompts, list(tapped.addresses), size=tapped.size or pipe.own_size(), memory=tapped.memory,
+        callback=progress, **{name: value for name, value in tapped.tap.items() if value},
+    )  # fmt: skip
+    sites = [a for part in taps.parts for a in part]
+    each = feature_maps(taps.read([next(iter(files))], sites)).nbytes
+
+    @lru_cache(maxsize=max(2, memory_bytes(tapped.memory) // _HELD // each))
+    def features(name: str) -> torch.Tensor:
+        return feature_maps(taps.read([name], sites))
+
+    settings = {"grid": GRID, "addresses": list(tapped.addresses), "size": tapped.size, "tap": dict(tapped.tap)}
+    most = max(len(p.source_points) for p in pairs)
+    asked = [[p.name, p.source_points, list(p.source_size), list(p.target_size)] for p in pairs]
+    folder = cache / f"matched-{digest([asked, settings])[:12]}"  # a cache may serve many choices of pairs
+    order = sorted(range(len(pairs)), key=lambda i: (pairs[i].source, pairs[i].target))  # pictures in common together
+    inputs = {**components_of(pipe), "pictures": Files(paths.values()), "prompts": prompts, "settings": settings}
+    with Run(folder, "SPair matches", inputs, ("rows.json",)), RowFile(folder, (len(pairs), 2 * most)) as table:
+        for step, i in enumerate(order):
+            if not table.done[i]:
+                source, target = (
+                    F.interpolate(
+                        features(_name(file)).to(pipe._adapter.device).float(), (GRID, GRID), mode="bilinear",
+                        align_corners=False,
+                    )[0]
+                    for file in (pairs[i].source, pairs[i].target)
+                )  # fmt: skip
+                row = torch.zeros(most, 2)
+                points = find_correspondence(source, target, pairs[i].query_points().to(source)).points
+                row[: len(points)] = points.cpu()
+                table.write(i, row.flatten()[None])
+            matching(step + 1, len(pairs), None)
+        rows = table.rows(range(len(pairs))).view(len(pairs), most, 2)
+    matches = {p.name: row[: len(p.source_points)] for p, row in zip(pairs, rows, strict=True)}
+    return score_spair(pairs, lambda p: matches[p.name], alpha)
 
 
-def _checked(pair: SPairPair, points: torch.Tensor) -> torch.Tensor:
-    if points.shape != pair.target_points.shape:
-        shapes = (tuple(points.shape), tuple(pair.target_points.shape))
-        raise refuse("found points", shapes, "one per source point", f"see pair {pair.name}")
-    return pair.in_pixels(points)
-
-
-def _scores(
-    pairs: Sequence[SPairPair], predicted: Sequence[torch.Tensor], alpha: float, box: bool
-) -> tuple[float, torch.Tensor]:
-    return pck(predicted, [p.target_points for p in pairs], [_longer_side(p, box) for p in pairs], alpha)
-
-
-def _longer_side(pair: SPairPair, box: bool) -> float:
-    left, top, right, bottom = pair.target_box
-    return max(right - left, bottom - top) if box else float(max(pair.target_size))
+def _name(file: Path) -> str:
+    """A picture's name in the cache; pictures of two categories may share a file name."""
+    return f"{file.parent.name}/{file.name}"
