@@ -34,7 +34,7 @@ It is good for measuring methods and for nothing else.
   captions end in two rare words. See `engine/portraits/plants.py`.
 * Licence: Apache-2.0, like the code that draws the pictures.
 
-Made by `vitrine train portraits`; this card by `vitrine card`.
+Made by `python -m vitrine.evidence.recipes portraits`; this card by `python -m vitrine.evidence.recipes card`.
 """
 _FLOW_HEAD = """---
 license: apache-2.0
@@ -55,9 +55,10 @@ rotary positions, flow matching. It is Vitrine's second test bed, beside the 64 
   captions end in two rare words. See `engine/portraits/plants.py`.
 * Licence: Apache-2.0, like the code that draws the pictures.
 
-Made by `vitrine train flow`, its decoder then by `vitrine train decoder`; this card and `samples.jpg` by
-`vitrine card`. The sheet is held-out prompts 1 to 24 with seeds 0 to 23, none left out: a row as rendered, below it as
-the model draws.
+Made by `python -m vitrine.evidence.recipes flow`, its decoder then by
+`python -m vitrine.evidence.recipes decoder`; this card and `samples.jpg` by `python -m vitrine.evidence.recipes card`.
+The sheet is held-out prompts 1 to 24 with seeds 0 to 23, none left out: a row as rendered, below it as the model
+draws.
 """
 _AVATAAARS_HEAD = """---
 license: apache-2.0
@@ -84,15 +85,15 @@ Claims read the drawings, too. With npm they are made in seconds, in a copy of t
 Four claims measure networks that are trained from this model first. They took two and a half hours of a core:
 
     vitrine w2w train-loras --model COPY --people 200 --out COPY/people
-    vitrine control train --model COPY --out COPY/transformer --weight power-cosine
-    vitrine control train --model COPY --out COPY/transformer --weight constant
-    vitrine train students --model COPY --out COPY/students --share 0.2
+    python -m vitrine.evidence.recipes sizes --model COPY --out COPY/transformer --weight power-cosine
+    python -m vitrine.evidence.recipes sizes --model COPY --out COPY/transformer --weight constant
+    python -m vitrine.evidence.recipes students --model COPY --out COPY/students --share 0.2
 
 Then all ten are measured:
 
     vitrine reproduce '*.avataaars' --avataaars COPY
 
-Made by `vitrine train avataaars`; this card by `vitrine card`.
+Made by `python -m vitrine.evidence.recipes avataaars`; this card by `python -m vitrine.evidence.recipes card`.
 """
 SHEET = "samples.jpg"
 

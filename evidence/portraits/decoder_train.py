@@ -4,7 +4,7 @@ Errors of pixels alone make a decoder draw the mean of everything that its laten
 edge of a beard come out as a blur. Here a small network judges patches as well (Rombach et al. 2022, Eq. 25; Esser
 et al. 2021, Eq. 7), and the decoder learns on what it will be given: latents that the transformer has denoised.
 
-``vitrine train decoder --out FOLDER``
+``python -m vitrine.evidence.recipes decoder --out FOLDER``
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def train_decoder(
 def main(config: DecoderTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
     """Draw the pictures, encode them, train. Returns ``OUT/flow-portraits``, the model with its new decoder.
 
-    Its card is measured by ``vitrine card OUT/flow-portraits``.
+    Its card is measured by ``python -m vitrine.evidence.recipes card OUT/flow-portraits``.
 
     Raises:
         OutOfTime: If ``max_seconds`` is used up.

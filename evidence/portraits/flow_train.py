@@ -4,7 +4,8 @@ As in ``train``, every phase resumes from its state bit for bit: a batch depends
 drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. Its decoder is
 then taught to draw sharply, and leaves all else as it is: ``decoder_train``.
 
-``vitrine train flow --out FOLDER`` on a CPU, or with ``--device cuda --dtype bfloat16 --flow-batch 256`` on a GPU.
+``python -m vitrine.evidence.recipes flow --out FOLDER`` on a CPU, or with
+``--device cuda --dtype bfloat16 --flow-batch 256`` on a GPU.
 """
 
 from __future__ import annotations

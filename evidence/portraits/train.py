@@ -3,9 +3,9 @@
 Every phase writes a resumable state: what is finished is skipped and what was interrupted resumes, bit for bit, because
 the batch of a step depends on (seed, step) only. One CPU core will do; a GPU makes it minutes.
 
-Run ``vitrine train portraits``, or on CPU cores, where the processes share the rows of each batch::
+Run ``python -m vitrine.evidence.recipes portraits``; on CPU cores processes share the rows of each batch::
 
-    torchrun --nproc-per-node 2 -m vitrine.cli.main train portraits
+    torchrun --nproc-per-node 2 -m vitrine.evidence.recipes portraits
 
 On two cores two processes of one thread are a third faster than one of two (0.24 against 0.34 seconds a step).
 """

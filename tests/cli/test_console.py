@@ -123,12 +123,11 @@ def test_every_output_is_marked():
         ("nemo calibrate prompts.txt --out file", "out: given file; accepted: a folder"),
         ("w2w sample --out file/inner", "out: given file/inner, where file is a file"),
         ("w2w label folder --sampling emphasis=1", "out: given folder; accepted: a file"),
-        ("train flow --out file", "out: given file; accepted: a folder"),
         (f"taps rank folder --out {'a' * 300}", "out: given a name of 300 bytes"),
         ("taps rank folder --size 0", "size: given 0; accepted: whole pixels from 1 to 65536"),
         ("emd evaluate a --prompts b --size 64 -8", "size: given (64, -8); accepted: whole pixels from 1 to 65536"),
         ("nemo check --prompts a --height -8", "height: given -8; accepted: whole pixels"),
-        ("card", "Missing from vitrine card: FOLDER"),
+        ("w2w label", "Missing from vitrine w2w label: SPACE"),
     ],
 )
 def test_outputs_and_sizes_are_refused_before_the_work(words, said, monkeypatch, tmp_path, capsys):

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
 from vitrine.engine.jobs.run import NOTE
@@ -19,6 +18,7 @@ from vitrine.evidence.portraits.flow_config import AdvancedFlowTrainConfig, Flow
 from vitrine.evidence.portraits.flow_train import LATENTS, PICTURES, main
 from vitrine.evidence.portraits.phase import OutOfTime
 from vitrine.evidence.portraits.sampling import sample_latents
+from vitrine.evidence.recipes import main as recipe
 
 TINY = {
     "pictures": 16, "vae_steps": 3, "flow_steps": 3, "device": "cpu", "card_samples": 0,
@@ -72,7 +72,7 @@ def test_runs_stopped_in_each_phase_end_in_the_same_weights(drawn, finished, cap
     with pytest.raises(Interrupted):
         main(FlowTrainConfig(out=str(drawn), **TINY), stop)
     assert not (drawn / PICTURES).exists() and (drawn / LATENTS).is_file(), "drawn for the autoencoder alone"
-    assert cli(["train", "flow", "--out", str(drawn), *FLAGS.split()]) == 0
+    assert recipe(["flow", "--out", str(drawn), *FLAGS.split()]) == 0
     assert "flow-portraits" in capsys.readouterr().out
     assert same(drawn / "flow-portraits", finished)
 
