@@ -377,7 +377,12 @@ def main(arguments: list[str] | None = None) -> int:
     from ..engine.runtime.quiet import quiet_libraries
 
     union = Union[tuple(Annotated[recipe, subcommand(name)] for name, recipe in RECIPES.items())]  # noqa: UP007
-    recipe: Any = tyro.cli(union, args=arguments, prog="python -m vitrine.evidence.recipes", description=__doc__)
+    try:
+        recipe: Any = tyro.cli(union, args=arguments, prog="python -m vitrine.evidence.recipes", description=__doc__)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        return 2
     try:
         check_settings(recipe)
         with quiet_libraries():

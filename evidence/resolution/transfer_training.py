@@ -205,7 +205,7 @@ def export(folder: str | Path, out: str | Path, arm: str = "grid-rescaled", seed
             "run",
             str(run_folder(folder, arm, seed)),
             "one with a state",
-            "`python -m vitrine.evidence.recipes transfer`",
+            "the recipe `transfer`",
         )
     mode, positions = ARMS[arm]
     if positions != "grid":

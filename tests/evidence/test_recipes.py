@@ -39,7 +39,7 @@ def test_settings_of_a_training_have_flat_flags(name, options, kind, values, mon
         ("sizes --start none", "portraits transformer"),
         ("transfer --source none", "portraits transformer"),
         ("export --folder none", "one with a state"),
-        ("plants --set none", "none"),
+        ("plants --set later-plant", "Did you mean later-plants"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(words, message, tmp_path, monkeypatch, capsys):
