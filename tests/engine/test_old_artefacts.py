@@ -88,7 +88,7 @@ def test_student_preset(tmp_path):
 CONFIGS = json.loads((Path(__file__).parents[1] / "data" / "configs.json").read_text(encoding="utf-8"))
 """class -> the defaults of its first version as it wrote them: flat, and whole."""
 HOMES = {
-    "TrainConfig": "evidence.portraits.train_config", "TapConfig": "engine.activations", "ProbeConfig": "engine.nemo",
+    "TrainConfig": "evidence.recipes.settings", "TapConfig": "engine.activations", "ProbeConfig": "engine.nemo",
     "SearchConfig": "engine.nemo", "BlockConfig": "engine.nemo", "AttackConfig": "engine.nemo",
     "SampleConfig": "engine.w2w", "PCAConfig": "engine.w2w", "InvertConfig": "engine.w2w",
     "SliderConfig": "evidence.w2w.concept_sliders", "EditConfig": "engine.w2w", "BuildConfig": "engine.w2w",

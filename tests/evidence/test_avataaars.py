@@ -19,9 +19,9 @@ from vitrine.engine.portraits.models import load_portraits
 from vitrine.evidence.control.claims import _Counts
 from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
-from vitrine.evidence.portraits.card import SHEET, write_card
 from vitrine.evidence.portraits.sampling import sample_latents
-from vitrine.evidence.recipes import main as recipe
+from vitrine.evidence.recipes.card import SHEET, write_card
+from vitrine.evidence.recipes.commands import main as recipe
 from vitrine.evidence.registry import all_claims
 
 SHIPPED = Path(__file__).parents[1] / "data" / "avataaars"

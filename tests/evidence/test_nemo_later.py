@@ -17,7 +17,7 @@ from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
 from vitrine.evidence.nemo.memorized_sets import CHOSEN, Outcome
 from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
-from vitrine.evidence.recipes import RECIPES
+from vitrine.evidence.recipes.commands import RECIPES
 
 FIELDS = tuple(Scenes.__dataclass_fields__)
 

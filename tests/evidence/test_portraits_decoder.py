@@ -7,11 +7,11 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.flow import load_flow_portraits
-from vitrine.evidence.portraits.decoder_train import TOKENS, Drawing, PatchJudge, main
-from vitrine.evidence.portraits.flow_config import AdvancedDecoderTrainConfig, DecoderTrainConfig
-from vitrine.evidence.portraits.flow_train import PICTURES
-from vitrine.evidence.portraits.phase import OutOfTime
-from vitrine.evidence.recipes import main as recipe
+from vitrine.evidence.recipes.commands import main as recipe
+from vitrine.evidence.recipes.decoder import TOKENS, Drawing, PatchJudge, main
+from vitrine.evidence.recipes.flow import PICTURES
+from vitrine.evidence.recipes.phase import OutOfTime
+from vitrine.evidence.recipes.settings import AdvancedDecoderTrainConfig, DecoderTrainConfig
 
 TINY = {
     "pictures": 4, "steps": 2, "device": "cpu",

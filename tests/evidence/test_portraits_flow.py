@@ -13,12 +13,12 @@ from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_flow_portraits, standardise
 from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.runtime.progress import Interrupted
-from vitrine.evidence.portraits.card import write_card
-from vitrine.evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
-from vitrine.evidence.portraits.flow_train import LATENTS, PICTURES, main
-from vitrine.evidence.portraits.phase import OutOfTime
 from vitrine.evidence.portraits.sampling import sample_latents
-from vitrine.evidence.recipes import main as recipe
+from vitrine.evidence.recipes.card import write_card
+from vitrine.evidence.recipes.commands import main as recipe
+from vitrine.evidence.recipes.flow import LATENTS, PICTURES, main
+from vitrine.evidence.recipes.phase import OutOfTime
+from vitrine.evidence.recipes.settings import AdvancedFlowTrainConfig, FlowTrainConfig
 
 TINY = {
     "pictures": 16, "vae_steps": 3, "flow_steps": 3, "device": "cpu", "card_samples": 0,

@@ -9,10 +9,10 @@ import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import WEIGHTS, load_portraits
 from vitrine.engine.runtime.progress import Interrupted
-from vitrine.evidence.portraits.phase import OutOfTime
-from vitrine.evidence.portraits.train import main
-from vitrine.evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
-from vitrine.evidence.recipes import main as recipe
+from vitrine.evidence.recipes.commands import main as recipe
+from vitrine.evidence.recipes.phase import OutOfTime
+from vitrine.evidence.recipes.portraits import main
+from vitrine.evidence.recipes.settings import AdvancedTrainConfig, TrainConfig
 
 TINY = {
     "pictures": 32, "readout_steps": 2, "vae_steps": 2, "unet_steps": 4,

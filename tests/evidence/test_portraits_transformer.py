@@ -15,7 +15,7 @@ from vitrine.engine.portraits.shipped import load_transformer, shipped_transform
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
 from vitrine.evidence.control.controlled_transformer import ControlledTransformer
 from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, transformer_data
-from vitrine.evidence.recipes import main as recipe
+from vitrine.evidence.recipes.commands import main as recipe
 from vitrine.evidence.registry import all_claims
 from vitrine.evidence.resolution import curves as curves_of
 from vitrine.evidence.resolution import transfer_training

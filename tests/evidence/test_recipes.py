@@ -1,9 +1,8 @@
 """Recipes on the command line: help, flat settings, and bad input on one line before anything is written."""
 
 import pytest
-from vitrine.evidence.portraits.flow_config import FlowTrainConfig
-from vitrine.evidence.portraits.train_config import TrainConfig
-from vitrine.evidence.recipes import RECIPES, main
+from vitrine.evidence.recipes.commands import RECIPES, main
+from vitrine.evidence.recipes.settings import FlowTrainConfig, TrainConfig
 
 
 def test_each_recipe_has_help(capsys):

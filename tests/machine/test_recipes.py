@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.evidence.nemo.later_plants import RECIPE, plant_later
-from vitrine.evidence.recipes import main
+from vitrine.evidence.recipes.commands import main
 from vitrine.evidence.resolution.tuned import TuneConfig, tune
 from vitrine_tests.machine.modes import on_the_cpu
 from vitrine_tests.machine.pretend import NAME, Accelerator

@@ -16,8 +16,7 @@ from ...engine.jobs.training import MovingAverage, learning_rate, mean_gradients
 from ...engine.runtime.processes import workers_of
 from ...engine.runtime.progress import Progress
 from ...engine.settings.config import Config
-from .flow_config import DecoderTrainConfig, FlowTrainConfig
-from .train_config import TrainConfig
+from .settings import DecoderTrainConfig, FlowTrainConfig, TrainConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

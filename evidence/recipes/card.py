@@ -13,10 +13,10 @@ from ...engine.portraits.dataset import PORTRAITS
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import WEIGHTS, Portraits
 from ...engine.runtime.progress import Progress, silent
-from .avataaars import open_model
-from .classifier import classifier_of
-from .quality import Copy, Quality, attribute_table, measure_copies, measure_quality
-from .sampling import sample_images
+from ..portraits.avataaars import open_model
+from ..portraits.classifier import classifier_of
+from ..portraits.quality import Copy, Quality, attribute_table, measure_copies, measure_quality
+from ..portraits.sampling import sample_images
 
 _HEAD = """---
 license: apache-2.0
@@ -132,7 +132,7 @@ def write_sheet(
     model: Portraits | FlowPortraits, path: str | Path, *, steps: int = 30, progress: Progress = silent
 ) -> Path:
     """24 held-out prompts: a row as the renderer draws them, below it as the model does, three times; a JPEG file."""
-    from .page import to_pil
+    from ..portraits.page import to_pil
 
     scenes = model.dataset.sample_scenes(range(6_500_000, 6_500_024))
     samples = sample_images(model, model.dataset.caption(scenes), list(range(24)), steps=steps, progress=progress)

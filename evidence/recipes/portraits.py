@@ -13,6 +13,7 @@ On two cores two processes of one thread are a third faster than one of two (0.2
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,11 +29,14 @@ from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.models import Portraits, build_models, save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.runtime.processes import accelerator as accelerator_for
+from ...engine.runtime.processes import launched
 from ...engine.runtime.progress import Progress, silent
-from .classifier import AttributeClassifier, classifier_loss
-from .data import TrainingSet, build_training_set
+from ..portraits.avataaars import LAYERS, avataaars, open_model
+from ..portraits.classifier import AttributeClassifier, classifier_loss
+from .card import SHEET, write_sheet
 from .phase import OutOfTime, Phase, own_rows, run_of
-from .train_config import TrainConfig
+from .settings import TrainConfig
+from .training_set import TrainingSet, build_training_set
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -248,3 +252,14 @@ def _record(config: TrainConfig, out: Path, device: torch.device) -> dict[str, A
     settings = {k: v for k, v in (usual | advanced).items() if k not in ("out", "device", "advanced")}
     settings["max_seconds"] = "inf" if math.isinf(config.max_seconds) else config.max_seconds
     return {"settings": settings, "phases": phases, "device": machine, "torch": torch.__version__}
+
+
+def train_avataaars(
+    layers: str | Path, config: TrainConfig, progress: Callable[[str], Progress] = lambda name: silent
+) -> Path:
+    """:func:`main` on the faces of a file of layers; returns the model's folder, with layers and a sheet."""
+    folder = main(config, progress, avataaars(Path(layers)))
+    if launched().index == 0:  # the others may be here before the first has written the model
+        shutil.copyfile(layers, folder / LAYERS)
+        write_sheet(open_model(folder), folder / SHEET)
+    return folder

@@ -14,15 +14,16 @@ from typing import Annotated, Any, Literal, Union
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
-from ..engine.errors import VitrineError, refuse
-from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Writes, check_settings
-from .portraits.flow_config import (
+from ...engine.errors import VitrineError, refuse
+from ...engine.settings.setting_checks import Count, OutFile, OutFolder, Writes, check_settings
+from .settings import (
     AdvancedDecoderTrainConfig,
     AdvancedFlowTrainConfig,
+    AdvancedTrainConfig,
     DecoderTrainConfig,
     FlowTrainConfig,
+    TrainConfig,
 )
-from .portraits.train_config import AdvancedTrainConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Portraits(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from .portraits.train import STAGES, main
+        from .portraits import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -50,8 +51,7 @@ class Avataaars(TrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from .portraits.avataaars_train import train_avataaars
-        from .portraits.train import STAGES
+        from .portraits import STAGES, train_avataaars
 
         return _train(partial(train_avataaars, self.layers), self.recipe(), STAGES)
 
@@ -68,7 +68,7 @@ class Flow(FlowTrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from .portraits.flow_train import STAGES, main
+        from .flow import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -81,7 +81,7 @@ class Decoder(DecoderTrainConfig):
 
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
-        from .portraits.decoder_train import STAGES, main
+        from .decoder import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -97,10 +97,10 @@ class Identity:
 
     def run(self) -> int:
         """0 when written."""
-        from ..engine.runtime.progress import TqdmProgress
-        from .portraits.avataaars import open_model
-        from .portraits.classifier import load_classifier
-        from .portraits.identities import save_identity
+        from ...engine.runtime.progress import TqdmProgress
+        from ..portraits.avataaars import open_model
+        from ..portraits.classifier import load_classifier
+        from ..portraits.identities import save_identity
 
         classifier = self.folder / "readout" / "readout.safetensors"
         if not classifier.is_file():
@@ -129,8 +129,8 @@ class Students:
 
     def run(self) -> int:
         """0 when written."""
-        from ..engine.runtime.stages import Stages
-        from .emd.toy_students import stages, train_students
+        from ...engine.runtime.stages import Stages
+        from ..emd.toy_students import stages, train_students
 
         if self.out is None and self.model is None:
             raise refuse("out", None, "a folder", "the shipped model's folder is not written to")
@@ -155,9 +155,9 @@ class Plants:
 
     def run(self) -> int:
         """0 when written."""
-        from ..engine.pipelines.loading import LoadConfig
-        from ..engine.runtime.progress import TqdmProgress
-        from .nemo.later_plants import plant_later
+        from ...engine.pipelines.loading import LoadConfig
+        from ...engine.runtime.progress import TqdmProgress
+        from ..nemo.later_plants import plant_later
 
         device = LoadConfig(self.device).checked_place
         path = plant_later(self.out, self.set, progress=TqdmProgress("steps"), device=device)
@@ -176,8 +176,8 @@ class Card:
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.runtime.progress import TqdmProgress
-        from .portraits.card import write_card
+        from ...engine.runtime.progress import TqdmProgress
+        from .card import write_card
 
         print(f"card: {write_card(self.folder, TqdmProgress('measuring'), device=self.device)}")
         return 0
@@ -212,10 +212,10 @@ class Sizes:
 
     def run(self) -> int:
         """0 when finished."""
-        from ..engine.pipelines.loading import LoadConfig
-        from ..engine.portraits.shipped import transformer_folder
-        from ..engine.runtime.stages import Stages
-        from .control.sized_training import TransformerTrainConfig, train_transformer
+        from ...engine.pipelines.loading import LoadConfig
+        from ...engine.portraits.shipped import transformer_folder
+        from ...engine.runtime.stages import Stages
+        from ..control.sized_training import TransformerTrainConfig, train_transformer
 
         if self.start is not None:
             transformer_folder(self.start)  # raises before the pictures are rendered
@@ -266,11 +266,11 @@ class Transfer:
 
     def run(self) -> int:
         """0 when finished."""
-        from ..engine.pipelines.loading import LoadConfig
-        from ..engine.portraits.shipped import transformer_folder
-        from ..engine.runtime.stages import Stages
-        from .resolution.curves import mean_curve
-        from .resolution.transfer_training import ARMS, TransferConfig, transfer
+        from ...engine.pipelines.loading import LoadConfig
+        from ...engine.portraits.shipped import transformer_folder
+        from ...engine.runtime.stages import Stages
+        from ..resolution.curves import mean_curve
+        from ..resolution.transfer_training import ARMS, TransferConfig, transfer
 
         transformer_folder(self.source)  # raises before the pictures are rendered
         config = TransferConfig(
@@ -302,7 +302,7 @@ class Export:
 
     def run(self) -> int:
         """0 when written."""
-        from .resolution.transfer_training import export
+        from ..resolution.transfer_training import export
 
         print(f"model: {export(self.folder, self.out, self.arm, self.seed)}")
         return 0
@@ -338,9 +338,9 @@ class Tune:
 
     def run(self) -> int:
         """0 when finished."""
-        from ..engine.pipelines.loading import LoadConfig
-        from ..engine.runtime.progress import TqdmProgress
-        from .resolution.tuned import TuneConfig, tune
+        from ...engine.pipelines.loading import LoadConfig
+        from ...engine.runtime.progress import TqdmProgress
+        from ..resolution.tuned import TuneConfig, tune
 
         device = LoadConfig(self.device).checked_place
         for seed in self.seeds:
@@ -352,8 +352,8 @@ class Tune:
 
 def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> int:
     """Trains; a run whose time is up prints how to resume it."""
-    from ..engine.runtime.stages import Stages
-    from .portraits.phase import OutOfTime
+    from ...engine.runtime.stages import Stages
+    from .phase import OutOfTime
 
     try:
         print(f"model: {main(config, Stages(dict.fromkeys(stages)).bar)}")
@@ -374,7 +374,7 @@ def main(arguments: list[str] | None = None) -> int:
     import tyro
     from tyro.conf import subcommand
 
-    from ..engine.runtime.quiet import quiet_libraries
+    from ...engine.runtime.quiet import quiet_libraries
 
     union = Union[tuple(Annotated[recipe, subcommand(name)] for name, recipe in RECIPES.items())]  # noqa: UP007
     try:
@@ -390,7 +390,3 @@ def main(arguments: list[str] | None = None) -> int:
     except (VitrineError, OSError) as error:
         print(f"recipes: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,10 +28,10 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, LATENT_SHAPE, FlowPortraits, 
 from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.runtime.progress import Progress, silent
-from .data import TrainingSet
-from .flow_config import DecoderTrainConfig
-from .flow_train import ENCODE, RENDER, TextToVelocity, accelerator_of, picture_error, pictures, posterior_means
+from .flow import ENCODE, RENDER, TextToVelocity, accelerator_of, picture_error, pictures, posterior_means
 from .phase import Phase, own_rows, record_of, run_of
+from .settings import DecoderTrainConfig
+from .training_set import TrainingSet
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

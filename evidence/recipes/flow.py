@@ -1,8 +1,8 @@
 """How the flow portraits are made: renders -> autoencoder -> cached latents -> transformer and text encoder.
 
-As in ``train``, every phase resumes from its state bit for bit: a batch depends on (seed, step) only. The pictures are
-drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. Its decoder is
-then taught to draw sharply, and leaves all else as it is: ``decoder_train``.
+As in ``portraits``, every phase resumes from its state bit for bit: a batch depends on (seed, step) only. The pictures
+are drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. Its decoder is
+then taught to draw sharply, and leaves all else as it is: ``decoder``.
 
 ``python -m vitrine.evidence.recipes flow --out FOLDER`` on a CPU, or with
 ``--device cuda --dtype bfloat16 --flow-batch 256`` on a GPU.
@@ -36,10 +36,10 @@ from ...engine.portraits.preview import write_preview
 from ...engine.runtime.processes import accelerator as accelerator_for
 from ...engine.runtime.progress import Progress, silent
 from .card import write_card
-from .data import TrainingSet, build_training_set, load_training_set, save_training_set
-from .flow_config import DecoderTrainConfig, FlowTrainConfig
 from .phase import OutOfTime, Phase, own_rows, record_of, run_of
-from .train import face_map, reconstruct
+from .portraits import face_map, reconstruct
+from .settings import DecoderTrainConfig, FlowTrainConfig
+from .training_set import TrainingSet, build_training_set, load_training_set, save_training_set
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -83,7 +83,7 @@ def train_vae(
 
 @dataclass(frozen=True)
 class Latents:
-    """What the transformer learns from: a :class:`~.data.TrainingSet` with latents in place of pictures.
+    """What the transformer learns from: a :class:`~.training_set.TrainingSet` with latents in place of pictures.
 
     Attributes:
         data: its ``images`` are empty, (N + P, 0).
