@@ -88,7 +88,7 @@ class Rank:
 
     def _pictures(self) -> Any:
         """The folder with its masks, or the files."""
-        from ..engine.activations.labelled import read_masks
+        from ..engine.activations.ranked_pictures import read_masks
         from ..engine.io.picture_files import pictures_in
 
         if self.masks is not None and self.keypoints is not None:

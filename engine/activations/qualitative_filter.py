@@ -23,7 +23,7 @@ from ..runtime.footprint import memory_bytes
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..tracing.hooks import Activation
-from .activation_pca import PCABasis
+from .activation_pictures import PCABasis
 from .streaming import footprint, split_sites
 from .tap import tap_latents
 from .tap_config import TapConfig

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ...engine.activations.greedy_search import Budget, ScoreOf, SearchResult, greedy_search
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.qualitative_filter import FilterRule
 from ...engine.activations.segmentation import ProbeSettings, confusion, fit_probe, iou, mean_iou
+from ...engine.activations.site_search import Budget, ScoreOf, SearchResult, greedy_search
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import iou_gain_interval, iou_interval, mean_interval

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...engine.activations.ditf import massive_channels
+from ...engine.activations.tap import massive_channels
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.activations.correspondence import find_correspondence
-from ...engine.activations.points import draw_matches
+from ...engine.activations.correspondence import draw_matches, find_correspondence
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import fit_probe, mean_iou
 from ...engine.io.html_page import Report

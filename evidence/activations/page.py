@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.activations.activation_pca import PCABasis, pca_rgb
+from ...engine.activations.activation_pictures import PCABasis, pca_rgb
 from ...engine.activations.container import Activations
 from ...engine.activations.ranked_pictures import Pictures as Ranked
 from ...engine.activations.ranking import PICTURES_SCORED, RankingConfig, rank_sites

@@ -376,9 +376,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     from ...engine.runtime.quiet import quiet_libraries
 
-    union = Union[tuple(Annotated[recipe, subcommand(name)] for name, recipe in RECIPES.items())]  # noqa: UP007
+    members: Any = tuple(Annotated[recipe, subcommand(name)] for name, recipe in RECIPES.items())
+    union: Any = Union[members]  # noqa: UP007
     try:
-        recipe: Any = tyro.cli(union, args=arguments, prog="python -m vitrine.evidence.recipes", description=__doc__)
+        recipe = tyro.cli(union, args=arguments, prog="python -m vitrine.evidence.recipes", description=__doc__)
     except SystemExit as stop:
         if not stop.code:
             raise

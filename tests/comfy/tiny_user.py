@@ -3,7 +3,7 @@
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import Preset
-from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.presets import FeaturePreset
 from vitrine.engine.emd.student_preset import StudentPreset
 from vitrine.engine.nemo import NeuronSet, value_sites
 from vitrine.engine.tracing.addresses import resolve

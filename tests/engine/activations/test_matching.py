@@ -15,12 +15,12 @@ from vitrine.engine.activations.correspondence import (
     pck,
     sample_points,
 )
-from vitrine.engine.activations.greedy_search import Budget, greedy_search
 from vitrine.engine.activations.segmentation import (
     ProbeSettings,
     fit_probe,
     mean_iou,
 )
+from vitrine.engine.activations.site_search import Budget, greedy_search
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.tracing.hooks import Activation

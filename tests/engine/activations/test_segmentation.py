@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.activations.labelled import read_masks
+from vitrine.engine.activations.ranked_pictures import read_masks
 from vitrine.engine.activations.segmentation import fit_probe
 from vitrine.engine.errors import VitrineError
 

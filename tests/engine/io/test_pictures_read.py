@@ -9,8 +9,8 @@ import pytest
 import torch
 from diffusers.utils import load_image
 from PIL import Image
-from vitrine.engine.activations.labelled import read_masks
 from vitrine.engine.activations.picture_latents import picture_sizes, to_pixels
+from vitrine.engine.activations.ranked_pictures import read_masks
 from vitrine.engine.activations.segmentation import ProbeSettings, fit_probe
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.picture_files import Stored, open_picture, open_rgb, pictures_in, stored, turned, turned_point

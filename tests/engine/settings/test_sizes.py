@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.activations.activation_pca import pca_rgb
+from vitrine.engine.activations.activation_pictures import pca_rgb
 from vitrine.engine.activations.picture_latents import to_pixels
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import (

@@ -1,7 +1,6 @@
-"""Images of activations: three principal components as red, green and blue.
+"""Activations as pictures: principal components as colours, and where a model looks for a word of the prompt.
 
-GDF fits a new basis for each image, so colours cannot be compared across images. A :class:`PCABasis` fitted on a
-set and reused gives the same part the same colour in every image.
+Tang et al. 2023 (DAAM, arXiv 2210.04885) sum attention over the steps of a run; here it is one timestep of a picture.
 """
 
 from __future__ import annotations
@@ -11,11 +10,16 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn import functional
 
 from ..errors import refuse
 from ..io.number_checks import all_finite
+from ..network.site import MapSite
 from ..settings.sizes import check_sides
+from ..tracing.addresses import sites_of
 from ..tracing.hooks import Activation
+from .container import Activations
 
 Maps = Activation | torch.Tensor
 _RELATIVE_RANK = 1e-10
@@ -113,3 +117,32 @@ def _principal(centred: torch.Tensor) -> torch.Tensor:
     pivot = axes.gather(1, axes.abs().argmax(1, keepdim=True))
     axes = axes * torch.where(pivot < 0, -1.0, 1.0)
     return F.pad(axes, (0, 0, 0, 3 - len(axes)))
+
+
+def text_maps(backbone: nn.Module) -> tuple[str, ...]:
+    """Addresses of all attention maps whose keys are text tokens, or text tokens first."""
+    sites = sites_of(backbone).values()
+    maps = tuple(s.address for s in sites if isinstance(s, MapSite) and (s.text_keys or s.joint))
+    if not maps:
+        raise refuse("model", "no attention to text", "a model with a prompt", "load another model")
+    return maps
+
+
+def word_map(maps: Activations, size: tuple[int, int]) -> torch.Tensor:
+    """(B, H, W) in 0..1, each picture's least and most attended place; of maps (B, heads, Q, K) of the word's tokens.
+
+    Args:
+        size: (H, W) of the pictures, whose shape the maps' Q places have.
+    """
+    height, width = size
+    total = torch.zeros(len(next(iter(maps.values())).tensor), 1, height, width)
+    for address, activation in maps.items():
+        positions = activation.tensor.float().mean(1).sum(-1).cpu()  # (B, Q)
+        rows = round((positions.shape[1] * height / width) ** 0.5)
+        if rows * (positions.shape[1] // rows) != positions.shape[1]:
+            accepted = f"those of a picture of {width} x {height}"
+            raise refuse(address, f"{positions.shape[1]} positions", accepted, "crop it")
+        grid = positions.unflatten(1, (1, rows, -1))
+        total += functional.interpolate(grid / grid.mean((1, 2, 3), keepdim=True), size, mode="bicubic")
+    least, most = (f(total, (1, 2, 3), keepdim=True) for f in (torch.amin, torch.amax))
+    return ((total - least) / (most - least).clamp_min(1e-12))[:, 0]
