@@ -21,9 +21,8 @@ from ...engine.w2w.space.official_files import import_official, official_manifes
 from ...engine.w2w.space.space import KIND, LINKED_VERSION, WeightSpace
 from ..intervals import mean_interval
 from .context import SETTINGS, Context
-from .descriptors import face_descriptor
 from .estimate import ENCODING
-from .judge import Judge, pixels
+from .judge import Judge, face_descriptor, pixels
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
 

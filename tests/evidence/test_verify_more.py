@@ -15,8 +15,8 @@ from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.control.controlled_transformer import ControlledTransformer
 from vitrine.evidence.verify import sizes, w2w
 from vitrine.evidence.verify.context import Asked, Context
-from vitrine.evidence.verify.descriptors import face_descriptor, lpips_distance
 from vitrine.evidence.verify.embedded import SETTINGS, WORLDS, context_of, write_data
+from vitrine.evidence.verify.judge import face_descriptor, lpips_distance
 from vitrine.evidence.verify.protocol import all_checks
 from vitrine.evidence.verify.run import verify
 from vitrine.evidence.verify.settings import FILE, InversionSettings, SizeSettings, VerifySettings
