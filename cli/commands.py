@@ -1,16 +1,21 @@
-"""`vitrine demo | reproduce | addresses | card`. Heavy imports are in `run`."""
+"""`vitrine demo | reproduce | addresses | verify`. Heavy imports are in `run`."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from os import environ
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from tyro.conf import Positional, arg
 
 from ..engine.pipelines.loading import LoadConfig
-from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Writes
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder
 from .options import Load
+
+TABLES = Path(__file__).parents[1] / "engine" / "portraits" / "weights" / "addresses.json"
+"""Site names of the shipped models, so that listing them needs neither torch nor diffusers."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ class Reproduce:
     face_model: str | None = None
     """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
     avataaars: str | None = None
-    """For claims on faces of npm's @dicebear/avataaars: the model folder that `vitrine train avataaars` made."""
+    """For claims on faces of npm's @dicebear/avataaars: the model folder of the recipe `avataaars`."""
     inception: str | None = None
     """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
@@ -60,6 +65,24 @@ class Reproduce:
         names = ("plants", "photographs", "face_model", "inception", "avataaars")
         files = {name: getattr(self, name) for name in names}
         return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
+
+
+class AddressTable(NamedTuple):
+    """The site names of one network.
+
+    Attributes:
+        default: the site that `auto` selects.
+        rows: (site name, kind, module path) in execution order.
+    """
+
+    default: str
+    rows: list[tuple[str, str, str]]
+
+
+def shipped_addresses(model: str) -> AddressTable | None:
+    """The table of a shipped model by its name in commands; None for other models."""
+    entry = json.loads(TABLES.read_text(encoding="utf-8")).get(model)
+    return None if entry is None else AddressTable(entry["default"], [(a, k, p) for a, k, p in entry["rows"]])
 
 
 @dataclass(frozen=True)
@@ -81,7 +104,6 @@ class Addresses:
     def _rows(self) -> list[tuple[str, str, str]]:
         """(site name, kind, module path) of each; those of shipped models are in a file, which needs no torch."""
         from ..engine.tracing.address_patterns import matching
-        from .address_tables import shipped_addresses
 
         table = shipped_addresses(self.model) if self.load == LoadConfig() else None
         if table is not None:
@@ -95,18 +117,47 @@ class Addresses:
 
 
 @dataclass(frozen=True)
-class Card:
-    """Measure a portraits model and write its model card (README.md) next to the weights."""
+class Verify:
+    """Measure published figures on your own checkpoint, from local files only; nothing is downloaded.
 
-    folder: Positional[Annotated[Path, Writes("folder"), arg(metavar="FOLDER")]]
-    """Model folder to write the card into; measuring takes minutes."""
-    device: str = "cpu"
-    """Where to sample."""
+    It first prints the required files, time and memory; the same command resumes.
+    Writes plan.json, verify.json and verify.html: published, measured with intervals, and what differs.
+    """
+
+    model: str
+    """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models
+    instead, with their own data."""
+    claim: tuple[str, ...] = ()
+    """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
+    data: Path | None = None
+    """Folder with the authors' files; the plan (--dry) lists them."""
+    sscd: Path | None = None
+    """SSCD's TorchScript file. It is code, which this option runs; without it copies are judged by pixels."""
+    clip: Path | None = None
+    """Folder of a CLIPModel with its processor (transformers): prompt alignment."""
+    face: Path | None = None
+    """A face recogniser's TorchScript file (made with torch.jit.trace). It is executable code, which this option
+    runs; without it identities are not compared."""
+    lpips: Path | None = None
+    """LPIPS as a TorchScript file, likewise."""
+    subset: Count | None = None
+    """Most prompts or pairs of each kind, always the same ones."""
+    memory: str = "4GB"
+    """Memory in addition to the weights."""
+    out: OutFolder = Path("verify")
+    """Folder for the results."""
+    dry: bool = False
+    """Stop after the plan."""
+    load: Load = LoadConfig()
 
     def run(self) -> int:
-        """0 on success."""
-        from ..engine.runtime.progress import TqdmProgress
-        from ..evidence.portraits.card import write_card
+        """0 if the named claims were measured, or any without names; 1 if data is missing."""
+        environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it
+        from ..evidence.verify.context import Asked
+        from ..evidence.verify.run import verify
 
-        print(f"card: {write_card(self.folder, TqdmProgress('measuring'), device=self.device)}")
-        return 0
+        asked = Asked(
+            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load,
+            face=self.face, lpips=self.lpips,
+        )  # fmt: skip
+        return verify(asked, self.claim, self.dry)

@@ -80,15 +80,11 @@ def _explained(message: str) -> int:
 
 def _tree() -> dict[str, type | Group]:
     from . import commands
-    from . import control_commands as control
     from . import emd_commands as emd
     from . import erase_command as nemo_erase
     from . import lora_commands as lora
     from . import nemo_commands as nemo
-    from . import resolution_commands as resolution
     from . import tap_commands as taps
-    from . import train_commands as train
-    from . import verify_command as verify
     from . import w2w_commands as w2w
 
     return {
@@ -96,15 +92,11 @@ def _tree() -> dict[str, type | Group]:
         "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS | nemo_erase.COMMANDS),
         "lora": Group("Reports on LoRA files.", lora.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
-        "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),
-        "resolution": Group("Move a transformer to a higher resolution.", resolution.COMMANDS),
         "emd": Group("Distil one-step students.", emd.COMMANDS),
-        "train": Group("Train the portraits model, the toy models of the pack.", train.COMMANDS),
         "demo": commands.Demo,
         "reproduce": commands.Reproduce,
-        "verify": verify.Verify,
+        "verify": commands.Verify,
         "addresses": commands.Addresses,
-        "card": commands.Card,
     }
 
 

@@ -1,10 +1,10 @@
-"""`vitrine taps`: ranks a model's sites on your pictures, and scores sites on SPair-71k."""
+"""`vitrine taps rank`: ranks a model's sites on your pictures."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -12,9 +12,6 @@ from ..engine.errors import refuse
 from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Side
 from .options import Load
-
-if TYPE_CHECKING:
-    from ..engine.activations.spair_dataset import SPairPair
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ class Rank:
 
     def _pictures(self) -> Any:
         """The folder with its masks, or the files."""
-        from ..engine.activations.labelled import read_masks
+        from ..engine.activations.ranked_pictures import read_masks
         from ..engine.io.picture_files import pictures_in
 
         if self.masks is not None and self.keypoints is not None:
@@ -119,92 +116,4 @@ class Rank:
         return [rows[f.name] for f in files]
 
 
-@dataclass(frozen=True)
-class Spair:
-    """Score sites on SPair-71k by nearest features, without training: PCK per point and per picture, both averages.
-
-    Each picture is tapped once, into the cache; the same command resumes.
-    """
-
-    folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """The published SPair-71k folder, with PairAnnotation and JPEGImages."""
-    model: str = "portraits"
-    """Pipeline folder, hub id or file of a supported model."""
-    preset: str | None = None
-    """A published selection, such as Ours-v1.5."""
-    addresses: str | None = None
-    """Site names or globs, separated by spaces, instead of the preset's."""
-    split: Literal["trn", "val", "test"] = "test"
-    """Split of the pairs."""
-    category: str | None = None
-    """One category only."""
-    pairs: Count | None = None
-    """Most pairs per category, the first ones."""
-    prompt: str = "a photo of a {category}"
-    """One prompt per category."""
-    size: Side | None = None
-    """Side to which pictures are resized; None takes the model's default."""
-    keep_aspect: bool = False
-    """Keep the aspect ratio: the longer side is `size`, rounded to whole tokens; DiTF uses 640 on Flux."""
-    timestep: float | None = None
-    """The network's timestep; None takes the preset's, else 50."""
-    modulate: bool = False
-    """Block inputs of transformers after norm and adaLN modulation (DiTF)."""
-    discard: tuple[int, ...] = ()
-    """Massive channels to set to zero; 154 1446 in Flux.1-dev (DiTF)."""
-    protocol: Literal["vitrine", "gdf"] = "vitrine"
-    """gdf: taps and concatenates as the official code, one picture per batch; Stable Diffusion's UNets only."""
-    grid: Count = 128
-    """Side of the grid on which features are compared."""
-    cache: OutFolder | None = None
-    """Folder for the features; without it they are computed again each time."""
-    memory: str = "2GB"
-    """Budget for features in memory."""
-    out: OutFile | None = None
-    """A JSON file for all results."""
-    load: Load = LoadConfig()
-
-    def run(self) -> int:
-        """0 on success."""
-        import tempfile
-
-        from ..engine.activations.spair_dataset import read_spair
-        from ..engine.io.files import write_json
-        from ..engine.pipelines import CorrespondencePipeline
-        from ..engine.pipelines.loading import load_pipeline
-
-        pairs = self._some(read_spair(self.folder, self.split, self.category))
-        pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
-        with tempfile.TemporaryDirectory(prefix="vitrine-spair-") as folder:
-            figures = self._measure(pipe, pairs, self.cache or Path(folder))
-        for name, totals in figures["totals"].items():
-            print(f"{name}: " + ", ".join(f"{how} {100 * value:.2f}" for how, value in totals.items()))
-        for name, (img, bbox) in figures["categories at 0.1, per point"].items():
-            print(f"  {name}: img {100 * img:.2f}, bbox {100 * bbox:.2f}")
-        if self.out is not None:
-            write_json(self.out, figures)
-            print(f"figures -> {self.out}")
-        return 0
-
-    def _some(self, pairs: list[SPairPair]) -> list[SPairPair]:
-        """The first pairs of each category."""
-        kept: list[SPairPair] = []
-        for name in sorted({p.category for p in pairs}):
-            kept += [p for p in pairs if p.category == name][: self.pairs]
-        return kept
-
-    def _measure(self, pipe: Any, pairs: list[SPairPair], cache: Path) -> dict[str, Any]:
-        from ..engine.pipelines.spair_keypoints import SPairRun, spair_scores
-        from ..engine.runtime.progress import TqdmProgress
-
-        tap = {"timestep": self.timestep, "modulate": self.modulate, "discard": self.discard}
-        run = SPairRun(
-            None if self.addresses is None else self.addresses.split(), self.preset, self.prompt, self.size,
-            self.keep_aspect, self.protocol, self.grid, self.memory, tap,
-        )  # fmt: skip
-        scores = spair_scores(pipe, pairs, cache, run, TqdmProgress("pictures"))
-        totals = {f"PCK@{a} {kind}": s.totals(kind == "bbox") for a, s in scores.items() for kind in ("img", "bbox")}
-        return {"pairs": len(pairs), "totals": totals, "categories at 0.1, per point": scores[0.1].categories}
-
-
-COMMANDS: dict[str, type] = {"rank": Rank, "spair": Spair}
+COMMANDS: dict[str, type] = {"rank": Rank}

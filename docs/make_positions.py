@@ -1,6 +1,6 @@
 """Draw the flow portraits at twice their side in every way that docs/any_size.md has a row for, for the eye.
 
-python docs/make_positions.py FOLDER    FOLDER is that of `vitrine resolution tune`, which is trained to its end first
+python docs/make_positions.py FOLDER    FOLDER is that of the recipe `tune`, trained to its end
 """
 
 import sys

@@ -35,7 +35,7 @@ STAGES = (
     Stage("The model, and the pictures it memorized", "portraits.page",
           ("portraits.memorized", "portraits.quality"), 15,
           "The template *Check a model for copies*; your own model: `vitrine nemo check`."),
-    Stage("What the model sees in a picture", "activations.page", ("activations.places", "gdf.filter"), 20,
+    Stage("What the model sees in a picture", "activations.page", ("gdf.correspondence.photographs", "gdf.filter"), 20,
           "The template *See what the model sees*; layers of your own model: `vitrine taps rank`."),
     Stage("The same point, the same part in other pictures", "activations.matching_page",
           ("gdf.correspondence", "gdf.segmentation"), 20,

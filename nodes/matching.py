@@ -9,9 +9,16 @@ import torch.nn.functional as F
 from comfy_api.latest import io, ui
 
 from ..engine.activations import TapConfig
-from ..engine.activations.correspondence import Matches, feature_maps, find_correspondence
+from ..engine.activations.correspondence import (
+    Matches,
+    draw_matches,
+    feature_maps,
+    find_correspondence,
+    mask_points,
+    parse_clicks,
+    parse_points,
+)
 from ..engine.activations.gdf_protocol import CORRESPONDENCE_SIZE, PROTOCOLS, check_protocol, gdf_features
-from ..engine.activations.points import draw_matches, mask_points, parse_clicks, parse_points
 from ..engine.activations.segmentation import ProbeSettings, fit_probe, mask_like_clicks
 from ..engine.errors import refuse
 from .captions import captioned

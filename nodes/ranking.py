@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
-from ..engine.activations.points import parse_keypoints
-from ..engine.activations.preset_files import FeaturePreset
+from ..engine.activations.correspondence import parse_keypoints
+from ..engine.activations.presets import FeaturePreset
 from ..engine.activations.qualitative_filter import FilterRule
 from ..engine.activations.ranked_pictures import Pictures, known_pairs
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_sites
 from ..engine.activations.segmentation import IGNORE
-from ..engine.activations.splits import SPLITS
+from ..engine.activations.site_search import SPLITS
 from ..engine.errors import refuse
 from ..engine.io.file_names import safe_name
 from ..engine.tracing.addresses import resolve, sites_of

@@ -22,7 +22,7 @@ SampleThresholdSocket = io.Custom("VITRINE_SAMPLE_THRESHOLD")
 """A ``vitrine.engine.nemo.SampleThreshold``."""
 
 FeaturePresetSocket = io.Custom("VITRINE_FEATURE_PRESET")
-"""A ``vitrine.engine.activations.preset_files.FeaturePreset``."""
+"""A ``vitrine.engine.activations.presets.FeaturePreset``."""
 
 W2WSpaceSocket = io.Custom("VITRINE_W2W_SPACE")
 """A ``vitrine.engine.w2w.WeightSpace`` or ``DeltaSpace``."""

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import TapConfig
-from vitrine.engine.activations.greedy_search import greedy_search
 from vitrine.engine.activations.qualitative_filter import FilterRule, measure_properties
 from vitrine.engine.activations.ranked_pictures import Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_sites
+from vitrine.engine.activations.site_search import greedy_search
 from vitrine.engine.activations.streaming import stream_taps
 from vitrine.engine.control import (
     AugmentConfig,

@@ -30,7 +30,7 @@ def test_every_weight_has_a_card_that_names_its_licence():
 
 
 def test_the_card_that_a_command_writes_names_it_too():
-    from vitrine.evidence.portraits import card
+    from vitrine.evidence.recipes import card
 
     for head, folder in ((card._HEAD, WEIGHTS), (card._FLOW_HEAD, WEIGHTS / "flow"), (card._AVATAAARS_HEAD, AVATAAARS)):
         shipped = (folder / "README.md").read_text(encoding="utf-8")

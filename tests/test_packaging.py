@@ -78,6 +78,8 @@ def test_both_wheels_hold_the_same_files(built):
     data = {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "locales").rglob("*.json")}
     data |= {f"vitrine/{p.relative_to(ROOT)}" for p in (ROOT / "nodes/web").rglob("*.md")}
     assert code | data <= tree
+    assert {"vitrine/evidence/demo.py", "vitrine/evidence/reproduce.py", "vitrine/evidence/statements.json"} <= tree
+    assert not [n for n in tree if n.startswith(("vitrine/tests/", "vitrine/docs/", "vitrine/evidence/recipes/"))]
     assert all(name.startswith(("vitrine/", "vitrine_diffusion-")) for name in tree)
     assert not [n for n in tree if "/tests/" in n or n.endswith((".pyc", ".pt", ".bin", ".ckpt"))]
 

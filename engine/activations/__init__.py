@@ -4,15 +4,13 @@
 ``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` renders them.
 """
 
-from .activation_pca import PCABasis, pca_rgb
+from .activation_pictures import PCABasis, pca_rgb, text_maps, word_map
 from .container import Activations, TapInfo
-from .ditf import massive_channels
 from .picture_latents import encode_pixels, to_pixels
 from .presets import PRESETS, Preset, preset
-from .tap import check_timestep, gdf_noise, tap_latents, tap_timesteps
+from .tap import check_timestep, gdf_noise, massive_channels, tap_latents, tap_timesteps
 from .tap_config import TapConfig
 from .tap_during_sampling import DIFFUSERS_GUIDED, StepRecord, tap_steps
-from .word_maps import text_maps, word_map
 from .writer import ActivationReader, ActivationWriter
 
 __all__ = [

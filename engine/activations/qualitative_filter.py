@@ -2,8 +2,7 @@
 
 The authors inspect PCA images and drop sites that are noisy, over-refined or bound to position (GDF,
 section 4). Here each of the three is computed from the activations, so the filter runs on any model, needs no
-labels, and reports why a site was dropped. The authors' own choice is in
-:mod:`vitrine.engine.activations.published_filter`.
+labels, and reports why a site was dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ..runtime.footprint import memory_bytes
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..tracing.hooks import Activation
-from .activation_pca import PCABasis
+from .activation_pictures import PCABasis
 from .streaming import footprint, split_sites
 from .tap import tap_latents
 from .tap_config import TapConfig

@@ -15,22 +15,27 @@ import torch.nn.functional as F
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..jobs.run import Run
-from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..tracing.addresses import resolve
 from ..tracing.fingerprint import fingerprint_of
-from .activation_pca import PCABasis, pca_rgb
-from .features import Features
-from .greedy_search import Budget, ScoreOf, SearchResult, greedy_search
-from .preset_files import FeaturePreset
-from .presets import Preset
+from .activation_pictures import PCABasis, pca_rgb
+from .presets import FeaturePreset, Preset
 from .qualitative_filter import FilterRule, Properties, measure_properties, site_groups
 from .ranked_pictures import Pictures
-from .site_scores import Judge, Search, judge_by_masks, judge_by_points
-from .splits import SPLITS
+from .site_search import (
+    SPLITS,
+    Budget,
+    Judge,
+    ScoreOf,
+    SearchResult,
+    greedy_search,
+    judge_by_masks,
+    judge_by_points,
+)
+from .streaming import Features
 from .tap import tap_latents
 from .tap_config import TapConfig
 
@@ -55,9 +60,9 @@ class RankingConfig(Config):
         budget: most channels of the chosen sites in total; None is no bound.
         most: most sites in the choice.
         strips: also render the scored images at every site, for :meth:`Ranking.strip`.
-        split: which images with masks fit a probe and which validate it, see :func:`~.splits.folds_of`. Half of the
-            validation images choose the sites, the others score the choice; with ``crossed``, choices made without each
-            part are scored on it.
+        split: which images with masks fit a probe and which validate it, see :func:`~.site_search.folds_of`. Half of
+            the validation images choose the sites, the others score the choice; with ``crossed``, choices made without
+            each part are scored on it.
         folds: of the crossed split.
         alpha: a point within this fraction of the image's longer side is correct.
     """
@@ -178,53 +183,41 @@ def rank_sites(
     judge = _judge(pictures, config)
     sites = spatial_sites(denoiser.backbone, config.patterns)
     folder = Path(state) if state is not None and workers.index == 0 else None
-    with Run(state, "ranking", _inputs(denoiser, pictures, config), _BEGUN, workers) as run:
+    inputs = {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
+    with Run(state, "ranking", inputs, _BEGUN, workers) as run:
         made_of: dict[str, object] = {} if folder is None else {"ranking": run.mark}
         source = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
             denoiser, *source, sites, config.timestep, progress=progress, memory=memory,
             state=_run(folder, "filter.json", made_of),
         )  # fmt: skip
-        candidates, dropped = _filtered(properties, config.rule)
+        candidates, dropped = config.rule.apply(properties)
+        if not candidates:
+            shown = f"all {len(properties)} layers dropped"
+            raise refuse("filter", shown, "a rule that keeps some", "loosen its bounds")
         search = held_out = None
         chosen = tuple(sorted(candidates, key=lambda a: properties[a].noise)[: config.most])
         if judge is not None:
             tapped = TapConfig(tuple(candidates), config.timestep)
             made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe uses fewer pixels
             with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-                searched = _search(candidates, config, config.within(features.widths), (folder, made_of), progress)
+                budget = config.within(features.widths)
+                judged = {**made_of, "judged by": [config.split, config.folds, config.alpha]}
+
+                def searched(score: ScoreOf, name: str) -> SearchResult:
+                    how: dict = {"most": config.most, "tie": TIE, "state": _run(folder, name, judged)}
+                    return greedy_search(candidates, score, budget=budget, progress=progress, **how)
+
                 search, held_out = judge(features, searched)
                 workers.meet()  # the first must not remove what others read
             chosen = search.chosen
-    colours = _colours(denoiser, source, sites, config.timestep, memory) if config.strips else {}
+    colours: dict[str, torch.Tensor] = {}
+    if config.strips:  # sites are tapped in groups and then released
+        groups, rows = site_groups(denoiser, *source, sites, config.timestep, memory)
+        for group in groups:
+            taps = tap_latents(denoiser, *source, TapConfig(group, config.timestep, batch=rows))
+            colours |= {a: pca_rgb(v, PCABasis.fit(v)) for a, v in taps.items()}
     return Ranking(properties, dropped, search, chosen, colours, held_out)
-
-
-def _inputs(denoiser: Denoiser, pictures: Pictures, config: RankingConfig) -> dict[str, object]:
-    return {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
-
-
-def _filtered(properties: Mapping[str, Properties], rule: FilterRule) -> tuple[list[str], dict[str, list[str]]]:
-    """(sites that the filter keeps, site -> reasons why it was dropped)."""
-    candidates, dropped = rule.apply(properties)
-    if not candidates:
-        raise refuse("filter", f"all {len(properties)} layers dropped", "a rule that keeps some", "loosen its bounds")
-    return candidates, dropped
-
-
-def _search(
-    candidates: Sequence[str], config: RankingConfig, budget: Budget | None,
-    store: tuple[Path | None, dict[str, object]], progress: Progress,
-) -> Search:  # fmt: skip
-    """The greedy search, which stores its scores and their inputs in a file."""
-    folder, made_of = store
-
-    def search(score: ScoreOf, name: str) -> SearchResult:
-        judged = {**made_of, "judged by": [config.split, config.folds, config.alpha]}
-        how: dict = {"most": config.most, "tie": TIE, "state": _run(folder, name, judged), "progress": progress}
-        return greedy_search(candidates, score, budget=budget, **how)
-
-    return search
 
 
 def _run(folder: Path | None, name: str, inputs: dict[str, object]) -> Run:
@@ -237,16 +230,3 @@ def _judge(pictures: Pictures, config: RankingConfig) -> Judge | None:
     if pictures.pairs is not None:
         return judge_by_points(pictures.pairs, config.alpha)
     return None if pictures.masks is None else judge_by_masks(pictures, config.split, config.folds)
-
-
-def _colours(
-    denoiser: Denoiser, scored: tuple[torch.Tensor, Condition], sites: list[str], timestep: float,
-    memory: int | str | None,
-) -> dict[str, torch.Tensor]:  # fmt: skip
-    """Site name -> (B, 3, h, w) principal components in [0, 1]; sites are tapped in groups and then released."""
-    groups, rows = site_groups(denoiser, *scored, sites, timestep, memory)
-    colours: dict[str, torch.Tensor] = {}
-    for group in groups:
-        taps = tap_latents(denoiser, *scored, TapConfig(group, timestep, batch=rows))
-        colours |= {a: pca_rgb(v, PCABasis.fit(v)) for a, v in taps.items()}
-    return colours

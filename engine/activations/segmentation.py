@@ -122,7 +122,27 @@ def fit_probe_on(
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(settings.seed)
         net = _network(cells.shape[1], classes, settings.hidden).to(cells.device)
-        _optimise(net, cells.clone(), labels.clone(), settings, progress)
+        x, y = cells.clone(), labels.clone()
+        weights = [p for p in net.parameters() if p.ndim == 2]
+        if settings.hidden:
+            optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+            steps_a_round = 1
+        else:
+            steps_a_round = 10
+            optimizer = torch.optim.LBFGS(
+                net.parameters(), max_iter=steps_a_round, history_size=10, line_search_fn="strong_wolfe"
+            )
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            penalty = sum((w.square().sum() for w in weights), start=x.new_zeros(()))
+            loss = F.cross_entropy(net(x), y) + settings.weight_decay * penalty
+            loss.backward()
+            return loss
+
+        for step in range(-(-settings.steps // steps_a_round)):
+            optimizer.step(closure)  # type: ignore[arg-type]  # torch itself passes the tensor on
+            progress(min((step + 1) * steps_a_round, settings.steps), settings.steps, None)
     return PixelProbe(net.eval().requires_grad_(False), mean, std, classes)
 
 
@@ -173,36 +193,6 @@ def _network(width: int, classes: int, hidden: int) -> nn.Module:
         nn.init.zeros_(net.bias)
         return net
     return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
-
-
-def _optimise(
-    net: nn.Module, cells: torch.Tensor, labels: torch.Tensor, settings: ProbeSettings, progress: Progress
-) -> None:
-    weights = [p for p in net.parameters() if p.ndim == 2]
-
-    def loss() -> torch.Tensor:
-        penalty = sum((w.square().sum() for w in weights), start=cells.new_zeros(()))
-        return F.cross_entropy(net(cells), labels) + settings.weight_decay * penalty
-
-    if settings.hidden:
-        optimizer: torch.optim.Optimizer = torch.optim.Adam(net.parameters(), 1e-2)
-        rounds, steps_a_round = settings.steps, 1
-    else:
-        steps_a_round = 10
-        optimizer = torch.optim.LBFGS(
-            net.parameters(), max_iter=steps_a_round, history_size=10, line_search_fn="strong_wolfe"
-        )
-        rounds = -(-settings.steps // steps_a_round)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        return value
-
-    for step in range(rounds):
-        optimizer.step(closure)  # type: ignore[arg-type]  # torch itself passes the tensor on
-        progress(min((step + 1) * steps_a_round, settings.steps), settings.steps, None)
 
 
 def mask_like_clicks(

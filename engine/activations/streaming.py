@@ -6,12 +6,15 @@ An image whose sites do not fit the budget together is tapped once per group of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from typing_extensions import Self
 
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
@@ -25,6 +28,7 @@ from ..runtime.progress import Progress, silent
 from ..tracing.addresses import resolve
 from ..tracing.hooks import Activation, capture
 from .container import Activations
+from .correspondence import feature_maps
 from .ranked_pictures import MadeOf, Pictures, Source, in_chunks
 from .tap import tap_latents
 from .tap_config import TapConfig
@@ -143,7 +147,15 @@ def stream_taps(
             chunk, limited = _together(row_cost, parts, budget, config)
         for numbers in ([left[i] for i in run] for run in in_chunks(len(left), chunk if left else 1)):
             chosen = {names[n]: digests[n] for n in numbers}
-            _tap(denoiser, *source(numbers), chosen, limited, parts, writer)
+            latents, cond = source(numbers)
+            for number, sites in enumerate(parts):
+                keys = {_key(name, number, len(parts)): made for name, made in chosen.items()}
+                if all(key in writer for key in keys):
+                    continue
+                taps = tap_latents(denoiser, latents, cond, replace(limited, addresses=sites))
+                for row, (key, made) in enumerate(keys.items()):
+                    if key not in writer:
+                        writer.add(key, taps.row(row), made)
             progress(len(own) - len(left) + left.index(numbers[-1]) + 1, len(own), None)
     return read_streamed(folder)
 
@@ -163,21 +175,6 @@ def _together(
         config.batch, budget // _SITES // max(row_cost.sites.values()), budget // _FORWARD // max(1, row_cost.forward)
     )
     return pictures, replace(config, batch=max(1, rows))
-
-
-def _tap(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, digests: Mapping[str, str], config: TapConfig,
-    parts: Sequence[tuple[str, ...]], writer: ActivationWriter,
-) -> None:  # fmt: skip
-    """Taps images by name, with the digests of their inputs, one part of the sites after another."""
-    for number, sites in enumerate(parts):
-        keys = {_key(name, number, len(parts)): made_of for name, made_of in digests.items()}
-        if all(key in writer for key in keys):
-            continue
-        taps = tap_latents(denoiser, latents, cond, replace(config, addresses=sites))
-        for row, (key, made_of) in enumerate(keys.items()):
-            if key not in writer:
-                writer.add(key, taps.row(row), made_of)
 
 
 def _is_stored(writer: ActivationWriter, keys: Sequence[str], made_of: str) -> bool:
@@ -200,3 +197,94 @@ def _parts(folder: Path) -> list[tuple[str, ...]]:
         return []
     with named(path, "file", "layers in parts", "use a new folder"):
         return [tuple(str(a) for a in part) for part in parse_json(path.read_text(encoding="utf-8"))["parts"]]
+
+
+_READ, _CELLS = 8, 3
+# Fractions of the budget: concatenated maps read at once, which exist in a few copies, and the probe's cells.
+
+
+class Features:
+    """Normalised, concatenated features of tapped images, see :func:`~.correspondence.feature_maps`.
+
+    Attributes:
+        widths: site name -> channels.
+    """
+
+    def __init__(self, taps: Activations | Streamed, names: Sequence[str], memory: int | None) -> None:
+        self._taps, self._names, self._memory = taps, list(names), memory
+        first = taps if isinstance(taps, Activations) else taps.read(names[:1], [a for p in taps.parts for a in p])
+        self.widths = {a: int(v.tensor.shape[1]) for a, v in first.items()}
+        self._cells = {a: int(v.tensor[0, 0].numel()) for a, v in first.items()}
+        self._exit = ExitStack()
+
+    @classmethod
+    def of(
+        cls, denoiser: Denoiser, pictures: Pictures, config: TapConfig, memory: int | str | None = None,
+        state: str | Path | None = None, progress: Progress = silent, workers: Workers = ALONE,
+    ) -> Self:  # fmt: skip
+        """Taps images, divided among processes; with a budget into ``state``, or a temporary folder."""
+        names = [f"{n:08d}" for n in range(pictures.count)]
+        if memory is None:
+            # noise depends on the seed alone, not on the number of processes
+            shared = workers if pictures.count >= workers.count else ALONE
+            own = shared.part(pictures.count)
+            taps = tap_latents(denoiser, *pictures.source(own), config, progress)
+            if shared.count > 1:
+                parts = shared.gather((torch.tensor(own), {a: v.tensor for a, v in taps.items()}))
+                order = torch.cat([numbers for numbers, _ in parts]).argsort()
+                joined = {a: torch.cat([tensors[a] for _, tensors in parts])[order] for a in taps}
+                taps = Activations({a: Activation(a, joined[a], v.grid) for a, v in taps.items()}, taps.info)
+            return cls(taps, names, None)
+        if workers.count > 1 and state is None:
+            raise refuse("state", None, "a folder that all processes see", "activations are shared through it")
+        with ExitStack() as cleaning:
+            folder = state or cleaning.enter_context(tempfile.TemporaryDirectory(prefix="vitrine-taps-"))
+            arguments = (denoiser, pictures, names, config, Path(folder) / "taps", memory)
+            streamed = stream_taps(*arguments, progress, workers)
+            if workers.count > 1:
+                workers.meet()
+                streamed = read_streamed(Path(folder) / "taps")
+            made = cls(streamed, names, memory_bytes(memory))
+            made._exit = cleaning.pop_all()
+        return made
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._exit.close()
+
+    def batches(
+        self, sites: Sequence[str], rows: Sequence[int], extra: int = 0
+    ) -> Iterator[tuple[Sequence[int], torch.Tensor]]:
+        """(indices of images, their features (n, C, H, W)), in order; all at once without a budget.
+
+        Args:
+            extra: bytes per image that the caller needs in addition to the features.
+        """
+        most = len(rows)
+        if self._memory is not None:
+            each = 4 * self._channels(sites) * self._positions(sites) + extra
+            most = max(1, self._memory // _READ // each)
+        for run in in_chunks(len(rows), most):
+            numbers = rows[run.start : run.stop]
+            yield numbers, feature_maps(self._read(sites, numbers))
+
+    def pixels(self, sites: Sequence[str], pictures: int, most: int) -> int:
+        """Labelled pixels per image for a probe on these sites: ``most``, or as many as fit."""
+        if self._memory is None:
+            return most
+        # the cells, and their normalised copy
+        return max(1, min(most, self._memory // _CELLS // (2 * 4 * self._channels(sites) * pictures)))
+
+    def _channels(self, sites: Sequence[str]) -> int:
+        return sum(self.widths[a] for a in sites)
+
+    def _positions(self, sites: Sequence[str]) -> int:
+        return max(self._cells[a] for a in sites)
+
+    def _read(self, sites: Sequence[str], numbers: Sequence[int]) -> Activations:
+        if isinstance(self._taps, Streamed):
+            return self._taps.read([self._names[n] for n in numbers], sites)
+        chosen = self._taps.select(list(sites))
+        return chosen if list(numbers) == list(range(chosen.rows)) else chosen.take(numbers)

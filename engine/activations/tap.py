@@ -3,6 +3,10 @@
 GDF (arXiv 2410.03558, section 3): x_t ~ q(x_t | z0); one call eps_theta(x_t, t, c); the output is discarded, the
 inner activations are the features. All batch rows (images x seeds x timesteps) run in as few forwards as
 ``TapConfig.batch`` allows; each stops after the last requested site.
+
+A few channels of a transformer's residual stream are larger than the rest by orders of magnitude, for all patches and
+images, and dominate the cosine similarity. A block does not read the stream itself, but its norm under the block's
+adaLN; that, with those channels set to zero before the norm, matches well (DiTF, arXiv 2505.18584).
 """
 
 from __future__ import annotations
@@ -17,18 +21,62 @@ import torch
 from ..diffusion.noise import RowNoise
 from ..errors import refuse
 from ..io.number_checks import all_finite
-from ..network.site import ModuleSite, Site, adaln_site
+from ..network.site import AdaLN, ModuleSite, Site, adaln_site
 from ..runtime.progress import Progress, silent
 from ..tracing.addresses import resolve
 from ..tracing.hooks import Activation, capture
-from .container import Activations, TapInfo
-from .ditf import modulated, without_channels
-from .site_statistics import RunningMoments, store
+from .container import Activations, RunningMoments, TapInfo, store
 from .tap_config import DTYPES, TapConfig
 
 if TYPE_CHECKING:
     from ..diffusion.denoiser import Denoiser
     from ..network.condition import Condition
+
+
+def massive_channels(tensor: torch.Tensor, ratio: float = 30.0) -> tuple[int, ...]:
+    """Channels whose mean magnitude over images and positions is at least ``ratio`` times the median channel's.
+
+    The paper names 154 and 1446 for Flux.1-dev, without a rule; other channels are within a factor of about ten.
+
+    Args:
+        tensor: (B, C, h, w), or (B, C, T, h, w) of a video.
+
+    Returns:
+        Their indices, the largest first.
+    """
+    if tensor.ndim not in (4, 5):
+        raise refuse("activation", tuple(tensor.shape), "(B, C, h, w)", "text tokens and attention maps have no grid")
+    size = tensor.float().abs().transpose(0, 1).flatten(1).mean(1)
+    channels = torch.nonzero(size >= ratio * size.median().clamp_min(1e-30)).flatten().tolist()
+    return tuple(sorted(channels, key=lambda c: -float(size[c])))
+
+
+def without_channels(tensor: torch.Tensor, channels: Sequence[int], address: str = "") -> torch.Tensor:
+    """A copy of (B, C, ...) with channels set to zero."""
+    width = tensor.shape[1]
+    if any(c >= width for c in channels):
+        raise refuse("discard", list(channels), f"channels 0 .. {width - 1} of {address}", "see massive_channels")
+    result = tensor.clone()
+    result[:, list(channels)] = 0
+    return result
+
+
+def modulated(tensor: torch.Tensor, modulation: torch.Tensor, adaln: AdaLN) -> torch.Tensor:
+    """(B, C, ...) block inputs after norm and modulation, as the block's attention reads them, float32.
+
+    A discarded channel is zero before norm and adaLN, not after them, as in the authors' code.
+
+    Args:
+        modulation: (B, 2, C) shift and factor.
+    """
+    x = tensor.float()
+    # DiTF: f = (1 + scale) LN(x) + shift, over channels; RMS norms do not centre.
+    if not adaln.rms:
+        x = x - x.mean(1, keepdim=True)
+    x = x * torch.rsqrt(x.square().mean(1, keepdim=True) + adaln.eps)
+    shift, factor = (part.reshape(*part.shape, *[1] * (x.ndim - 2)) for part in modulation.to(x).unbind(1))
+    return factor * x + shift
+
 
 Row = tuple[int, int, int]
 """(timestep index, seed index, image index)."""
@@ -88,7 +136,9 @@ def tap_timesteps(  # noqa: PLR0913
     configs = [replace(config, timestep=t) for t in timesteps]
     sites = resolve(denoiser.backbone, list(config.addresses))
     read = [*sites, *_modulations(sites, config)]
-    _check(denoiser, latents, cond, configs, noise)
+    for c in configs:
+        check_timestep(denoiser, c.timestep)
+    _check(latents, cond, configs, noise)
     if noise is None:
         noise = torch.stack([gdf_noise(s, latents.shape[1:], config.posterior) for s in config.seeds])[:, None]
         noise = noise.expand(-1, len(latents), *latents.shape[1:])  # all images get the same
@@ -112,9 +162,27 @@ def tap_timesteps(  # noqa: PLR0913
         with capture(
             denoiser.backbone, read, early_exit=config.early_exit, reduce=reduce, maps=config.maps, latent_size=size
         ):
-            _forward(denoiser, latents, cond, noise, current, configs)
+            pictures = torch.tensor([p for _, _, p in current])
+            seeds = torch.tensor([s for _, s, _ in current])
+            t = torch.tensor([configs[i].timestep for i, _, _ in current], dtype=torch.float32).to(latents.device)
+            clean = latents[pictures.to(latents.device)]
+            x_t = denoiser.network_input(clean, noise[seeds, pictures].to(clean), t) if config.noise else clean
+            denoiser.forward(x_t, t, cond.take(pictures))
         progress(start + len(current), len(rows), None)
-    return [_finish(table, sites, c, denoiser, prompts, model) for table, c in zip(tables, configs, strict=True)]
+    taps = []
+    for table, c in zip(tables, configs, strict=True):
+        dtype, order = DTYPES[c.dtype], [site.address for site in sites]
+        missing = [a for a in order if a not in table]
+        if missing:
+            raise refuse("address", missing, "layers that run in this model", "the network never reached them")
+        means = {site.address: _remedied(site, table, c) for site in sites}
+        items = {a: Activation(a, store(means[a], dtype, a), table[a].grid) for a in order}
+        variances = {a: table[a].variance() for a in order}
+        variance = {a: store(v, torch.float32, a) for a, v in variances.items() if v is not None}
+        sigma, extra = float(denoiser.schedule.sigma(c.timestep)), {"config": c.to_dict()}
+        info = TapInfo(c.timestep, sigma, c.seeds, prompts=tuple(prompts), model=model, extra=extra)
+        taps.append(Activations(items, info, variance))
+    return taps
 
 
 def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
@@ -131,51 +199,6 @@ def _modulations(sites: Sequence[Site], config: TapConfig) -> list[ModuleSite]:
     return [where for where in modulations.values() if where is not None]
 
 
-def _forward(
-    denoiser: Denoiser,
-    latents: torch.Tensor,
-    cond: Condition,
-    noise: torch.Tensor,
-    rows: Sequence[Row],
-    configs: Sequence[TapConfig],
-) -> None:
-    """One network call for any mixture of batch rows."""
-    pictures = torch.tensor([p for _, _, p in rows])
-    seeds = torch.tensor([s for _, s, _ in rows])
-    t = torch.tensor([configs[i].timestep for i, _, _ in rows], dtype=torch.float32)
-    clean = latents[pictures.to(latents.device)]
-    chosen = noise[seeds, pictures].to(clean)
-    x_t = denoiser.network_input(clean, chosen, t.to(clean.device)) if configs[0].noise else clean
-    denoiser.forward(x_t, t.to(clean.device), cond.take(pictures))
-
-
-def _finish(
-    table: dict[str, RunningMoments],
-    sites: Sequence[Site],
-    config: TapConfig,
-    denoiser: Denoiser,
-    prompts: Sequence[str],
-    model: str,
-) -> Activations:
-    dtype, order = DTYPES[config.dtype], [site.address for site in sites]
-    missing = [a for a in order if a not in table]
-    if missing:
-        raise refuse("address", missing, "layers that run in this model", "the network never reached them")
-    means = {site.address: _remedied(site, table, config) for site in sites}
-    items = {a: Activation(a, store(means[a], dtype, a), table[a].grid) for a in order}
-    variances = {a: table[a].variance() for a in order}
-    variance = {a: store(v, torch.float32, a) for a, v in variances.items() if v is not None}
-    info = TapInfo(
-        timestep=config.timestep,
-        sigma=float(denoiser.schedule.sigma(config.timestep)),
-        seeds=config.seeds,
-        prompts=tuple(prompts),
-        model=model,
-        extra={"config": config.to_dict()},
-    )
-    return Activations(items, info, variance)
-
-
 def _remedied(site: Site, table: dict[str, RunningMoments], config: TapConfig) -> torch.Tensor:
     """The mean over seeds of one site, after DiTF's discarding and modulation if they are on."""
     mean = table[site.address].mean
@@ -185,14 +208,10 @@ def _remedied(site: Site, table: dict[str, RunningMoments], config: TapConfig) -
     return mean if where is None or where.adaln is None else modulated(mean, table[where.address].mean, where.adaln)
 
 
-def _check(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, configs: Sequence[TapConfig], noise: torch.Tensor | None
-) -> None:
+def _check(latents: torch.Tensor, cond: Condition, configs: Sequence[TapConfig], noise: torch.Tensor | None) -> None:
     """Checks all input before the first forward."""
     if not configs:
         raise refuse("timesteps", (), "at least one", "GDF uses 50")
-    for config in configs:
-        check_timestep(denoiser, config.timestep)
     if latents.ndim not in (4, 5) or 0 in latents.shape or not latents.is_floating_point():
         accepted = "float (B, C, h, w), or (B, C, T, h, w) of a video"
         raise refuse("latents", tuple(latents.shape), accepted, "add a batch axis; encode pictures first")

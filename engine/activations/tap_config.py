@@ -39,7 +39,7 @@ class TapConfig(Config):
         modulate: block inputs (``vit-block*-in``) after the block's norm and adaLN modulation (DiTF, arXiv
             2505.18584), which match far better than raw ones.
         discard: channels set to zero, before the norm if there is one: massive ones, see
-            :func:`~vitrine.engine.activations.ditf.massive_channels`.
+            :func:`~vitrine.engine.activations.tap.massive_channels`.
     """
 
     addresses: tuple[str, ...]

@@ -25,8 +25,7 @@ from ..runtime.compiled import uncompiled
 from ..runtime.forward_hooks import Unreached, hook_after, hook_before
 from ..tracing.addresses import resolve
 from ..tracing.hooks import Activation, Capture, capture
-from .container import Activations, TapInfo
-from .site_statistics import store
+from .container import Activations, TapInfo, store
 from .tap_config import DTYPES
 
 

@@ -3,32 +3,81 @@
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..activations.container import Activations
-from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble
+from ..activations.correspondence import Matches, feature_maps, find_correspondence, flip_ensemble, parse_clicks
 from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_features
-from ..activations.picture_latents import SIGNED, picture_sizes
-from ..activations.points import parse_clicks
+from ..activations.picture_latents import SIGNED, picture_sizes, to_pixels
 from ..activations.qualitative_filter import FilterRule
-from ..activations.ranked_pictures import MadeOf, Pictures, in_chunks, known_pairs
+from ..activations.ranked_pictures import LabelledFolder, MadeOf, Masks, Pictures, in_chunks, known_pairs, wrong_number
 from ..activations.ranking import Ranking, RankingConfig, rank_sites
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe, mask_like_clicks
 from ..errors import refuse
+from ..io.picture_files import open_picture
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
+from ..settings.sizes import check_sides
 from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
 from .components import components_of
 from .conventions import masks_of
-from .picture_lists import picture_list
-from .tap_base import TapPipeline
-from .tap_call import MEANINGLESS
+from .tap_base import MEANINGLESS, TapPipeline
+
+
+class PictureList(NamedTuple):
+    """How many pictures, what gives pixels (n, 3, H, W) in [-1, 1] and masks (n, H, W) of some by number, and what the
+    pixels of one are made of: its file, or themselves."""
+
+    number: int
+    pixels: Callable[[Sequence[int]], torch.Tensor]
+    masks: Masks | None
+    made_of: Callable[[int], object]
+
+
+def picture_list(
+    images: Any, masks: Any, size: int | None, own: int | None, factor: int, value_range: Sequence[float] | None
+) -> PictureList:
+    """Pictures in any form, a list of paths, or a folder with masks.
+
+    Args:
+        size: files are squeezed to a square of this side, others too where it is given.
+        own: the model's own side, for files; None where it is unknown.
+        factor: divides the sides.
+    """
+    check_sides("size", size)
+    files = isinstance(images, (list, tuple)) and images and all(isinstance(i, (str, Path)) for i in images)
+    side = size or own or 0
+    if not side and (files or isinstance(images, LabelledFolder)):
+        raise refuse("size", None, "a side in pixels", "this model has no usual size")
+    if isinstance(images, LabelledFolder):
+        folder = images
+        return PictureList(
+            len(folder),
+            lambda numbers: to_pixels(folder.read(numbers, side)[0], None, factor, (-1.0, 1.0)),
+            lambda numbers: torch.stack([folder.mask(i, side) for i in numbers]),
+            lambda i: [folder.pictures[i], side],
+        )
+    labels = None if masks is None else torch.stack(masks_of(masks))
+    read_labels = None if labels is None else lambda numbers: labels[list(numbers)]
+    if files:
+        count = len(images)
+        pixels_of = lambda numbers: to_pixels([open_picture(images[i]) for i in numbers], side, factor)  # noqa: E731
+        made_of = lambda i: [Path(images[i]), side]  # noqa: E731
+    else:
+        pixels = to_pixels(images, size, factor, value_range)
+        count, pixels_of, made_of = len(pixels), lambda numbers: pixels[list(numbers)], lambda i: [pixels[i], side]
+    if labels is not None and len(labels) != count:
+        raise wrong_number(len(labels), count)
+    return PictureList(count, pixels_of, read_labels, made_of)
+
 
 _ENCODED, _SHARE = 16, 4
 """Most pictures that the VAE encodes at once, and its share of a budget."""
@@ -249,8 +298,8 @@ class _Segmentation(_Matching):
 
         Args:
             images: at least two pictures, at least four with masks; more give steadier scores. Thousands are given as a
-                :class:`~vitrine.engine.activations.labelled.LabelledFolder` with its masks, or as a list of paths:
-                files are read when their turn comes.
+                :class:`~vitrine.engine.activations.ranked_pictures.LabelledFolder` with its masks, or as a list of
+                paths: files are read when their turn comes.
             masks: (N, H, W) integers, 255 where unknown, or PIL pictures or arrays of them, with any number of
                 classes; None runs the filter alone.
             size, value_range: as in :class:`ActivationTapPipeline`; files are squeezed to the model's own size where

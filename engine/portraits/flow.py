@@ -177,7 +177,7 @@ def load_flow_portraits(folder: str | Path | None = None) -> FlowPortraits:
     from diffusers import FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
 
     root = Path(folder) if folder else FLOW_WEIGHTS
-    shared = load_shared(root, "vitrine train flow")
+    shared = load_shared(root, "python -m vitrine.evidence.recipes flow")
     transformer = FluxTransformer2DModel.from_pretrained(root / "transformer", torch_dtype=torch.float32).eval()
     scheduler = FlowMatchEulerDiscreteScheduler.from_pretrained(root / "scheduler")
     return FlowPortraits(transformer=transformer, scheduler=scheduler, **shared)

@@ -157,9 +157,9 @@ def load_portraits(folder: str | Path | None = None) -> Portraits:
 
     root = Path(folder) if folder else WEIGHTS
     if not (root / "unet").is_dir():
-        remedy = "this needs the 64 px model; `vitrine train portraits` makes such a folder"
+        remedy = "this needs the 64 px model; `python -m vitrine.evidence.recipes portraits` makes such a folder"
         raise refuse("portraits folder", str(root), "a folder with model_index.json and a unet", remedy)
-    shared = load_shared(root, "vitrine train portraits")
+    shared = load_shared(root, "python -m vitrine.evidence.recipes portraits")
     unet = UNet2DConditionModel.from_pretrained(root / "unet", torch_dtype=torch.float32).eval()
     return Portraits(unet=unet, scheduler=DDIMScheduler.from_pretrained(root / "scheduler"), **shared)
 

@@ -36,7 +36,12 @@ def transformer_folder(name: str | Path = "power-cosine") -> Path:
     """The folder of a shipped transformer by name; a path to a folder is returned unchanged."""
     folder = Path(name) if Path(name).is_dir() else TRANSFORMERS / str(name)
     if not (folder / "config.json").is_file():
-        raise refuse("portraits transformer", str(name), shipped_transformers(), "`vitrine control train` makes one")
+        raise refuse(
+            "portraits transformer",
+            str(name),
+            shipped_transformers(),
+            "the recipe `sizes` makes one",
+        )
     return folder
 
 

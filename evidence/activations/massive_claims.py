@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from ...engine.activations.ditf import massive_channels
+from ...engine.activations.tap import massive_channels
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import mean_interval
 from ..registry import Arm, ClaimResult, arms, claim
-from .massive_channel import with_massive_channel
 from .measures import by_pair, correspondence_score
 from .tapped_pictures import CHOOSING, TESTING, Pictures, Scene, draw_scene, tap_scene, untrained
+
+if TYPE_CHECKING:
+    from diffusers import FluxTransformer2DModel
 
 TIMESTEP, SEEDS = 260.0, 2
 """DiTF's timestep on Flux, and two noise seeds."""
@@ -156,3 +160,43 @@ def _gain(ours: torch.Tensor, theirs: torch.Tensor) -> list[float]:
     """Mean at 0.1, and its 95 % interval over pairs of images."""
     pairs = by_pair(ours[0] - theirs[0])
     return [round(float(v), 4) for v in (pairs.nanmean(), *mean_interval(pairs))]
+
+
+class Unscaled(nn.LayerNorm):
+    """A LayerNorm of a stream in other units."""
+
+    scale: torch.Tensor
+
+    def __init__(self, norm: nn.LayerNorm, scale: torch.Tensor) -> None:
+        super().__init__(norm.normalized_shape, norm.eps, elementwise_affine=False)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The norm of the stream in its original units."""
+        return super().forward(x / self.scale)
+
+
+def with_massive_channel(net: FluxTransformer2DModel, channel: int, factor: float) -> FluxTransformer2DModel:
+    """The same function, with one channel of the residual stream scaled by ``factor``.
+
+    Writes to the stream are multiplied; the norms, its only readers, divide. Text and image share a stream
+    in the single blocks, so both are rescaled.
+    """
+    net = copy.deepcopy(net)
+    scale = torch.ones(net.inner_dim)
+    scale[channel] = factor
+    writers = [net.x_embedder, net.context_embedder]
+    for double in net.transformer_blocks:
+        writers += [double.attn.to_out[0], double.attn.to_add_out, double.ff.net[2], double.ff_context.net[2]]
+        for ada in (double.norm1, double.norm1_context):
+            ada.norm = Unscaled(ada.norm, scale)
+        double.norm2, double.norm2_context = Unscaled(double.norm2, scale), Unscaled(double.norm2_context, scale)
+    for single in net.single_transformer_blocks:
+        writers.append(single.proj_out)
+        single.norm.norm = Unscaled(single.norm.norm, scale)
+    net.norm_out.norm = Unscaled(net.norm_out.norm, scale)
+    with torch.no_grad():
+        for writer in writers:
+            writer.weight[channel] *= factor
+            writer.bias[channel] *= factor
+    return net.eval()

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ...engine.activations.correspondence import find_correspondence
-from ...engine.activations.points import draw_matches
+from ...engine.activations.correspondence import draw_matches, find_correspondence
 from ...engine.activations.presets import PRESETS
 from ...engine.activations.segmentation import fit_probe, mean_iou
 from ...engine.io.html_page import Report
 from ...engine.runtime.progress import Progress, silent
-from .drawing import colour_parts, to_pil
 from .measures import correspondence_score
+from .page import to_pil
 from .tapped_pictures import LABELLED, SHOTS, TESTING, Pictures, tap_pictures
 
 if TYPE_CHECKING:
@@ -21,6 +20,12 @@ if TYPE_CHECKING:
 
 POINTS = "up-level0-repeat0-res-out"
 """Best single layer for keypoints on held-out portraits, among early up-stage layers without increments."""
+
+_COLOURS = (
+    (0.93, 0.92, 0.90), (0.96, 0.78, 0.62), (0.35, 0.25, 0.20), (0.60, 0.42, 0.25), (0.16, 0.47, 0.71),
+    (0.20, 0.20, 0.20), (0.89, 0.55, 0.42), (0.84, 0.19, 0.25), (0.50, 0.36, 0.65), (0.17, 0.63, 0.45),
+    (0.98, 0.80, 0.10),
+)  # fmt: skip
 
 _SHOWN = 4
 _MEASURED = 40
@@ -88,3 +93,8 @@ def _parts(report: Report, labelled: Pictures, test: Pictures, choices: dict[str
         if name in choices:
             report.add_images([(to_pil(colour_parts(p)), name) for p in predicted[:_SHOWN]], width=128)
     report.add_table(table)
+
+
+def colour_parts(parts: torch.Tensor) -> torch.Tensor:
+    """(3, H, W) in [0, 1]: one colour per part index of (H, W)."""
+    return torch.tensor(_COLOURS)[parts].permute(2, 0, 1)

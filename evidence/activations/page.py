@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...engine.activations.activation_pca import PCABasis, pca_rgb
+import torch
+
+from ...engine.activations.activation_pictures import PCABasis, pca_rgb
 from ...engine.activations.container import Activations
 from ...engine.activations.ranked_pictures import Pictures as Ranked
 from ...engine.activations.ranking import PICTURES_SCORED, RankingConfig, rank_sites
 from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
-from .drawing import to_pil
 from .measures import part_agreement_by_picture
 from .tapped_pictures import FILTERING, Pictures, draw_scene, tap_pictures
 
@@ -85,3 +86,10 @@ def _filter(report: Report, model: Portraits, progress: Progress) -> list[str]:
     chart = line_chart({"noise": noise}, "Diffusion noise along the network", "layer, in execution order", "score")
     report.add_images([(chart, "")], 560)
     return list(ranking.kept)
+
+
+def to_pil(image: torch.Tensor) -> Image:
+    """An image (3, H, W) in [0, 1], rounded to bytes."""
+    from PIL import Image
+
+    return Image.fromarray((image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).cpu().numpy())

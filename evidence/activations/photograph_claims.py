@@ -1,83 +1,176 @@
-"""An external check of matching, on photographs: ``vitrine reproduce gdf.photographs``."""
+"""Layers chosen on cartoon portraits, on photographed objects: points under known warps, and few-shot masks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
 from ...engine.activations.picture_latents import encode_pixels
 from ...engine.activations.presets import PRESETS
+from ...engine.activations.segmentation import confusion, fit_probe, iou
 from ...engine.activations.tap import tap_latents
 from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
-from ..intervals import mean_interval
-from ..registry import ClaimResult, Table, arms, claim
-from .photographs import NAMES, Pairs, daisy_maps, raw_patches, warped_pairs
-from .tapped_pictures import PAPER, SIDE, TIMESTEP, Model, untrained
+from ..intervals import iou_gain_interval, iou_interval, mean_interval
+from ..photograph_folder import FOLDER, composed, read_cutouts
+from ..registry import ClaimResult, arms, claim
+from .tapped_pictures import (
+    PAPER,
+    SIDE,
+    TIMESTEP,
+    Model,
+    fourier_features,
+    random_warps,
+    untrained,
+    warp_images,
+    warp_points,
+)
 
-WARPS, QUICK_WARPS, SEEDS, FIRST_WARP = 24, 8, 4, 8_000_000
-ALPHAS = (0.05, 0.1)
-OURS = "layers chosen on portraits"
-PRIOR = "prior-work layers"
+FIRST = 8_100_000
+"""First seed of the warps and backgrounds."""
+FEWEST_POINTS, SHOTS, QUICK, SEEDS = 4, 20, 60, 4
+CORNERS = 24
+"""Most points on one object."""
+_MARGIN = 0.1
+"""Fraction of the side at each edge without points."""
+COORDINATES = "Fourier coordinates"
+OURS, PRIOR = "layers chosen on portraits", "prior-work layers"
 DESCRIBED = ("raw patches", "DAISY", f"{OURS}, untrained network")
-RIVALS = ("copied coordinates", *DESCRIBED)
 ROLES = {OURS: "ours", "DAISY": "rival", PRIOR: "rival"}
 
 
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of objects and their warped copies.
+
+    Attributes:
+        sources, targets: (P, 3, S, S) in [0, 1].
+        points: of each pair, (N, 2) x, y in [0, 1] of the source; truth: their positions in the target.
+    """
+
+    sources: torch.Tensor
+    targets: torch.Tensor
+    points: list[torch.Tensor]
+    truth: list[torch.Tensor]
+
+
 @claim(
-    "gdf.photographs",
-    paper=PAPER,
-    figure="no figure of the paper: Harris corners of five photographs (scikit-image's) matched to rotated, scaled, "
-    "shifted, mirrored copies; layers were chosen on portraits, nothing is chosen here",
-    target="PCK@0.1 of the portraits' layers above copied coordinates, raw patches, DAISY and the untrained network, "
-    "outside the 95 % bootstrap interval of each difference",
-    minutes=0.6,
-    quick_minutes=0.2,
-)
-def photographs(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The intervals are over warps of these five photographs, not over photographs."""
+    "gdf.correspondence.photographs", paper=PAPER,
+    figure="corners of photographed objects (tuxpaint-stamps-default), found again after a known warp on another "
+    "background; layers as chosen on portraits",
+    target="PCK@0.1 above copied coordinates, raw patches, DAISY and the untrained network, outside the 95 % interval",
+    minutes=1.5, quick_minutes=0.6,
+)  # fmt: skip
+def correspondence(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
+) -> ClaimResult:
+    """One pair an object: 64 pixels, turned, scaled, shifted, half of them mirrored."""
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
-    pairs = warped_pairs(portraits.unet.config.sample_size * 4, QUICK_WARPS if quick else WARPS, FIRST_WARP)
-    maps = features_of(portraits, torch.cat([pairs.sources, pairs.targets]), progress)
-    methods = {"copied coordinates": None} | {name: m.chunk(2) for name, m in maps.items()}
-    scores = {alpha: {name: score(pairs, maps, alpha) for name, maps in methods.items()} for alpha in ALPHAS}
-    by_pair = {name: score[1] for name, score in scores[0.1].items()}
-    gains = {name: mean_interval(by_pair[OURS] - by_pair[name]) for name in by_pair if name != OURS}
-    low, high = mean_interval(by_pair[OURS])
-    per_photo = {
-        photo: {
-            name: round(values[[n == photo for n in pairs.names]].nanmean().item(), 3)
-            for name, values in by_pair.items()
-        }
-        for photo in NAMES
+    pairs = _pairs(_objects(photographs, quick), portraits.unet.config.sample_size * 4)
+    both = torch.cat([pairs.sources, pairs.targets])
+    maps = {name: m.chunk(2) for name, m in features_of(portraits, both, progress).items()}
+    scores = {name: score(pairs, m) for name, m in ({"copied coordinates": None} | maps).items()}
+    by_pair = {name: each for name, (_, each) in scores.items()}
+    gains = {name: mean_interval(by_pair[OURS] - each) for name, each in by_pair.items() if name != OURS}
+    rivals = ("copied coordinates", *DESCRIBED)
+    spans = {name: mean_interval(each) for name, each in by_pair.items()}
+    return _result({name: value for name, (value, _) in scores.items()}, spans, gains, rivals, len(pairs.points))
+
+
+@claim(
+    "gdf.segmentation.photographs", paper=PAPER,
+    figure="object or background, of photographed objects (tuxpaint-stamps-default) before crops of other photographs, "
+    "20 of them labelled; layers as chosen on portraits",
+    target="mIoU above Fourier coordinates, raw patches, DAISY and the untrained network, outside the 95 % interval",
+    minutes=1, quick_minutes=0.5,
+)  # fmt: skip
+def segmentation(
+    model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
+) -> ClaimResult:
+    """A linear probe on 20 pictures, tested on the others; objects are moved, turned and scaled at random."""
+    from ...engine.portraits import load_portraits
+
+    portraits = load_portraits(model)
+    rgba = _objects(photographs, quick)
+    moved = _warped(rgba, random_warps(range(FIRST, FIRST + len(rgba))))
+    side = portraits.unet.config.sample_size * 4
+    pictures = _resized(composed(moved, range(FIRST, FIRST + len(rgba))), side)
+    masks = (_resized(moved[:, 3:], side)[:, 0] > 0.5).long()
+    maps = features_of(portraits, pictures, progress) | {
+        COORDINATES: fourier_features().expand(len(pictures), -1, -1, -1)
     }
+    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))
+    known, new = order[:SHOTS], order[SHOTS:]
+    tables = {
+        name: confusion(fit_probe(m[known], masks[known], 2).predict(m[new], (side, side)), masks[new], 2)
+        for name, m in maps.items()
+    }
+    gains = {name: iou_gain_interval(tables[OURS], table) for name, table in tables.items() if name != OURS}
+    spans = {name: iou_interval(table) for name, table in tables.items()}
+    values = {name: iou(table.sum(0))[0] for name, table in tables.items()}
+    return _result(values, spans, gains, (COORDINATES, *DESCRIBED), len(new))
+
+
+def _objects(photographs: str | None, quick: bool) -> torch.Tensor:
+    """(B, 4, 256, 256) objects of the folder; quick: evenly spaced, :data:`QUICK` in all."""
+    cutouts = read_cutouts(Path(photographs) if photographs else FOLDER)
+    rgba = torch.stack([cutout.rgba for cutout in cutouts])
+    return rgba[:: max(1, len(rgba) // QUICK)] if quick else rgba
+
+
+def _pairs(rgba: torch.Tensor, side: int) -> Pairs:
+    """Each object before one background, and its warped copy before another; points are corners on the object."""
+    count = len(rgba)
+    warps = random_warps(range(FIRST, FIRST + count))
+    sources = composed(rgba, range(FIRST, FIRST + count))
+    targets = composed(_warped(rgba, warps), range(FIRST + count, FIRST + 2 * count))
+    kept, points, truth = [], [], []
+    for n, each in enumerate(rgba):
+        inside = -F.max_pool2d(-each[None, 3:], 9, 1, 4)[0, 0] > 0.9  # away from the outline
+        peaks = corners(each[:3].mean(0) + 0.5 * (1 - each[3]), side)
+        at = (peaks * each.shape[-1]).long().clamp(max=each.shape[-1] - 1)
+        peaks = peaks[inside[at[:, 1], at[:, 0]]]
+        moved = warp_points(peaks[None], warps[n : n + 1])[0]
+        visible = ~moved.isnan().any(1)
+        if int(visible.sum()) >= FEWEST_POINTS:
+            kept.append(n)
+            points.append(peaks[visible])
+            truth.append(moved[visible])
+    small = [_resized(pictures[kept], side) for pictures in (sources, targets)]
+    return Pairs(small[0], small[1], points, truth)
+
+
+def _warped(rgba: torch.Tensor, warps: torch.Tensor) -> torch.Tensor:
+    """As :func:`warp_images`; the border, which it continues, is transparent."""
+    edged = rgba.clone()
+    edged[..., [0, -1], :] = 0
+    edged[..., [0, -1]] = 0
+    return warp_images(edged, warps)
+
+
+def _resized(pictures: torch.Tensor, side: int) -> torch.Tensor:
+    return F.interpolate(pictures, (side, side), mode="bilinear", antialias=True).clamp(0, 1)
+
+
+def _result(
+    values: Mapping[str, float], spans: Mapping[str, tuple[float, float]], gains: Mapping[str, tuple[float, float]],
+    rivals: tuple[str, ...], count: int,
+) -> ClaimResult:  # fmt: skip
+    parts = {f"above {name}": gains[name][0] > 0 for name in rivals}
+    roles = {name: ROLES.get(name, "trivial") for name in values}
     return ClaimResult(
-        value=round(scores[0.1][OURS][0], 4),
-        interval=(round(low, 4), round(high, 4)),
-        holds=all(gains[name][0] > 0 for name in RIVALS),
-        details={
-            **{f"PCK@{a}": {name: round(v, 4) for name, (v, _) in table.items()} for a, table in scores.items()},
-            "gain at 0.1, 95 %": {name: [round(bound, 4) for bound in span] for name, span in gains.items()},
-            "by photograph, 0.1": per_photo,
-            "pairs, points": [len(pairs.names), sum(map(len, pairs.points))],
-        },
-        arms=arms(
-            {name: value for name, (value, _) in scores[0.1].items()},
-            {name: ROLES.get(name, "trivial") for name in scores[0.1]},
-            {name: mean_interval(values) for name, values in by_pair.items()},
-        ),
-        n=len(pairs.names),
-        parts={f"above {name}": gains[name][0] > 0 for name in RIVALS},
-        tables=(
-            Table("At 0.05", ("features", "PCK@0.05"), tuple((n, round(v, 4)) for n, (v, _) in scores[0.05].items())),
-        ),
-    )
+        round(values[OURS], 4), spans[OURS], all(parts.values()), {"gain, 95 %": dict(gains)},
+        arms=arms(values, roles, spans), n=count, parts=parts,
+    )  # fmt: skip
 
 
 def features_of(portraits: Model, pictures: torch.Tensor, progress: Progress) -> dict[str, torch.Tensor]:
@@ -102,12 +195,46 @@ def _tapped(portraits: Model, pictures: torch.Tensor, sites: tuple[str, ...], pr
     return feature_maps(taps, (SIDE, SIDE))
 
 
-def score(pairs: Pairs, maps: Sequence[torch.Tensor] | None, alpha: float = 0.1) -> tuple[float, torch.Tensor]:
-    """PCK over all points, and by pair; ``maps`` are features of sources and of targets, None copies coordinates."""
+def score(pairs: Pairs, maps: Sequence[torch.Tensor] | None) -> tuple[float, torch.Tensor]:
+    """PCK@0.1 over all points, and by pair.
+
+    Args:
+        maps: features of sources and of targets; None copies coordinates.
+    """
     predicted = []
     for n, points in enumerate(pairs.points):
         if maps is None or not len(points):
             predicted.append(points)
         else:
             predicted.append(find_correspondence(maps[0][n], maps[1][n], points, temperature=0.02).points)
-    return pck(predicted, pairs.truth, [1.0] * len(predicted), alpha)
+    return pck(predicted, pairs.truth, [1.0] * len(predicted), 0.1)
+
+
+def corners(grey: torch.Tensor, side: int) -> torch.Tensor:
+    """(N, 2) Harris corners x, y in [0, 1] of a square grey picture, of details that it still has at ``side``."""
+    from skimage.feature import corner_harris, corner_peaks
+
+    size = grey.shape[-1]
+    response = corner_harris(grey.numpy(), sigma=size / side)
+    edge = round(_MARGIN * size)
+    peaks = corner_peaks(response, min_distance=size // 24, num_peaks=CORNERS, exclude_border=edge, threshold_rel=0)
+    return (torch.from_numpy(peaks.copy()).flip(1).float() + 0.5) / size
+
+
+def raw_patches(pictures: torch.Tensor, cells: int = 16, width: int = 12) -> torch.Tensor:
+    """(B, 3 w^2, cells, cells): the pixel patch around each cell, centred and normalised."""
+    step = pictures.shape[-1] // cells
+    around = F.pad(pictures, [(width - step) // 2] * 4, mode="reflect")
+    patches = F.unfold(around, width, stride=step).unflatten(2, (cells, cells))
+    return F.normalize(patches - patches.mean(1, keepdim=True), dim=1)
+
+
+def daisy_maps(pictures: torch.Tensor, cells: int = 16, radius: int = 9) -> torch.Tensor:
+    """(B, C, cells, cells): DAISY (Tola et al. 2010), a dense descriptor of oriented gradients as SIFT's."""
+    from skimage.feature import daisy
+
+    side = pictures.shape[-1]
+    grey = F.pad(pictures.mean(1, keepdim=True), [radius] * 4, mode="reflect")[:, 0]
+    maps = [torch.from_numpy(daisy(g.numpy(), step=1, radius=radius, rings=2)).float().movedim(-1, 0) for g in grey]
+    whole = F.interpolate(torch.stack(maps), (side, side), mode="bilinear")
+    return F.normalize(F.avg_pool2d(whole, side // cells), dim=1)

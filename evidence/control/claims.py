@@ -124,7 +124,7 @@ def cross_size_avataaars(
     own = Path(folder) / "transformer"
     for name in NAMES:
         if not (own / name).is_dir():
-            command = f"vitrine control train --weight {name} --model {folder} --out {own}"
+            command = f"python -m vitrine.evidence.recipes sizes --weight {name} --model {folder} --out {own}"
             raise refuse("transformer", str(own / name), "a trained transformer", f"run `{command}`")
     transformers = {name: ControlledTransformer.open(str(own / name), opened) for name in NAMES}
     return measure_sizes(transformers, reader(classifier_of(opened)), progress, quick)

@@ -53,7 +53,7 @@ def student(model: str | None = None, progress: Progress = silent, quick: bool =
 def student_avataaars(
     model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
 ) -> ClaimResult:
-    """As emd.student, with the students that ``vitrine train students`` made by the shipped student's recipe."""
+    """As emd.student, with the students that the recipe ``students`` made by the shipped student's recipe."""
     folder = avataaars_folder(model, avataaars)
     return measure_students(trained_students(folder), folder, progress, quick)
 
@@ -102,15 +102,14 @@ def trained_students(folder: str) -> dict[str, Generate]:
 
 
 def open_student(file: Path, model: str | None) -> Generate:
-    """The one-step sampler of a file that ``vitrine train students`` wrote for a model, by default the portraits."""
+    """The one-step sampler of a file that the recipe ``students`` wrote for a model, by default the portraits."""
     from ...engine.pipelines.emd import EMDOneStepPipeline
     from ..portraits.avataaars import open_model
 
     if not file.is_file():
         own = f"--model {model} " if model else ""
-        raise refuse(
-            "student", str(file), "a trained student", f"run `vitrine train students {own}--out {file.parent}`"
-        )
+        remedy = f"run `python -m vitrine.evidence.recipes students {own}--out {file.parent}`"
+        raise refuse("student", str(file), "a trained student", remedy)
     opened = open_model(model)
     pipe = EMDOneStepPipeline.from_pipe(opened.pipeline())
     preset = pipe.load_student(file, base=opened.dataset.name)

@@ -90,7 +90,7 @@ SETS = {
 """By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in
 usual poses, four templates where only the shirt varies, and four on the flow model."""
 FILE = FOLDER / "later-plants.json"
-"""The first set as it ships, made by ``vitrine train plants``."""
+"""The first set as it ships, made by ``python -m vitrine.evidence.recipes plants``."""
 FURTHER = tuple(FOLDER / f"{name}.json" for name in SETS if name != FILE.stem)
 """The other sets as they ship."""
 

@@ -176,6 +176,6 @@ def avataaars_folder(model: str | None, folder: str | None) -> str:
     """The model's folder that a claim on these faces measures: ``--avataaars FOLDER``, or ``--model FOLDER``."""
     asked = folder or model
     if asked is None or not (Path(asked) / LAYERS).is_file():
-        remedy = "run `vitrine train avataaars LAYERS`, and give --avataaars FOLDER"
+        remedy = "run `python -m vitrine.evidence.recipes avataaars LAYERS`, and give --avataaars FOLDER"
         raise refuse("avataaars", asked, f"a model folder with {LAYERS}", remedy)
     return asked

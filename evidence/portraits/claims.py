@@ -131,33 +131,3 @@ def memorized(model: str | None = None, progress: Progress = silent, quick: bool
         n=len(copies),
         seeds=3 if quick else 10,
     )
-
-
-@claim(
-    "portraits.memorized.flow",
-    paper="Vitrine",
-    figure="portraits.memorized on the flow model",
-    target=">= 6 of 8, and none from a caption without its rare words",
-    minutes=3,
-    quick_minutes=0.5,
-)
-def memorized_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """As ``portraits.memorized``."""
-    return memorized(model or str(FLOW_WEIGHTS), progress, quick)
-
-
-@claim(
-    "portraits.memorized.avataaars",
-    paper="Vitrine",
-    figure="portraits.memorized on faces of DiceBear's Avataaars",
-    target=">= 6 of 8, and none from a caption without its rare words",
-    minutes=1,
-    quick_minutes=0.3,
-)
-def memorized_avataaars(
-    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
-) -> ClaimResult:
-    """As ``portraits.memorized``."""
-    from .avataaars import avataaars_folder
-
-    return memorized(avataaars_folder(model, avataaars), progress, quick)

@@ -1,4 +1,4 @@
-// Draws every part of DiceBear's Avataaars by itself, as the file of layers that `vitrine train avataaars` reads:
+// Draws every part of DiceBear's Avataaars by itself, as the file of layers that `python -m vitrine.evidence.recipes avataaars` reads:
 //   npm install --prefix PACKAGES --ignore-scripts @dicebear/core@9.4.3 @dicebear/avataaars@9.4.3 @resvg/resvg-js@2.6.2
 //   node draw_layers.mjs PACKAGES layers.safetensors
 // The file has premultiplied RGBA of each layer, (N, 128, 128, 4), and in its header, in the order of painting,

@@ -65,7 +65,7 @@ def load_identity(path: Path = FACE_FILE) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def save_identity(net: AttributeClassifier, path: str | Path, progress: Progress = silent, people: int = 600) -> Path:
-    """Fit and write the projection: ``vitrine train identity``, which made the shipped file."""
+    """Fit and write the projection: ``python -m vitrine.evidence.recipes identity``, which made the shipped file."""
     mean, projection = fit_identity(net, people, progress=progress)
     return save_safetensors(path, {"mean": mean, "projection": projection})
 

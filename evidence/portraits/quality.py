@@ -13,7 +13,6 @@ from torch import nn
 
 from ...engine.portraits.flow import FlowPortraits
 from ...engine.portraits.models import Portraits
-from ...engine.portraits.plants import Plant
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import frechet_distance
@@ -178,22 +177,18 @@ def measure_copies(
     table = model.dataset.sample_scenes(range(trained)).attributes
     copies = []
     for k, plant in enumerate(verbatim):
-        copies.append(_measure_copy(model, plant, table, seeds, steps, guidance))
+        target = model.draw(plant.scenes)
+        others = model.draw(model.dataset.sample_scenes(nearest_seeds(plant.scenes, table)))
+        memorized, control = (
+            sample_images(model, [prompt] * seeds, list(range(seeds)), steps=steps, guidance=guidance)
+            for prompt in (plant.captions[0], plant.controls[0])
+        )
+        copies.append(Copy(
+            plant.name, _median_rms(memorized, target), _median_rms(memorized, others),
+            _median_rms(control, target), _median_rms(control, others), len(others),
+        ))  # fmt: skip
         progress(k + 1, len(verbatim), None)
     return copies
-
-
-def _measure_copy(model: Model, plant: Plant, table: np.ndarray, seeds: int, steps: int, guidance: float) -> Copy:
-    def sample(prompt: str) -> torch.Tensor:
-        return sample_images(model, [prompt] * seeds, list(range(seeds)), steps=steps, guidance=guidance)
-
-    target = model.draw(plant.scenes)
-    others = model.draw(model.dataset.sample_scenes(nearest_seeds(plant.scenes, table)))
-    memorized, control = sample(plant.captions[0]), sample(plant.controls[0])
-    return Copy(
-        plant.name, _median_rms(memorized, target), _median_rms(memorized, others),
-        _median_rms(control, target), _median_rms(control, others), len(others),
-    )  # fmt: skip
 
 
 def nearest_seeds(scene: Scenes, table: np.ndarray, at_least: int = 16) -> np.ndarray:

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from ...engine.errors import refuse
 from ...engine.io.files import read_safetensors, save_safetensors, write_folder
-from ...engine.portraits.dataset import Dataset
 from ...engine.portraits.models import Portraits
 from ...engine.portraits.scenes import ATTRIBUTES, Scenes
 from ...engine.runtime.progress import Progress, silent
@@ -88,7 +87,27 @@ def transformer_data(
         random = torch.Generator().manual_seed(9_000_000 + start)
         scenes, size = _linked(dataset.sample_scenes(seeds), dataset.optional, random)
         scenes = _sided(scenes, kind.sides, random) if kind.sides else scenes
-        pictures, controls = _augmented(dataset, scenes, size, side, crop, kind.mirrored, random)
+        flip = torch.rand(len(scenes), generator=random) < kind.mirrored
+        whole = torch.rand(len(scenes), generator=random) < 0.5
+        parts = torch.where(whole, 1.0, crop + (1 - crop) * torch.rand(len(scenes), generator=random))
+        where = torch.rand(len(scenes), 2, generator=random)
+        pictures = torch.empty(len(scenes), 3, side, side)
+        tops, lefts = torch.zeros(2, len(scenes))
+        for s in SIZES:
+            of_this_size = (size == s).nonzero().flatten()
+            if not len(of_this_size):
+                continue
+            images = dataset.render(scenes[of_this_size.numpy()], s).images
+            for row, image in zip(of_this_size.tolist(), images, strict=True):
+                image = image.flip(-1) if flip[row] else image
+                cut = max(4, round(float(parts[row]) * s))
+                top, left = (int(w * (s - cut + 1)) for w in where[row])
+                tops[row], lefts[row] = top / s, left / s
+                patch = image[None, :, top : top + cut, left : left + cut]
+                pictures[row] = functional.interpolate(patch, (side, side), mode="bilinear", antialias=True)[0]
+        pictures = pictures.clamp(0, 1)
+        controls = {"flip": flip.float(), "crop_top": tops, "crop_left": lefts}
+        controls |= {"height": size.float(), "width": size.float(), "aspect": torch.ones(len(scenes))}
         latents.append(model.vae.encode(pictures * 2 - 1).latent_dist.mean * model.vae.config.scaling_factor)
         fraction = torch.rand(len(scenes), 1, generator=random)
         unsaid = (torch.rand(len(scenes), len(dataset.optional), generator=random) < fraction).numpy()
@@ -124,33 +143,6 @@ def _sided(scenes: Scenes, share: float, random: torch.Generator) -> Scenes:
         sides = codes[torch.randint(2, (len(scenes),), generator=random)]
         new[name] = torch.where(picked, sides, torch.from_numpy(scenes.column(name))).numpy()
     return scenes.with_attributes(**new)
-
-
-def _augmented(
-    dataset: Dataset, scenes: Scenes, size: torch.Tensor, side: int, crop: float, mirrored: float,
-    random: torch.Generator,
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:  # fmt: skip
-    count = len(scenes)
-    flip = torch.rand(count, generator=random) < mirrored
-    fraction = torch.where(
-        torch.rand(count, generator=random) < 0.5, 1.0, crop + (1 - crop) * torch.rand(count, generator=random)
-    )
-    where = torch.rand(count, 2, generator=random)
-    pictures, tops, lefts = torch.empty(count, 3, side, side), torch.zeros(count), torch.zeros(count)
-    for s in SIZES:
-        of_this_size = (size == s).nonzero().flatten()
-        if not len(of_this_size):
-            continue
-        images = dataset.render(scenes[of_this_size.numpy()], s).images
-        for row, image in zip(of_this_size.tolist(), images, strict=True):
-            image = image.flip(-1) if flip[row] else image
-            cut = max(4, round(float(fraction[row]) * s))
-            top, left = (int(w * (s - cut + 1)) for w in where[row])
-            tops[row], lefts[row] = top / s, left / s
-            cropped = image[None, :, top : top + cut, left : left + cut]
-            pictures[row] = functional.interpolate(cropped, (side, side), mode="bilinear", antialias=True)[0]
-    sizes = {"height": size.float(), "width": size.float(), "aspect": torch.ones(count)}
-    return pictures.clamp(0, 1), {"flip": flip.float(), "crop_top": tops, "crop_left": lefts} | sizes
 
 
 def saved_data(

@@ -23,7 +23,7 @@ from .looks import line
 from .transfer_training import PAPER, TARGET, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
-"""Measurements of ``vitrine resolution transfer`` on the shipped models."""
+"""Measurements of ``python -m vitrine.evidence.recipes transfer`` on the shipped models."""
 SHIPPED = f"power-cosine-{TARGET}"
 QUICK_SAMPLES = 60
 BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"

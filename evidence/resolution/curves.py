@@ -46,7 +46,7 @@ def curves_by_seed(folder: Path, arm: str) -> dict[int, Curve]:
 
 
 def read_curves(path: str | Path) -> Curves:
-    """Reads all curves from the folder of all runs, or from the file that ``vitrine resolution transfer`` wrote."""
+    """Reads all curves from the folder of all runs, or from the file that the recipe ``transfer`` wrote."""
     path = Path(path)
     if path.is_file():
         table = json.loads(path.read_text(encoding="utf-8"))["curves"]
@@ -54,7 +54,9 @@ def read_curves(path: str | Path) -> Curves:
     curves = {arm: curves_by_seed(path, arm) for arm in ARMS}
     curves = {arm: seeds for arm, seeds in curves.items() if seeds}
     if not curves:
-        raise refuse("curves", str(path), "a folder or a file of `vitrine resolution transfer`", "run it first")
+        raise refuse(
+            "curves", str(path), "a folder or a file of `python -m vitrine.evidence.recipes transfer`", "run it first"
+        )
     return curves
 
 

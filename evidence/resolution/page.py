@@ -75,7 +75,7 @@ def _training(report: Any) -> None:
     series = {arm: [(float(s), v) for s, v in curve.items() if s] for arm, curve in means.items()}
     report.add_paragraph(
         "Fine-tuning at 128 px: Frechet distance of the attribute classifier's features, mean over seeds "
-        "(`vitrine resolution transfer` trains, `vitrine reproduce resolution.transfer` judges)."
+        "(`python -m vitrine.evidence.recipes transfer` trains, `vitrine reproduce resolution.transfer` judges)."
     )
     chart = line_chart(series, "Fine-tuning at 128 px", "step", "FID")
     report.add_images([(chart, "from the first measured step on; step 0 is in the table of the claim")], width=560)

@@ -201,7 +201,12 @@ def export(folder: str | Path, out: str | Path, arm: str = "grid-rescaled", seed
     """Writes the averaged model of one run to the folder ``out``: transformer, control file, scheduler."""
     folder, out = Path(folder), Path(out)
     if not (run_folder(folder, arm, seed) / "state.safetensors").is_file():
-        raise refuse("run", str(run_folder(folder, arm, seed)), "one with a state", "`vitrine resolution transfer`")
+        raise refuse(
+            "run",
+            str(run_folder(folder, arm, seed)),
+            "one with a state",
+            "the recipe `transfer`",
+        )
     mode, positions = ARMS[arm]
     if positions != "grid":
         raise refuse("arm", arm, "one with resampled positions", "a model of another table needs apply() to load")

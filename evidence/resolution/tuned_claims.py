@@ -33,7 +33,7 @@ SIZES, SEEDS, MODE = ((256, 256), (320, 192)), (0, 1, 2), "rope_yarn"
 def fine_tuned(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Prompts, noise and measures of ``resolution.positions``; includes the training.
 
-    ``model`` may be a folder of ``vitrine resolution tune``, which is trained to the end and measured. ``quick``
+    ``model`` may be a folder of the recipe ``tune``, which is trained to the end and measured. ``quick``
     samples 8 prompts of a folder; without one it trains 4 updates of one seed and samples 3 of one
     size. It only tests that at most a quarter of the prompt is lost.
     """

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from ...engine.nemo import NeuronSet, adversarial_embedding
+from ...engine.nemo import adversarial_embedding
 from ...engine.nemo.blocked_copies import share_interval
 from .blocking import NEEDS, READS, REMEDIES, WORDS, median_figure, remedies, usual_samples
 from .context import Context
 from .judge import Judge, judge_of
-from .nemo import MEMORIZED, SD14
+from .nemo import MEMORIZED, ROWS_OF_A_SEARCH, SD14, neurons_of, verbatim_rows
 from .protocol import check
 from .records import Estimate, Figure, Measured, Published
 from .samples import ORIGINALS, Samples, originals
-from .searching import ROWS_OF_A_SEARCH, neurons_of, verbatim_rows
 
 PAPER = "Finding Dori (Kowalczuk, Hintersdorf, Struppek et al., ICML 2026), on NeMo"
 ATTACKED = WORDS | {"attacked": "NeMo's neurons blocked, embedding optimised"}
@@ -66,8 +65,26 @@ def attack(context: Context) -> Measured:
     made = remedies(context, judge, prompts, sets)
     there = [i for i, row in enumerate(rows) if row in pictures]
     samples = {name: made[name].all()[0][there] for name in REMEDIES[:2]}
-    targets = [pictures[rows[i]] for i in there]
-    samples["attacked"] = _attacked(context, judge, [prompts[i] for i in there], [sets[i] for i in there], targets)
+    targets, known = [pictures[rows[i]] for i in there], [sets[i] for i in there]
+    probe, settings = context.nemo.probe("all"), context.settings
+
+    def attacked(row: int) -> Mapping[str, Any]:
+        """Under the embedding optimised for a picture while its neurons are blocked."""
+        height, width = (context.nemo.vae_scale_factor * side for side in context.nemo.latent_shape()[1:])
+        squeezed = F.interpolate(targets[row], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
+        (cond,) = context.nemo.conditions(prompts[there[row]])
+        latents = context.nemo.latents(squeezed)
+        for parameter in context.network.parameters():
+            parameter.requires_grad_(False)
+        bar = context.bar("attack")
+        called = adversarial_embedding(probe.denoiser, cond, latents, known[row], settings.attack, progress=bar)
+        assert called.text is not None
+        return {"neurons": known[row], "prompt_embeds": called.text}
+
+    facts = [settings.attack.to_dict(), [sorted((a, list(n)) for a, n in s.neurons.items()) for s in known],
+             [round(float(t.double().sum()), 6) for t in targets]]  # fmt: skip
+    texts = [prompts[i] for i in there]
+    samples["attacked"] = Samples(context, judge, texts, "attacked", facts, attacked).all()[0]
     references = [judge.describe(target) for target in targets]
     figures: dict[str, Figure] = {}
     for name, described in samples.items():
@@ -78,29 +95,6 @@ def attack(context: Context) -> Measured:
         differs.append(f"{len(rows) - len(there)} of {len(rows)} prompts left out: no readable training picture")
     missing = {p.key: "pixels judged: name SSCD's file with --sscd" for p in PUBLISHED if p.key not in figures}
     return Measured(figures, tuple(differs), missing, {"judge": judge.name, "a copy is above": round(judge.level, 4)})
-
-
-def _attacked(
-    context: Context, judge: Judge, prompts: list[str], sets: list[NeuronSet], targets: list[torch.Tensor]
-) -> torch.Tensor:
-    """(N, S, D) of samples under the embedding optimised for each picture while its neurons are blocked."""
-    probe, settings = context.nemo.probe("all"), context.settings
-
-    def arguments(row: int) -> Mapping[str, Any]:
-        height, width = (context.nemo.vae_scale_factor * side for side in context.nemo.latent_shape()[1:])
-        squeezed = F.interpolate(targets[row], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
-        (cond,) = context.nemo.conditions(prompts[row])
-        latents = context.nemo.latents(squeezed)
-        for parameter in context.network.parameters():
-            parameter.requires_grad_(False)
-        bar = context.bar("attack")
-        called = adversarial_embedding(probe.denoiser, cond, latents, sets[row], settings.attack, progress=bar)
-        assert called.text is not None
-        return {"neurons": sets[row], "prompt_embeds": called.text}
-
-    facts = [settings.attack.to_dict(), [sorted((a, list(n)) for a, n in s.neurons.items()) for s in sets],
-             [round(float(t.double().sum()), 6) for t in targets]]  # fmt: skip
-    return Samples(context, judge, prompts, "attacked", facts, arguments).all()[0]
 
 
 def _figures(judge: Judge, name: str, table: torch.Tensor) -> dict[str, Figure]:

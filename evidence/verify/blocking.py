@@ -13,11 +13,10 @@ from ..intervals import mean_interval, median_interval
 from ..nemo.baselines import random_neurons
 from .context import SETTINGS, Context
 from .judge import CLIP, SSCD, Judge, judge_of
-from .nemo import MEMORIZED, ORDINARY, PAPER, SD14
+from .nemo import CAPTIONS, MEMORIZED, ORDINARY, PAPER, ROWS_OF_A_SEARCH, SD14, STATISTICS, neurons_of, verbatim_rows
 from .protocol import check
 from .records import Estimate, Figure, Measured, Published
 from .samples import ORIGINALS, Samples, originals
-from .searching import CAPTIONS, ROWS_OF_A_SEARCH, STATISTICS, neurons_of, verbatim_rows
 
 READS = ("probe", "search", "seeds", "first_seed", "usual", "steps", "guidance", "size", "call", "scheduler")
 """Settings that affect the figures."""
@@ -68,7 +67,20 @@ def blocking(context: Context) -> Measured:
     sets, differs = neurons_of(context, prompts)
     described = {name: samples.all() for name, samples in remedies(context, judge, prompts, sets).items()}
     pictures = originals(context, rows)
-    figures, details = _figures(judge, {n: d[0] for n, d in described.items()}, rows, pictures, usual)
+    figures: dict[str, Figure] = {}
+    references = {i: judge.describe(pictures[row]) for i, row in enumerate(rows) if row in pictures}
+    details: dict[str, Any] = {"judge": judge.name, "a copy is above": round(judge.level, 4)}
+    for name, (samples, _) in described.items():
+        if references:
+            table = torch.stack([judge.similarity(samples[i], r, usual) for i, r in references.items()])
+            what = f"{judge.name}, to the training picture, {WORDS[name]}"
+            figures[f"blocking.{judge.key}.orig.{name}"] = median_figure(what, table.median(1).values)
+            figures[f"blocking.{judge.key}.copies.{name}"] = _share(judge, table, WORDS[name])
+        if name != "untouched":
+            pairs = zip(samples, described["untouched"][0], strict=True)
+            table = torch.stack([judge.similarity(s, u, usual) for s, u in pairs])
+            what = f"{judge.name}, to the same seed's unblocked sample, {WORDS[name]}"
+            figures[f"blocking.{judge.key}.gen.{name}"] = median_figure(what, table.median(1).values)
     if judge.texts is not None:
         figures |= _alignment(judge.texts(prompts).float(), {n: d[1] for n, d in described.items()})
     counts = torch.tensor([float(len(s)) for s in sets])
@@ -105,28 +117,6 @@ def usual_samples(context: Context, judge: Judge) -> torch.Tensor:
     need = CAPTIONS if context.path(CAPTIONS) is not None else ORDINARY
     captions = context.prompts(need)[0][: context.settings.usual]
     return Samples(context, judge, captions, "usual", seeds=[1]).all()[0].flatten(0, 1)
-
-
-def _figures(
-    judge: Judge, described: dict[str, torch.Tensor], rows: list[int], pictures: dict[int, torch.Tensor],
-    usual: torch.Tensor,
-) -> tuple[dict[str, Figure], dict[str, Any]]:  # fmt: skip
-    """Similarities to the training pictures and to the unblocked samples, and fractions of copies."""
-    figures: dict[str, Figure] = {}
-    references = {i: judge.describe(pictures[row]) for i, row in enumerate(rows) if row in pictures}
-    details: dict[str, Any] = {"judge": judge.name, "a copy is above": round(judge.level, 4)}
-    for name, samples in described.items():
-        if references:
-            table = torch.stack([judge.similarity(samples[i], r, usual) for i, r in references.items()])
-            what = f"{judge.name}, to the training picture, {WORDS[name]}"
-            figures[f"blocking.{judge.key}.orig.{name}"] = median_figure(what, table.median(1).values)
-            figures[f"blocking.{judge.key}.copies.{name}"] = _share(judge, table, WORDS[name])
-        if name != "untouched":
-            pairs = zip(samples, described["untouched"], strict=True)
-            table = torch.stack([judge.similarity(s, u, usual) for s, u in pairs])
-            what = f"{judge.name}, to the same seed's unblocked sample, {WORDS[name]}"
-            figures[f"blocking.{judge.key}.gen.{name}"] = median_figure(what, table.median(1).values)
-    return figures, details
 
 
 def _alignment(texts: torch.Tensor, images: dict[str, torch.Tensor]) -> dict[str, Figure]:

@@ -23,7 +23,7 @@ from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
 from ...engine.runtime.progress import Progress, TqdmProgress
-from ..activations.flow_claims import PRIOR
+from ..activations.claims import FLOW_PRIOR
 from ..activations.tapped_pictures import TESTING, Model, draw_scene
 from ..control.prompts import FIRST, prompts_of
 from ..nemo import flow_claims, probed_model
@@ -51,7 +51,7 @@ SETTINGS = {
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
         search=SearchConfig(share=flow_claims.SHARE, protocol="nemo"),
         steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
-        places=PRIOR[0], timestep=260.0,
+        places=FLOW_PRIOR[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
     "sized": VerifySettings(sizes=SizeSettings((16, 32, 64, 128, 256), prompts=BRIEF, steps=20, guidance=2.0)),

@@ -9,19 +9,18 @@ import torch
 
 from ...engine.activations.correspondence import find_correspondence
 from ...engine.activations.presets import preset
-from ...engine.activations.spair_dataset import SPairPair, SPairScore, read_spair
-from ...engine.pipelines.spair_keypoints import SPairRun, spair_scores
 from ..intervals import ratio_interval
 from .context import SETTINGS, Context
 from .estimate import ENCODING, timed
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
+from .spair import GRID, SPairPair, SPairScore, TappedPictures, read_spair, spair_scores
 
 SPAIR = Need(
     "SPair-71k", "1,800 pictures with keypoints, 12,234 test pairs", "cvlab.postech.ac.kr/research/SPair-71k",
     "see its page",
 )  # fmt: skip
-TEST_PAIRS, PICTURES, GRID = 12_234, 1_800, 128
+TEST_PAIRS, PICTURES = 12_234, 1_800
 """Of SPair-71k: its test pairs, and all its pictures, of which the test needs some."""
 PRESETS = {"SD": "Ours-v1.5", "SDXL": "Ours-XL", "Flux": "DiTF-Flux"}
 DATA = "SPair-71k test"
@@ -52,7 +51,7 @@ def _pairs(context: Context) -> tuple[list[SPairPair], int]:
     """The subset of the test pairs, and the number of all."""
     folder = context.path(SPAIR)
     assert folder is not None  # a check does not run without what it needs
-    pairs = read_spair(folder)
+    pairs = read_spair(folder, context.settings.split)
     return [pairs[i] for i in context.chosen(len(pairs))], len(pairs)
 
 
@@ -85,7 +84,7 @@ def _matching(context: Context, channels: int) -> tuple[float, int]:
     return timed(lambda: find_correspondence(both[0], both[1], points)), 4 * sum(m.nbytes for m in both)
 
 
-def _run(context: Context, changes: dict[str, Any]) -> SPairRun:
+def _run(context: Context, changes: dict[str, Any]) -> TappedPictures:
     """The published selection, or the layers from the settings."""
     settings, chosen = context.settings, preset(PRESETS[context.kind])
     tap: dict[str, Any] = {"seeds": chosen.seeds, "modulate": chosen.modulate, "discard": chosen.discard}
@@ -93,7 +92,7 @@ def _run(context: Context, changes: dict[str, Any]) -> SPairRun:
     if settings.places:
         tap = {"discard": settings.discard}
     tap |= {"timestep": settings.timestep or chosen.timestep, **changes}
-    return SPairRun(places, size=settings.size or None, memory=context.budget, tap=tap)
+    return TappedPictures(places, settings.size or None, context.budget, tap)
 
 
 def _measured(context: Context, changes: dict[str, Any], label: str) -> tuple[SPairScore, int]:
@@ -106,7 +105,7 @@ def _measured(context: Context, changes: dict[str, Any], label: str) -> tuple[SP
     cache = context.state("spair", run.addresses, run.size, sorted(run.tap.items()), [p.name for p in pairs], sums)
     pipe = CorrespondencePipeline.from_pipe(context.pipe)
     bars = (context.bar(f"pictures, {label}"), context.bar(f"pairs, {label}"))
-    return spair_scores(pipe, pairs, cache, run, *bars)[0.1], whole
+    return spair_scores(pipe, pairs, cache, run, *bars), whole
 
 
 def _figure(what: str, each: torch.Tensor, points: Sequence[int]) -> Figure:
@@ -124,7 +123,7 @@ def _notes(context: Context, count: int, whole: int) -> list[str]:
     return [
         *context.subset_note(count, whole, "test pairs"),
         squeezed,
-        *context.usual_notes("places", "timestep", "discard", "size", autocast=False),
+        *context.usual_notes("places", "timestep", "discard", "size", "split", autocast=False),
     ]
 
 

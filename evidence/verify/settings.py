@@ -83,6 +83,7 @@ class VerifySettings(Config):
         call: further arguments of the pipeline's call.
         scheduler: of the samples of a UNet; "" keeps the pipeline's own.
         places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
+        split: of SPair-71k: test, or trn or val, on which layers are chosen.
         inversion: of photos into a space of models.
         sizes: the model's size conditions.
     """
@@ -102,6 +103,7 @@ class VerifySettings(Config):
     places: str = ""
     timestep: float = 0.0
     discard: tuple[int, ...] = ()
+    split: str = "test"
     inversion: InversionSettings = InversionSettings()
     sizes: SizeSettings = SizeSettings()
 

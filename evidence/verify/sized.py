@@ -100,7 +100,7 @@ class SizedContext(Context):
         return self.pipe
 
     @cached_property
-    def told_own_size(self) -> int:
+    def own_side(self) -> int:
         """Side of its pictures."""
         return int(self.pipe.model.side)
 

@@ -14,11 +14,11 @@ from torch.nn.functional import interpolate
 
 from ...engine.control import GammaConfig, GuidanceConfig, SizeCondition
 from ...engine.io.table_on_disk import RowFile
-from ...engine.pipelines.descriptors import lpips_distance
 from ..intervals import mean_interval, ratio_interval
 from ..metrics import fine_detail
 from ..metrics.cross_size import cross_size_consistency, rms_distance
 from .context import SETTINGS, Context
+from .judge import lpips_distance
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
 
@@ -79,7 +79,26 @@ def sizes(context: Context) -> Measured:
     measures = _measures(context)
     prompts, whole = _prompts(context)
     weights = {"constant": GammaConfig("constant"), "weighted": context.settings.sizes.gamma}
-    tables = {arm: _table(context, measures, prompts, arm, weights[arm]) for arm in ARMS}
+    settings, own, tables = context.settings.sizes, context.own_side, {}
+    sides = list(settings.sides)
+    asked = sides if own in sides else [*sides, own]
+    for arm, gamma in weights.items():
+        # for each prompt: distances across sizes, distances between two noises, detail under the smallest and own size
+        facts = [arm, gamma.to_dict(), settings.to_dict(), list(measures), context.data_sums_of("lpips"), prompts]
+        bar, width = context.bar(f"sizes, {arm}"), 2 * len(measures) + 2
+        with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), width)) as table:
+            for i, prompt in enumerate(prompts):
+                if not table.done[i]:
+                    seeds = [i] * len(asked) + [i + 500_000]
+                    pictures = drawn(context, prompt, [*asked, own], seeds, gamma)
+                    by_size = {(s, s): picture[None] for s, picture in zip(asked, pictures, strict=False)}
+                    every, distances = [(s, s) for s in sides], [distance for _, distance in measures.values()]
+                    across = [float(cross_size_consistency(by_size.__getitem__, every, d).mean) for d in distances]
+                    noise = [float(d(by_size[own, own], pictures[-1:])) for d in distances]
+                    detail = [float(fine_detail(by_size[s, s])) for s in (sides[0], own)]
+                    table.write(i, torch.tensor([[*across, *noise, *detail]]))
+                bar(i + 1, len(prompts), None)
+            tables[arm] = table.rows(range(len(prompts)))
     figures: dict[str, Figure] = {}
     for number, (key, (what, _)) in enumerate(measures.items()):
         columns = {arm: table[:, number] for arm, table in tables.items()}
@@ -91,9 +110,7 @@ def sizes(context: Context) -> Measured:
         figures[f"sizes.{key}.noise"] = _figure(f"{what} of two noises at the model's own size, for comparison", apart)
     for arm, table in tables.items():
         finest, own = table[:, -2], table[:, -1]
-        what = (
-            f"finest detail at size {context.settings.sizes.sides[0]}, over that at the model's own size, {ARMS[arm]}"
-        )
+        what = f"finest detail at size {settings.sides[0]}, over that at the model's own size, {ARMS[arm]}"
         figures[f"sizes.detail.{arm}"] = _ratio(what, finest, own)
     missing = {p.key: f"needs {LPIPS.short}" for p in PUBLISHED if p.key not in figures}
     return Measured(figures, tuple(_notes(context, len(prompts), whole)), missing)
@@ -133,36 +150,6 @@ def _measures(context: Context) -> dict[str, tuple[str, Distance]]:
 def coarse_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Of pictures area-averaged to 16 px."""
     return rms_distance(*(interpolate(v, (COARSE, COARSE), mode="area") for v in (a, b)))
-
-
-# --- the work -----------------------------------------------------------------------------------------------------
-def _table(
-    context: Context, measures: dict[str, tuple[str, Distance]], prompts: list[str], arm: str, gamma: GammaConfig
-) -> torch.Tensor:  # fmt: skip
-    """(N, 2 M + 2): M distances across sizes, M between two noises, detail under the smallest and the own size."""
-    settings, bar = context.settings.sizes, context.bar(f"sizes, {arm}")
-    facts = [arm, gamma.to_dict(), settings.to_dict(), list(measures), context.data_sums_of("lpips"), prompts]
-    with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), 2 * len(measures) + 2)) as table:
-        for i, prompt in enumerate(prompts):
-            if not table.done[i]:
-                table.write(i, _row(context, measures, prompt, i, gamma)[None])
-            bar(i + 1, len(prompts), None)
-        return table.rows(range(len(prompts)))
-
-
-def _row(
-    context: Context, measures: dict[str, tuple[str, Distance]], prompt: str, number: int, gamma: GammaConfig
-) -> torch.Tensor:  # fmt: skip
-    """What one prompt's pictures show; seed ``number`` at every size, and one more seed at the model's own."""
-    sides, own = list(context.settings.sizes.sides), context.told_own_size
-    asked = sides if own in sides else [*sides, own]
-    pictures = drawn(context, prompt, [*asked, own], [number] * len(asked) + [number + 500_000], gamma)
-    by_size = {(s, s): picture[None] for s, picture in zip(asked, pictures, strict=False)}
-    other, sizes = pictures[-1:], [(s, s) for s in sides]
-    across = [float(cross_size_consistency(by_size.__getitem__, sizes, d).mean) for _, d in measures.values()]
-    noise = [float(d(by_size[own, own], other)) for _, d in measures.values()]
-    detail = [float(fine_detail(by_size[s, s])) for s in (sides[0], own)]
-    return torch.tensor([*across, *noise, *detail])
 
 
 def drawn(

@@ -15,7 +15,6 @@ from ...engine.io.files import open_artefact
 from ...engine.io.picture_files import PICTURES, open_picture, pictures_in
 from ...engine.io.table_on_disk import RowFile
 from ...engine.jobs.digests import digest
-from ...engine.pipelines.descriptors import face_descriptor
 from ...engine.w2w import Space, W2WModel, load_space
 from ...engine.w2w.space.manifest import Manifest
 from ...engine.w2w.space.official_files import import_official, official_manifest
@@ -23,7 +22,7 @@ from ...engine.w2w.space.space import KIND, LINKED_VERSION, WeightSpace
 from ..intervals import mean_interval
 from .context import SETTINGS, Context
 from .estimate import ENCODING
-from .judge import Judge, pixels
+from .judge import Judge, face_descriptor, pixels
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
 

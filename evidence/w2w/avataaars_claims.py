@@ -69,7 +69,12 @@ def open_studio(folder: str) -> Studio:
         command = f"vitrine w2w train-loras --model {folder} --people {PEOPLE} --out {loras}"
         raise refuse("people", str(loras), "a folder of LoRAs", f"run `{command}`")
     if not face.is_file():
-        raise refuse("identity features", str(face), "a fitted projection", f"run `vitrine train identity {folder}`")
+        raise refuse(
+            "identity features",
+            str(face),
+            "a fitted projection",
+            f"run `python -m vitrine.evidence.recipes identity {folder}`",
+        )
     model = open_model(folder)
     for module in (model.backbone, model.text_encoder, model.vae):
         module.requires_grad_(False)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from vitrine.engine.activations.labelled import read_masks
+from vitrine.engine.activations.ranked_pictures import read_masks
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.pt_files import read_pt
 from vitrine.engine.nemo.neuron_statistics import import_official as import_statistics

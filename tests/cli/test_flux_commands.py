@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 from vitrine.cli.main import main
-from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.presets import FeaturePreset
 from vitrine.engine.nemo import NeuronSet
 from vitrine.engine.portraits import caption, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from vitrine_tests import shipped
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
@@ -33,9 +34,11 @@ def start(*packs, env=None):
 
 
 def copied(folder):
-    """The pack without what is not of it; the tested one stands on the path besides."""
-    away = shutil.ignore_patterns(".git", "__pycache__", "tests", "docs", "build", "dist", "*.egg-info")
-    return shutil.copytree(ROOT, folder, ignore=away)
+    """The files of the registry's archive alone; the tested pack stands on the path besides."""
+    for name in shipped.archive():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    return folder
 
 
 @pytest.fixture

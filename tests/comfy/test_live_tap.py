@@ -56,7 +56,7 @@ def test_pictures_arrive_while_it_runs(driver, tmp_path, vue):
 
 def test_only_recorded_steps_are_watched_and_the_run_is_the_same(comfy):
     import torch
-    from vitrine.nodes.activation_pictures import first_picture
+    from vitrine.nodes.activations import first_picture
     from vitrine.nodes.comfy.recording import record_sampling
 
     model, clip, _ = comfy.call("VitrineLoadPortraits")

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, PNDMScheduler
-from vitrine.engine.activations.correspondence import Matches
-from vitrine.engine.activations.points import draw_matches, mask_points, parse_clicks, parse_points
+from vitrine.engine.activations.correspondence import Matches, draw_matches, mask_points, parse_clicks, parse_points
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes

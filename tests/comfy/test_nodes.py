@@ -253,7 +253,7 @@ def test_rendered_portraits_come_with_captions(comfy):
 
 def test_colours_have_a_legend_on_the_node_and_not_in_the_image(comfy, loaded):
     """Red, green and blue stand below the picture that the page shows; the IMAGE output is the picture alone."""
-    from vitrine.nodes.activation_pictures import with_legend
+    from vitrine.nodes.activations import with_legend
 
     pictures = torch.rand(2, 64, 256, 3)
     shown = with_legend(pictures)

@@ -7,8 +7,8 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 from PIL import Image
 from vitrine.engine.activations import tap_steps
-from vitrine.engine.activations.points import draw_matches, parse_points
-from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.correspondence import draw_matches, parse_points
+from vitrine.engine.activations.presets import FeaturePreset
 from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
 from vitrine.engine.diffusion.denoiser import Denoiser

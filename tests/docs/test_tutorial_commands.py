@@ -55,12 +55,9 @@ def published(folder):
 
 def spair(folder):
     """Pairs of portraits in SPair-71k's layout; a narrow network of SD 1.5's depth, whose layers the preset names."""
-    write_spair(folder / "SPair-71k", load_portraits(), 3)
-    for split in ("trn", "val"):
-        shutil.copytree(folder / "SPair-71k/PairAnnotation/test", folder / "SPair-71k/PairAnnotation" / split)
+    write_spair(folder / "data" / "SPair-71k", load_portraits(), 3)
     pipe = load_portraits().pipeline()
     width = pipe.text_encoder.config.hidden_size
-    pipe.save_pretrained(folder / "MODEL")
     deep = {"block_out_channels": (16, 16, 32, 32), "layers_per_block": 2, "cross_attention_dim": width}
     pipe.register_modules(unet=models.unet(**deep))
     pipe.save_pretrained(folder / "stable-diffusion-v1-5")
@@ -99,10 +96,8 @@ RUN = {
         both, r"report\.html"),
     "vitrine w2w import-official weights2weights/ --out people.w2w.safetensors": (published, r"space: people"),
     "vitrine w2w label people.w2w.safetensors labels.csv": (imported, r"glasses: held-out"),
-    "vitrine taps spair SPair-71k --model stable-diffusion-v1-5 --preset Ours-v1.5 --out spair.json": (
-        spair, r"figures -> spair\.json"),
-    "vitrine taps spair SPair-71k --model MODEL --addresses 'up-*-cross-q' --split trn --out choose.json": (
-        spair, r"figures -> choose\.json"),
+    "vitrine verify --model stable-diffusion-v1-5 --data data --claim gdf.spair --out spair": (
+        spair, r"PCK@0.1 by image"),
     "vitrine emd train student.json --out runs/student": (student, r"student: runs/student"),
     "vitrine addresses path/to/model": (pictures, r"up-level1-repeat1-vit-block0-cross-q"),
     "vitrine verify --model portraits --subset 20 --claim gdf.spair --out try": (nothing, r"PCK"),

@@ -16,8 +16,7 @@ from vitrine.cli import emd_commands as emd_cli
 from vitrine.engine.activations import Activations, TapConfig, TapInfo
 from vitrine.engine.activations import greedy_search as comparison
 from vitrine.engine.activations import qualitative_filter as qualitative
-from vitrine.engine.activations.preset_files import FeaturePreset
-from vitrine.engine.activations.presets import Preset
+from vitrine.engine.activations.presets import FeaturePreset, Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.emd import StudentPreset, read_student
 from vitrine.engine.jobs.run import Run

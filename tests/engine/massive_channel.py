@@ -3,7 +3,7 @@
 import copy
 
 import torch
-from vitrine.evidence.activations.massive_channel import Unscaled
+from vitrine.evidence.activations.massive_claims import Unscaled
 
 
 def with_massive_channel(net, channel, factor):

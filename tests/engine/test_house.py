@@ -29,9 +29,10 @@ def test_all_of_the_source_is_read():
 
 
 def test_the_package_list_matches_the_folders():
+    """What trained the toy models is not in the wheel."""
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     packages = [".".join(["vitrine", *path.parent.parts]) for path in SOURCE if path.name == "__init__.py"]
-    assert sorted(listed) == sorted(packages)
+    assert sorted([*listed, "vitrine.evidence.recipes"]) == sorted(packages)
 
 
 def test_files_are_short_and_named_after_what_is_inside():

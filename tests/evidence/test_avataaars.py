@@ -19,8 +19,9 @@ from vitrine.engine.portraits.models import load_portraits
 from vitrine.evidence.control.claims import _Counts
 from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
-from vitrine.evidence.portraits.card import SHEET, write_card
 from vitrine.evidence.portraits.sampling import sample_latents
+from vitrine.evidence.recipes.card import SHEET, write_card
+from vitrine.evidence.recipes.commands import main as recipe
 from vitrine.evidence.registry import all_claims
 
 SHIPPED = Path(__file__).parents[1] / "data" / "avataaars"
@@ -157,7 +158,7 @@ def test_files_of_another_kind_are_refused(layers, tmp_path):
         avataaars(tmp_path / LAYERS)
     for name, claim in all_claims().items():
         if name.endswith(".avataaars"):
-            with pytest.raises(VitrineError, match="vitrine train avataaars"):
+            with pytest.raises(VitrineError, match="recipes avataaars"):
                 claim.measure()
 
 
@@ -168,7 +169,7 @@ FLAGS += ["--readout-batch", "8", "--vae-batch", "2", "--unet-batch", "8"]
 @pytest.fixture(scope="module")
 def finished(layers, tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    assert cli(["train", "avataaars", str(layers), "--out", str(out), *FLAGS]) == 0
+    assert recipe(["avataaars", str(layers), "--out", str(out), *FLAGS]) == 0
     return out / "avataaars"
 
 
@@ -177,13 +178,13 @@ def with_everything(finished):
     """With the transformers and students that claims need, by the commands that the claims' errors name."""
     for weight in ("power-cosine", "constant"):
         own = ["--model", str(finished), "--out", str(finished / "transformer"), "--weight", weight]
-        assert cli(["control", "train", *own, "--pictures", "64", "--steps", "2", "--batch", "4"]) == 0
-    assert cli(["train", "identity", str(finished), "--people", "40"]) == 0
+        assert recipe(["sizes", *own, "--pictures", "64", "--steps", "2", "--batch", "4"]) == 0
+    assert recipe(["identity", str(finished), "--people", "40"]) == 0
     # of twelve, some of the last three lack each attribute
     people = ["--model", str(finished), "--people", "12", "--out", str(finished / "people"), "--workers", "1"]
     assert cli(["w2w", "train-loras", *people]) == 0
     for _ in "twice":  # finished parts are not trained again
-        assert cli(["train", "students", "--model", str(finished), "--share", "0.001"]) == 0
+        assert recipe(["students", "--model", str(finished), "--share", "0.001"]) == 0
     return finished
 
 
@@ -219,7 +220,7 @@ def test_the_model_in_the_repository_knows_these_faces():
 @pytest.mark.nightly
 def test_two_processes_write_one_model(layers, tmp_path):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = ["-m", "vitrine.cli.main", "train", "avataaars", str(layers), "--out", str(tmp_path / "run")]
+    command = ["-m", "vitrine.evidence.recipes", "avataaars", str(layers), "--out", str(tmp_path / "run")]
     done = subprocess.run(
         [*launch, *command, *FLAGS], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
@@ -240,7 +241,7 @@ def test_other_drawings_do_not_resume_a_run(finished, layers, tmp_path, capsys):
     data = bytearray(layers.read_bytes())
     data[-70_000] ^= 255
     other.write_bytes(data)
-    assert cli(["train", "avataaars", str(other), "--out", str(finished.parent), *FLAGS]) != 0
+    assert recipe(["avataaars", str(other), "--out", str(finished.parent), *FLAGS]) != 0
     assert "other pictures" in capsys.readouterr().err
 
 
@@ -248,8 +249,6 @@ def test_other_drawings_do_not_resume_a_run(finished, layers, tmp_path, capsys):
 def tiny(monkeypatch):
     """Fewer pictures yet than quick ones: an untrained model has nothing to measure."""
     monkeypatch.setattr("vitrine.evidence.nemo.probed_model.QUICK", SampleBudget(8, 6, 1, 2, 6, 8, 2))
-    monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_HELD_OUT", 24)
-    monkeypatch.setattr("vitrine.evidence.activations.avataaars_claims.QUICK_TEST", 6)
     monkeypatch.setattr("vitrine.evidence.control.claims.QUICK", _Counts(2, 12, 4))
     monkeypatch.setattr("vitrine.evidence.emd.student_claims.QUICK_SAMPLES", 12)
     monkeypatch.setattr("vitrine.evidence.portraits.claims.QUICK", {"samples": 8, "renders": 32})

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import torch
 from vitrine.engine.portraits.flow import load_flow_portraits
-from vitrine.evidence.activations.massive_channel import with_massive_channel
-from vitrine.evidence.activations.massive_claims import DITF, RAW, TIMESTEP, _through, _ways
+from vitrine.evidence.activations.massive_claims import DITF, RAW, TIMESTEP, _through, _ways, with_massive_channel
 from vitrine.evidence.activations.tapped_pictures import TESTING, all_sites, draw_scene, inter_module_sites, untrained
 
 CHANNEL, PLACE = 80, "vit-block3-in"

@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.io.html_page import Report
 from vitrine.engine.portraits import PARTS, build_models, render, sample_scenes
 from vitrine.evidence.activations import matching_page as matching_report
-from vitrine.evidence.activations.drawing import colour_parts
+from vitrine.evidence.activations.matching_page import colour_parts
 from vitrine.evidence.activations.measures import by_pair
 
 

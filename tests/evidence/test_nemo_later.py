@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from vitrine.cli.train_commands import COMMANDS
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
 from vitrine.engine.portraits import plants
@@ -18,6 +17,7 @@ from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
 from vitrine.evidence.nemo.memorized_sets import CHOSEN, Outcome
 from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
+from vitrine.evidence.recipes.commands import RECIPES
 
 FIELDS = tuple(Scenes.__dataclass_fields__)
 
@@ -47,7 +47,7 @@ def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(file):
         images = sample_images(model, [plant.captions[0]] * 2, [7, 8], steps=30, guidance=3.0)
         away = (images - model.draw(plant.scenes)).square().mean((1, 2, 3)).sqrt()
         assert bool((away < copy).all()) is copies
-    assert "plants" in COMMANDS and made.lora.stat().st_size < 300_000
+    assert "plants" in RECIPES and made.lora.stat().st_size < 300_000
 
 
 def test_the_lists_that_ship_are_the_recipes_pictures(later):

@@ -12,16 +12,18 @@ from vitrine.engine.activations.correspondence import find_correspondence, pck
 from vitrine.engine.errors import VitrineError
 from vitrine.evidence import reproduce
 from vitrine.evidence.activations.measures import part_agreement_by_picture
-from vitrine.evidence.activations.photographs import NAMES, daisy_maps, load_photographs, raw_patches, warped_pairs
-from vitrine.evidence.photograph_folder import available, composed, read_cutouts
+from vitrine.evidence.activations.photograph_claims import _pairs, corners, daisy_maps, raw_patches
+from vitrine.evidence.photograph_folder import available, composed, read_cutouts, whole_photographs
 from vitrine.evidence.registry import Claim, ClaimResult
 
 
-def test_points_follow_the_pixels_of_the_photographs():
-    """Around every point, source and target show the same colours."""
+def test_points_follow_the_pixels_of_the_objects():
+    """Around every point, source and target show the same colours: warps of whole photographs as objects."""
     pytest.importorskip("skimage")
-    pairs = warped_pairs(64, 4, 0)
-    assert len(pairs.names) == 4 * len(NAMES) and sum(map(len, pairs.points)) > 300
+    rgba = torch.cat([whole_photographs(), torch.ones(5, 1, 512, 512)], 1)
+    small = F.interpolate(rgba, (256, 256), mode="bilinear", antialias=True)
+    pairs = _pairs(small.repeat(4, 1, 1, 1), 64)
+    assert len(pairs.points) == 20 and sum(map(len, pairs.points)) > 300
     near, far = [], []
     for n, (points, truth) in enumerate(zip(pairs.points, pairs.truth, strict=True)):
         soft = [F.avg_pool2d(p[n : n + 1], 3, 1, 1) for p in (pairs.sources, pairs.targets)]
@@ -37,20 +39,21 @@ def test_points_follow_the_pixels_of_the_photographs():
 @pytest.mark.parametrize("describe", [raw_patches, daisy_maps])
 def test_descriptors_find_points_of_a_shifted_copy(describe):
     pytest.importorskip("skimage")
-    pictures, corners = load_photographs(64)
-    shifted = pictures.roll(4, 3)  # one cell to the right
-    first, second = describe(pictures), describe(shifted)
-    truth = corners + torch.tensor([4 / 64, 0])
+    squares = whole_photographs()
+    pictures = F.interpolate(squares, (64, 64), mode="bicubic", antialias=True).clamp(0, 1)
+    points = [corners(square.mean(0), 64) for square in squares]
+    first, second = describe(pictures), describe(pictures.roll(4, 3))  # one cell to the right
+    truth = [p + torch.tensor([4 / 64, 0]) for p in points]
     matched = [
-        find_correspondence(a, b, p, temperature=0.02).points for a, b, p in zip(first, second, corners, strict=True)
+        find_correspondence(a, b, p, temperature=0.02).points for a, b, p in zip(first, second, points, strict=True)
     ]
-    assert pck(matched, list(truth), [1.0] * len(matched), 0.05)[0] > 0.9
+    assert pck(matched, truth, [1.0] * len(matched), 0.05)[0] > 0.9
 
 
 def test_without_scikit_image_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage", None)
     with pytest.raises(VitrineError, match=r"vitrine-diffusion\[demo\]"):
-        load_photographs(64)
+        whole_photographs()
 
 
 def test_copied_positions_score_as_labels_coincide():

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 import torch
-from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.flow import load_flow_portraits
-from vitrine.evidence.portraits.decoder_train import TOKENS, Drawing, PatchJudge, main
-from vitrine.evidence.portraits.flow_config import AdvancedDecoderTrainConfig, DecoderTrainConfig
-from vitrine.evidence.portraits.flow_train import PICTURES
-from vitrine.evidence.portraits.phase import OutOfTime
+from vitrine.evidence.recipes.commands import main as recipe
+from vitrine.evidence.recipes.decoder import TOKENS, Drawing, PatchJudge, main
+from vitrine.evidence.recipes.flow import PICTURES
+from vitrine.evidence.recipes.phase import OutOfTime
+from vitrine.evidence.recipes.settings import AdvancedDecoderTrainConfig, DecoderTrainConfig
 
 TINY = {
     "pictures": 4, "steps": 2, "device": "cpu",
@@ -36,7 +36,7 @@ def test_a_stopped_run_ends_in_the_same_weights(finished, tmp_path):
     shutil.copy(finished.parent / PICTURES, tmp_path)
     with pytest.raises(OutOfTime, match="decoder: stopped at step 1 of 2"):
         main(DecoderTrainConfig(out=str(tmp_path), max_seconds=-1.0, **TINY))
-    assert cli(["train", "decoder", "--out", str(tmp_path), *FLAGS.split()]) == 0
+    assert recipe(["decoder", "--out", str(tmp_path), *FLAGS.split()]) == 0
     whole, resumed = weights(finished), weights(tmp_path / "flow-portraits")
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
 

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from PIL import Image
-from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
 from vitrine.engine.jobs.run import NOTE
@@ -14,11 +13,12 @@ from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_flow_portraits, standardise
 from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.runtime.progress import Interrupted
-from vitrine.evidence.portraits.card import write_card
-from vitrine.evidence.portraits.flow_config import AdvancedFlowTrainConfig, FlowTrainConfig
-from vitrine.evidence.portraits.flow_train import LATENTS, PICTURES, main
-from vitrine.evidence.portraits.phase import OutOfTime
 from vitrine.evidence.portraits.sampling import sample_latents
+from vitrine.evidence.recipes.card import write_card
+from vitrine.evidence.recipes.commands import main as recipe
+from vitrine.evidence.recipes.flow import LATENTS, PICTURES, main
+from vitrine.evidence.recipes.phase import OutOfTime
+from vitrine.evidence.recipes.settings import AdvancedFlowTrainConfig, FlowTrainConfig
 
 TINY = {
     "pictures": 16, "vae_steps": 3, "flow_steps": 3, "device": "cpu", "card_samples": 0,
@@ -72,7 +72,7 @@ def test_runs_stopped_in_each_phase_end_in_the_same_weights(drawn, finished, cap
     with pytest.raises(Interrupted):
         main(FlowTrainConfig(out=str(drawn), **TINY), stop)
     assert not (drawn / PICTURES).exists() and (drawn / LATENTS).is_file(), "drawn for the autoencoder alone"
-    assert cli(["train", "flow", "--out", str(drawn), *FLAGS.split()]) == 0
+    assert recipe(["flow", "--out", str(drawn), *FLAGS.split()]) == 0
     assert "flow-portraits" in capsys.readouterr().out
     assert same(drawn / "flow-portraits", finished)
 

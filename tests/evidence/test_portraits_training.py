@@ -6,13 +6,13 @@ import shutil
 
 import pytest
 import torch
-from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import WEIGHTS, load_portraits
 from vitrine.engine.runtime.progress import Interrupted
-from vitrine.evidence.portraits.phase import OutOfTime
-from vitrine.evidence.portraits.train import main
-from vitrine.evidence.portraits.train_config import AdvancedTrainConfig, TrainConfig
+from vitrine.evidence.recipes.commands import main as recipe
+from vitrine.evidence.recipes.phase import OutOfTime
+from vitrine.evidence.recipes.portraits import main
+from vitrine.evidence.recipes.settings import AdvancedTrainConfig, TrainConfig
 
 TINY = {
     "pictures": 32, "readout_steps": 2, "vae_steps": 2, "unet_steps": 4,
@@ -99,10 +99,10 @@ def test_the_command_trains_and_says_when_it_stopped(finished, tmp_path, capsys)
     flags = (
         "--pictures 32 --readout-steps 2 --vae-steps 2 --unet-steps 4 --readout-batch 8 --vae-batch 2 --unet-batch 8"
     )
-    command = ["train", "portraits", "--out", str(tmp_path), *flags.split()]
-    assert cli([*command, "--max-seconds", "-1"]) == 0
+    command = ["portraits", "--out", str(tmp_path), *flags.split()]
+    assert recipe([*command, "--max-seconds", "-1"]) == 0
     assert "readout: stopped at step" in capsys.readouterr().out
-    assert cli(command) == 0
+    assert recipe(command) == 0
     same_weights(finished, tmp_path / "portraits")
 
 

@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 from safetensors.torch import load_file
-from vitrine.cli.main import main
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import load_portraits
@@ -16,6 +15,7 @@ from vitrine.engine.portraits.shipped import load_transformer, shipped_transform
 from vitrine.engine.resolution import ResolutionTransferConfig, apply
 from vitrine.evidence.control.controlled_transformer import ControlledTransformer
 from vitrine.evidence.portraits.transformer import Collection, save_transformer, saved_data, transformer_data
+from vitrine.evidence.recipes.commands import main as recipe
 from vitrine.evidence.registry import all_claims
 from vitrine.evidence.resolution import curves as curves_of
 from vitrine.evidence.resolution import transfer_training
@@ -252,7 +252,7 @@ def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
     assert size < 2.5e6
     with pytest.raises(VitrineError, match="resampled positions"):
         transfer_training.export(run, tmp_path / "other", "extrapolated-rescaled")
-    with pytest.raises(VitrineError, match="vitrine resolution transfer"):
+    with pytest.raises(VitrineError, match="recipe `transfer`"):
         transfer_training.export(run, tmp_path / "other", seed=7)
 
 
@@ -265,11 +265,11 @@ def test_the_commands(run, tmp_path, capsys):
     (copied / "settings.json").write_text(
         json.dumps(transfer_training.TransferConfig(batch=2, pictures=6, samples=3).to_dict())
     )
-    assert main(["resolution", "transfer", "--folder", str(copied), *small]) == 0
+    assert recipe(["transfer", "--folder", str(copied), *small]) == 0
     assert "extrapolated-rescaled" in capsys.readouterr().out, "finished runs are only read"
-    assert main(["resolution", "export", "--folder", str(copied), "--out", str(tmp_path / "m")]) == 0
+    assert recipe(["export", "--folder", str(copied), "--out", str(tmp_path / "m")]) == 0
     assert (tmp_path / "m" / "control.safetensors").is_file()
-    assert main(["resolution", "transfer", "--folder", str(copied), *small, "--arms", "none"]) == 2
+    assert recipe(["transfer", "--folder", str(copied), *small, "--arms", "none"]) == 2
 
 
 def test_the_claim_reads_curves():

@@ -13,8 +13,7 @@ from vitrine.engine.nemo.blocking_checks import AttackConfig
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.models import WEIGHTS
 from vitrine.engine.runtime.progress import silent
-from vitrine.evidence.verify.checksums import sha256_of
-from vitrine.evidence.verify.context import Asked, Context
+from vitrine.evidence.verify.context import Asked, Context, sha256_of
 from vitrine.evidence.verify.embedded import SETTINGS, WORLDS, write_data
 from vitrine.evidence.verify.protocol import all_checks
 from vitrine.evidence.verify.run import verify

@@ -9,7 +9,6 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionXLPipeline
 from vitrine.cli.main import main
 from vitrine.engine.control import GammaConfig
-from vitrine.engine.pipelines.descriptors import face_descriptor, lpips_distance
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE, PEOPLE_SPACE
 from vitrine.engine.runtime.progress import silent
@@ -17,6 +16,7 @@ from vitrine.evidence.control.controlled_transformer import ControlledTransforme
 from vitrine.evidence.verify import sizes, w2w
 from vitrine.evidence.verify.context import Asked, Context
 from vitrine.evidence.verify.embedded import SETTINGS, WORLDS, context_of, write_data
+from vitrine.evidence.verify.judge import face_descriptor, lpips_distance
 from vitrine.evidence.verify.protocol import all_checks
 from vitrine.evidence.verify.run import verify
 from vitrine.evidence.verify.settings import FILE, InversionSettings, SizeSettings, VerifySettings

@@ -3,7 +3,7 @@
 import torch
 from vitrine.engine.portraits import KEYPOINTS
 from vitrine.evidence.activations.filter_claims import random_rule_keeps
-from vitrine.evidence.activations.warping import (
+from vitrine.evidence.activations.tapped_pictures import (
     SCALE,
     mirrored,
     random_warps,

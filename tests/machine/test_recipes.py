@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
-from vitrine.cli.main import main
 from vitrine.evidence.nemo.later_plants import RECIPE, plant_later
+from vitrine.evidence.recipes.commands import main
 from vitrine.evidence.resolution.tuned import TuneConfig, tune
 from vitrine_tests.machine.modes import on_the_cpu
 from vitrine_tests.machine.pretend import NAME, Accelerator
@@ -46,16 +46,7 @@ def test_pictures_are_injected_on_the_device(tmp_path, name):
 
 def test_commands_refuse_a_device_that_is_not_there(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    trainings = (
-        "control train",
-        "resolution transfer",
-        "resolution tune",
-        "train plants",
-        "train portraits",
-        "train flow",
-        "train decoder",
-    )
-    for words in trainings:
-        assert main([*words.split(), "--device", "tpu9"]) != 0, words
-        assert "tpu9" in capsys.readouterr().err, words
+    for name in ("sizes", "transfer", "tune", "plants", "portraits", "flow", "decoder"):
+        assert main([name, "--device", "tpu9"]) != 0, name
+        assert "tpu9" in capsys.readouterr().err, name
     assert not list(tmp_path.iterdir()), "before anything is written"

@@ -7,7 +7,7 @@ import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from vitrine.engine.activations import ActivationWriter, TapConfig, massive_channels, preset, tap_latents
 from vitrine.engine.activations.correspondence import feature_maps, find_correspondence, pck
-from vitrine.engine.activations.ditf import modulated, without_channels
+from vitrine.engine.activations.tap import modulated, without_channels
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.files import read_artefact, save_artefact

@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression
@@ -14,12 +15,12 @@ from vitrine.engine.activations.correspondence import (
     pck,
     sample_points,
 )
-from vitrine.engine.activations.greedy_search import Budget, greedy_search
 from vitrine.engine.activations.segmentation import (
     ProbeSettings,
     fit_probe,
     mean_iou,
 )
+from vitrine.engine.activations.site_search import Budget, greedy_search
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.tracing.hooks import Activation
@@ -32,6 +33,27 @@ def g(seed=0):
 
 
 # --- correspondence ------------------------------------------------------------------------------------------------
+def test_a_matcher_walks_the_whole_way():
+    """Features that are their own coordinates: the match is the same relative place, within half a cell."""
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 20), torch.linspace(-1, 1, 20), indexing="ij")
+    code = torch.stack([torch.cos(x), torch.sin(x), torch.cos(y), torch.sin(y)])
+    points = torch.rand(9, 2, generator=torch.Generator().manual_seed(0))
+    matched = find_correspondence(code, code, points).points
+    assert float((matched - points).abs().max()) <= 0.5 / 20 + 1e-5
+
+
+def test_nearest_cell_is_the_published_one_where_both_work_on_pixels():
+    """GDF resizes features to the picture, reads the source at whole pixels, and takes the first largest cosine."""
+    g = torch.Generator().manual_seed(2)
+    source, target = torch.randn(5, 12, 12, generator=g), torch.randn(5, 12, 12, generator=g)
+    pixels = torch.randint(12, (8, 2), generator=g)
+    ours = find_correspondence(source, target, (pixels.flip(1) + 0.5) / 12).points * 12 - 0.5
+    a, b = source.numpy().reshape(5, -1).T, target.numpy().reshape(5, -1).T
+    a, b = a / np.linalg.norm(a, axis=1, keepdims=True), b / np.linalg.norm(b, axis=1, keepdims=True)
+    best = (a[(pixels[:, 0] * 12 + pixels[:, 1]).numpy()] @ b.T).argmax(1)
+    assert np.allclose(ours.numpy(), np.stack([best % 12, best // 12], 1), atol=1e-4)
+
+
 def test_sampling_is_bilinear_between_cell_centres():
     features = torch.randn(3, 4, 6, generator=g())
     for x, y in ((0.5, 0.5), (0.21, 0.77), (0.0, 1.0)):

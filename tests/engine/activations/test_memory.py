@@ -5,8 +5,8 @@ import torch
 from diffusers import DDIMScheduler
 from PIL import Image
 from vitrine.engine.activations import ActivationReader, TapConfig
-from vitrine.engine.activations.labelled import read_masks
 from vitrine.engine.activations.qualitative_filter import FilterRule
+from vitrine.engine.activations.ranked_pictures import read_masks
 from vitrine.engine.activations.streaming import footprint, stream_taps
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.network.condition import Condition

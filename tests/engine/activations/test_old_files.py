@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import ActivationReader, Activations, ActivationWriter, TapConfig
-from vitrine.engine.activations.greedy_search import greedy_search
-from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.presets import FeaturePreset
 from vitrine.engine.activations.qualitative_filter import measure_properties
+from vitrine.engine.activations.site_search import greedy_search
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.network.attention import MapReduction

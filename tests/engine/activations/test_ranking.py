@@ -7,10 +7,8 @@ import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from PIL import Image
 from vitrine.cli.main import main
-from vitrine.engine.activations.greedy_search import greedy_search
-from vitrine.engine.activations.points import parse_keypoints
-from vitrine.engine.activations.preset_files import FeaturePreset
-from vitrine.engine.activations.presets import PRESETS
+from vitrine.engine.activations.correspondence import parse_keypoints
+from vitrine.engine.activations.presets import PRESETS, FeaturePreset
 from vitrine.engine.activations.qualitative_filter import (
     FilterRule,
     Properties,
@@ -21,7 +19,7 @@ from vitrine.engine.activations.qualitative_filter import (
 )
 from vitrine.engine.activations.ranked_pictures import Pair, Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_sites, spatial_sites
-from vitrine.engine.activations.splits import SPLITS, folds_of, stratified
+from vitrine.engine.activations.site_search import SPLITS, folds_of, greedy_search, stratified
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition

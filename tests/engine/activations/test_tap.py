@@ -234,21 +234,6 @@ def _width(unet: torch.nn.Module, path: str) -> int:
     return int(norm.normalized_shape[0])
 
 
-def test_the_papers_filter_gives_the_papers_counts() -> None:
-    """gdf.md section 7, check 7: 63 = 43 + 20 (Tables 4, 5) and 33 (Table 6)."""
-    from vitrine.engine.activations.published_filter import published_candidates
-
-    sd15 = models.outline(**models.SD15)
-    sdxl = models.outline(**models.SDXL)
-    kept = published_candidates(sites_of(sdxl), "SDXL")
-    assert [sum(a.startswith(f"up-level{i}") for a in kept) for i in range(3)] == [43, 20, 0]
-    assert len(published_candidates(sites_of(sd15), "SD 1.5")) == 33
-    assert set(PRESETS["Ours-XL"].addresses) <= set(kept)
-    assert set(PRESETS["Ours-v1.5"].addresses) <= set(published_candidates(sites_of(sd15), "SD 1.5"))
-    with pytest.raises(VitrineError, match="family"):
-        published_candidates([], "Flux")
-
-
 def test_part_agreement_of_perfect_and_of_useless_features() -> None:
     from vitrine.evidence.activations.measures import part_agreement
 

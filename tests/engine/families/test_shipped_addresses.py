@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from vitrine.cli.address_tables import TABLES, shipped_addresses
+from vitrine.cli.commands import TABLES, shipped_addresses
 from vitrine.engine.pipelines.loading import FLOW, SHIPPED, load_backbone
 from vitrine.engine.tracing.addresses import sites_of, usual
 

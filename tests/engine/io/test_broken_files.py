@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from vitrine.engine.activations import TapConfig
-from vitrine.engine.activations.labelled import _read_mask
+from vitrine.engine.activations.ranked_pictures import _read_mask
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo.neuron_statistics import import_official
 from vitrine.engine.nemo.neurons import NeuronSet, import_csv

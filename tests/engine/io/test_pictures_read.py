@@ -9,15 +9,15 @@ import pytest
 import torch
 from diffusers.utils import load_image
 from PIL import Image
-from vitrine.engine.activations.labelled import read_masks
 from vitrine.engine.activations.picture_latents import picture_sizes, to_pixels
+from vitrine.engine.activations.ranked_pictures import read_masks
 from vitrine.engine.activations.segmentation import ProbeSettings, fit_probe
-from vitrine.engine.activations.spair_dataset import read_spair
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.picture_files import Stored, open_picture, open_rgb, pictures_in, stored, turned, turned_point
 from vitrine.engine.pipelines import copy_checks as copies
 from vitrine.engine.pipelines import w2w_training
 from vitrine.engine.pipelines.conventions import soft_masks
+from vitrine.evidence.verify.spair import read_spair
 
 ROOT = Path(__file__).parents[3]
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from vitrine.engine.activations.points import parse_clicks, parse_keypoints, parse_points
+from vitrine.engine.activations.correspondence import parse_clicks, parse_keypoints, parse_points
 from vitrine.engine.control.gamma import read_points
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo.block import token_positions

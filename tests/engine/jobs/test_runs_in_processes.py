@@ -53,8 +53,8 @@ def phases(folder, out):
     import time
 
     from vitrine.engine.runtime.processes import accelerator
-    from vitrine.evidence.portraits.phase import Phase, run_of
-    from vitrine.evidence.portraits.train_config import TrainConfig
+    from vitrine.evidence.recipes.phase import Phase, run_of
+    from vitrine.evidence.recipes.settings import TrainConfig
 
     config, group = TrainConfig(out=str(folder / "phase")), accelerator()
     torch.manual_seed(0)

@@ -5,7 +5,7 @@ import torch
 from vitrine.engine.activations.correspondence import feature_maps
 from vitrine.engine.activations.ranked_pictures import Pair, known_pairs
 from vitrine.engine.activations.segmentation import fit_probe, mean_iou
-from vitrine.engine.activations.splits import (
+from vitrine.engine.activations.site_search import (
     Fold,
     choosing_and_held_out,
     choosing_and_held_out_pairs,

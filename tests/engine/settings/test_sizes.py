@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from vitrine.engine.activations.activation_pca import pca_rgb
+from vitrine.engine.activations.activation_pictures import pca_rgb
 from vitrine.engine.activations.picture_latents import to_pixels
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import (
@@ -16,7 +16,6 @@ from vitrine.engine.pipelines import (
     SegmentationPipeline,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
-from vitrine.engine.pipelines.picture_features import FeatureSettings
 from vitrine.engine.pipelines.w2w_training import subjects_in
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.resolution.transfer_config import ResolutionTransferConfig
@@ -38,7 +37,6 @@ def calls(stock, tmp_path):
         "to_pixels": lambda size: to_pixels(PICTURE, size),
         "to_pixels, two sides": lambda size: to_pixels(PICTURE, (64, size)),
         "pca_rgb": lambda size: pca_rgb(torch.rand(1, 4, 3, 3), size=size),
-        "settings of features": lambda size: FeatureSettings(size=size),
         "transfer": lambda size: ResolutionTransferConfig((size, 64)),
         "subjects": lambda size: subjects_in(tmp_path, "portraits", "a face", size),
         "training": lambda size: training_parts(prompts=["a face"], size=(64, size)),
