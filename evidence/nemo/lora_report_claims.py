@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
+from ...engine.copies.nearest import Pictures, distances, thumbnails
 from ...engine.nemo.blocked_copies import THIRD, share_interval
-from ...engine.nemo.check import Pictures
 from ...engine.nemo.few_step_detection import FewStepSampler
-from ...engine.nemo.nearest import distances, thumbnails
 from ...engine.nemo.noise_similarity import Request
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.portraits.shipped import PEOPLE_LORAS
@@ -117,9 +116,8 @@ def measure(
     cases: Sequence[Case], folder: Path, budget: SampleBudget, progress: Progress, model: str | None = None
 ) -> dict[str, Any]:
     """LoRA -> score and verdict of its report without pictures, score with them, share of copies in full samples."""
-    from ...engine.pipelines.lora_on_pipeline import PipelineModel
-    from ...engine.pipelines.lora_report_samples import ReportConfig
-    from ...engine.pipelines.lora_reports import Material, lora_report
+    from ...engine.copies import Material, ReportConfig, lora_report
+    from ...engine.pipelines import PipelineModel
     from ...engine.portraits import caption, load_portraits, sample_scenes
 
     holder = PipelineModel(load_portraits(model).pipeline())

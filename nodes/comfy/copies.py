@@ -1,39 +1,140 @@
-"""A MODEL that LoRA files are put on by core's own loader, for the LoRA report; and the report of a node."""
+"""The copy check and the LoRA report on a MODEL: core's own sampler, and its own loader of LoRAs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import comfy.sample
 import comfy.sd
 import comfy.utils
 import folder_paths
 import torch
 
+from ...engine.copies import CopyCheck, Instruments, LoraReport, Pictures
+from ...engine.copies.lora_contents import files_to_compare
+from ...engine.copies.lora_samples import Loading, OnModel
 from ...engine.errors import VitrineError, refuse
 from ...engine.io.file_names import safe_name
-from ...engine.nemo.check import Pictures
-from ...engine.pipelines.lora_report_samples import Loading, OnModel, ReportConfig
-from ...engine.pipelines.lora_reports import LoraReport, Material, lora_report
-from ...engine.runtime.progress import Progress
-from ...engine.w2w.building.lora_neighbours import files_to_compare
+from ...engine.io.picture_files import open_picture, pixels_of
+from ...engine.nemo import ProbeConfig, make_probe, score_prompts
 from ...engine.w2w.loras.base_weights import BaseWeights
 from ...engine.w2w.loras.lora_facts import LoraFacts, facts_of
 from ...engine.w2w.loras.lora_files import read_lora
 from . import compat_comfyui as core
-from .conditioning import prompt_conditions, token_count
+from .conditioning import literal, prompt_conditions, token_count
 from .contents import clip_contents, model_contents, vae_contents
 from .lora import with_lora
 from .model import backbone_of, blank_latents, decode, loading_denoiser_of, unpatched
-from .saved import stamp
+from .pictures import as_pictures
+from .saved import folder, stamp
 
-KIND = "vitrine_lora_report"
+CHECKS, REPORTS = "vitrine_copy_check", "vitrine_lora_report"
+"""Folders in ComfyUI's output."""
 _NAMED = 8
+"""Layers that are named where they did not arrive."""
 
 
+def work_folder(kind: str, name: str) -> Path:
+    """Of one check or report."""
+    return folder(kind) / safe_name(name)
+
+
+def training_pictures(images: torch.Tensor | None) -> Pictures:
+    """Of an IMAGE (P, H, W, C); none of None."""
+    if images is None:
+        return Pictures()
+    rows = as_pictures(images, "pictures")[..., :3].movedim(-1, 1).float().cpu()
+    return Pictures([f"picture {i + 1}" for i in range(len(rows))], rows.__getitem__, rows)
+
+
+# --- the copy check -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Sampling:
+    """What core's KSampler would take.
+
+    Attributes:
+        latent: LATENT, gives the size.
+        steps, cfg, sampler, scheduler: of each sample.
+    """
+
+    latent: dict
+    steps: int
+    cfg: float
+    sampler: str
+    scheduler: str
+
+
+@dataclass(frozen=True)
+class Models:
+    """MODEL, CLIP, VAE, and the MODEL without its LoRA, if that is what is checked."""
+
+    model: Any
+    clip: Any
+    vae: Any
+    bare: Any = None
+
+    def size(self, latent: dict) -> tuple[int, ...]:
+        """(height, width) of the samples in pixels, whatever factor Empty Latent Image assumes."""
+        factor = self.vae.spacial_compression_encode()
+        return tuple(side * factor for side in blank_latents(self.model, latent).shape[-2:])
+
+
+def instruments_of(models: Models, sampling: Sampling, config: ProbeConfig) -> Instruments:
+    """Core's sampler, and NeMo's score where latents are pictures."""
+    blank = blank_latents(models.model, sampling.latent)[:1]
+    identity = {
+        "model": model_contents(models.model), "CLIP": clip_contents(models.clip), "VAE": vae_contents(models.vae),
+        "model without the LoRA": None if models.bare is None else model_contents(models.bare),
+        "sampling": [sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler],
+        "size": list(blank.shape[1:]), "probe": config,
+    }  # fmt: skip
+
+    def sample(prompt: str, seeds: Sequence[int], bare: bool, after: Callable[[int], None]) -> torch.Tensor:
+        model = models.bare if bare and models.bare is not None else models.model
+        positive, negative = (literal(models.clip, text) for text in (prompt, ""))
+        empty = blank_latents(model, sampling.latent)[:1].cpu()
+        noise = torch.cat([comfy.sample.prepare_noise(empty, seed) for seed in seeds])
+        samples = comfy.sample.sample(
+            model, noise, sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler, positive, negative,
+            empty.repeat(len(seeds), *[1] * (empty.ndim - 1)), disable_pbar=True, seed=seeds[0],
+            callback=lambda step, x0, x, total: after(step + 1),
+        )  # fmt: skip
+        images: torch.Tensor = models.vae.decode(samples)
+        return images.reshape(-1, *images.shape[-3:]).movedim(-1, 1)
+
+    @torch.no_grad()
+    def score(prompt: str) -> float:
+        probe = make_probe(loading_denoiser_of(models.model), config=config)
+        (cond,) = prompt_conditions(models.model, models.clip, [prompt], blank)
+        channels, height, width = blank.shape[1:]
+        ((prompt_score,), _) = score_prompts(probe, [cond], (channels, height, width), None)
+        return prompt_score.value
+
+    rows = len(sampling.latent["samples"])
+    scored = score if blank.ndim == 4 else None
+    return Instruments(sample, sampling.steps, rows, models.bare is not None, scored, identity)
+
+
+def side_by_side(check: CopyCheck, images: torch.Tensor | None, count: int) -> torch.Tensor:
+    """IMAGE (n, H, 2 W or 3 W, 3): sample, what of it is copied, and the training picture, most copied first."""
+    rows = []
+    for prompt in check.ranked[:count]:
+        parts = []
+        for file in (prompt.file, prompt.overlay_file):
+            parts.append(torch.from_numpy(pixels_of(open_picture(file))) / 255)
+        if images is not None:
+            picture = images[int(prompt.numbers[prompt.closest])][None, ..., :3].movedim(-1, 1).float().cpu()
+            height, width = parts[0].shape[:2]
+            parts.append(comfy.utils.common_upscale(picture, width, height, "area", "center")[0].movedim(0, -1))
+        rows.append(torch.cat(parts, 1))
+    return torch.stack(rows)
+
+
+# --- the LoRA report ------------------------------------------------------------------------------------------------
 class ComfyModel:
     """MODEL, CLIP and VAE, with what is on them counted as part of the model; see ``ReportModel`` of the engine."""
 
@@ -121,41 +222,11 @@ def _loading(holder: ComfyModel, facts: LoraFacts, tensors: dict[str, torch.Tens
     return Loading("ComfyUI", loaded, len(entries), dropped, taken(tensors, texts))
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a node asks for.
-
-    Attributes:
-        lora: one of ComfyUI's LoRA files; compared with the others of its folder with ``compare``.
-        name: of the folder in output/vitrine_lora_report.
-        captions, triggers, ordinary: empty ones take what the file says, and the usual prompts.
-        pictures: (P, 3, H, W) in [0, 1], the training pictures.
-        minutes: budget; 0 is without end.
-    """
-
-    lora: str
-    name: str
-    captions: list[str]
-    triggers: list[str]
-    ordinary: list[str]
-    pictures: torch.Tensor | None = None
-    minutes: float = 0.0
-    compare: bool = True
-
-
-def reported(holder: ComfyModel, asked: Asked, config: ReportConfig, progress: Progress) -> LoraReport:
-    """The report, in its folder."""
-    if not asked.lora:
+def lora_path(name: str) -> Path:
+    """One of ComfyUI's LoRA files."""
+    if not name:
         raise refuse("lora", "none", "a file of models/loras", "put a LoRA there and choose it")
-    path = Path(folder_paths.get_full_path_or_raise("loras", asked.lora))
-    folder = Path(folder_paths.get_output_directory()) / KIND / safe_name(asked.name)
-    rows, shown = asked.pictures, Pictures()
-    if rows is not None:
-        shown = Pictures([f"picture {i + 1}" for i in range(len(rows))], rows.__getitem__, rows)
-    extra: dict[str, Any] = {"ordinary": tuple(asked.ordinary)} if asked.ordinary else {}
-    extra |= {"folder": path.parent} if asked.compare else {}
-    material = Material(shown, tuple(asked.captions), tuple(asked.triggers), **extra)
-    return lora_report([path], folder, lambda: holder, material, config, asked.minutes or None, progress)
+    return Path(folder_paths.get_full_path_or_raise("loras", name))
 
 
 def compared_stamp(lora: str) -> str:
