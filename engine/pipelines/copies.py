@@ -24,11 +24,10 @@ from ..runtime.progress import Progress, silent
 from ..w2w.loras.base_weights import BaseWeights, modules_of
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
 from ..w2w.loras.lora_files import read_lora
-from .adapter import network_of
+from .adapter import empty_prompt, encoded, network_of
 from .components import components_of
 from .conventions import accepted_by
 from .nemo import NEMOPipeline
-from .prompt_encoding import empty_prompt, encoded
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
