@@ -173,10 +173,10 @@ def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
     chosen = [text for kind in kinds for text in [p.text for p in asked if p.kind == kind][:_FORWARDS]]
     with ExitStack() as stack:
         try:
-            put = stack.enter_context(model.lora(facts))
+            loading = stack.enter_context(model.lora(facts))
         except VitrineError as error:
             return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
-        stack.enter_context(bench.of(findings.name, facts, put))
+        stack.enter_context(bench.of(findings.name, facts))
         bench.total = 2 * len(asked) + len(config.strengths) * len(captions)
         left_out = len(budget.skipped)
         bare = bench.samples(ordinary, 0.0, "without the LoRA") | bench.samples(own, 0.0, "without the LoRA")
@@ -185,7 +185,7 @@ def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
         changes = bench.changes(chosen, "one forward at each timestep") if full else {}
         at = {s: bench.samples(captions, s, f"strength {s:g}") for s in config.strengths}
         findings = replace(
-            findings, loadings=(put.loading,), pictures=tuple(material.pictures.names), changes=changes,
+            findings, loadings=(loading,), pictures=tuple(material.pictures.names), changes=changes,
             kinds={p.text: p.kind for p in asked}, cost=cost_of(asked, bare, full),
             skipped=tuple(budget.skipped[left_out:]),
         )  # fmt: skip

@@ -180,15 +180,6 @@ class OnModel(NamedTuple):
     null: Condition
 
 
-class PutOn(Protocol):
-    """A LoRA next to a model."""
-
-    loading: Loading
-
-    def at(self, strength: float) -> AbstractContextManager[OnModel]:
-        """The model with the LoRA at a strength; 0 is the model without it."""
-
-
 class ReportModel(Protocol):
     """A text-to-image model that LoRAs can be put on, of whatever library.
 
@@ -202,8 +193,11 @@ class ReportModel(Protocol):
     shift: float
     identity: dict[str, object]
 
-    def lora(self, facts: LoraFacts) -> AbstractContextManager[PutOn]:
+    def lora(self, facts: LoraFacts) -> AbstractContextManager[Loading]:
         """Loads a LoRA; the model is as before when the block ends."""
+
+    def at(self, strength: float) -> AbstractContextManager[OnModel]:
+        """The model with that LoRA at a strength; 0 is the model without it."""
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents (n, C, h, w) -> (n, 3, H, W) in [0, 1]."""
@@ -264,7 +258,7 @@ class Bench:
         self.done, self.total = 0, 0
 
     @contextmanager
-    def of(self, name: str, facts: LoraFacts, put: PutOn) -> Iterator[Bench]:
+    def of(self, name: str, facts: LoraFacts) -> Iterator[Bench]:
         """Takes samples of a LoRA, which was put on the model, while the block is open."""
         config = self.config
         inputs: dict[str, object] = self.model.identity | {
@@ -275,7 +269,6 @@ class Bench:
         self._folders = (self.folder / BARE, self.folder / as_name(f"lora {name}"))
         bare = Run(self._folders[0], "LoRA report, the model without a LoRA", inputs, begun)
         own = Run(self._folders[1], "LoRA report", inputs | {"LoRA": facts.path}, begun)
-        self._put = put
         self.done, self.total = 0, 0
         with bare, own:
             yield self
@@ -291,7 +284,7 @@ class Bench:
         missing = [prompt for prompt, file in files.items() if not file.is_file()]
         self._advance(len(files) - len(missing))
         if missing and not self.budget.over:
-            with self.budget.timed(part), self._put.at(strength) as on:
+            with self.budget.timed(part), self.model.at(strength) as on:
                 for number, prompt in enumerate(missing):
                     if number and self.budget.over:
                         break
@@ -327,26 +320,28 @@ class Bench:
             with self.budget.timed(part):
                 latents = {p: self._read(known[p])["latents"].float() for p in ready}
                 bare, full = (self._predicted(latents, strength) for strength in (0.0, 1.0))
-                moved = {str(i): torch.stack([_moved(a, b) for a, b in zip(bare[p], full[p], strict=True)])
-                         for i, p in enumerate(ready)}  # fmt: skip
+                # () root mean square of the difference over the deviation of the prediction without the LoRA
+                moved = {
+                    str(i): (full[p] - bare[p]).square().flatten(1).mean(1).sqrt()
+                    / bare[p].flatten(1).std(1).clamp_min(1e-6)
+                    for i, p in enumerate(ready)
+                }
                 save_safetensors(file, moved)
         tensors = self._read(file)
         return {p: tensors[str(i)].tolist() for i, p in enumerate(ready)}
 
-    def _predicted(self, latents: dict[str, torch.Tensor], strength: float) -> dict[str, list[torch.Tensor]]:
-        """Clean predictions of each prompt at each timestep."""
-        with self._put.at(strength) as on, torch.no_grad():
-            return {p: self._at_each_time(on, p, x0) for p, x0 in latents.items()}
-
-    def _at_each_time(self, on: OnModel, prompt: str, x0: torch.Tensor) -> list[torch.Tensor]:
-        cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
-        noise = seeded_noise(self.seeds[: len(x0)], x0.shape[1:])
-        predicted = []
-        for fraction in SHARES:
-            t = fraction * on.denoiser.schedule.last
-            x = on.denoiser.network_input(x0, noise, t).to(cond.device)
-            predicted.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
-            self.budget.rows += len(x0)
+    def _predicted(self, latents: dict[str, torch.Tensor], strength: float) -> dict[str, torch.Tensor]:
+        """Prompt -> (T, n, C, h, w) clean predictions at each of ``SHARES``."""
+        predicted = {}
+        with self.model.at(strength) as on, torch.no_grad():
+            for prompt, x0 in latents.items():
+                cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
+                noise, each = seeded_noise(self.seeds[: len(x0)], x0.shape[1:]), []
+                for t in (fraction * on.denoiser.schedule.last for fraction in SHARES):
+                    x = on.denoiser.network_input(x0, noise, t).to(cond.device)
+                    each.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
+                    self.budget.rows += len(x0)
+                predicted[prompt] = torch.stack(each)
         return predicted
 
     def _file(self, key: Sequence[str], strength: float) -> Path:
@@ -371,8 +366,3 @@ def _kept(pictures: torch.Tensor) -> torch.Tensor:
         size = [max(1, round(side * scale)) for side in pictures.shape[-2:]]
         pictures = F.interpolate(pictures.float(), size, mode="area")
     return (pictures.float().clamp(0, 1) * 255).round().byte().cpu()
-
-
-def _moved(bare: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-    """() root mean square of the difference of two predictions over the deviation of the first."""
-    return (full - bare).square().mean().sqrt() / bare.std().clamp_min(1e-6)

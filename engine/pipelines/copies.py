@@ -221,7 +221,7 @@ class PipelineModel:
         return 1 if tokenizer is None else len(tokenizer.tokenize(word))
 
     @contextmanager
-    def lora(self, facts: LoraFacts) -> Iterator[PipelineLora]:
+    def lora(self, facts: LoraFacts) -> Iterator[Loading]:
         """Loads the file as it is, or what it says in names that diffusers reads, where diffusers refuses it."""
         note = ""
         try:
@@ -237,10 +237,19 @@ class PipelineModel:
                 reason = str(error).split("accepted:")[0].strip(" ;").split("\n")[0][:200]
                 note = f"diffusers does not load the file itself ({reason}); "
                 note += "measured is the same change in plain factors"
-            yield PipelineLora(self, self._loading(facts, note))
+            yield self._loading(facts, note)
         finally:
             self._switch.unload()
             self._tools.maybe_free_model_hooks()
+
+    @contextmanager
+    def at(self, strength: float) -> Iterator[OnModel]:
+        """The model with that LoRA at a strength; 0 is the model without it."""
+        self._switch.set(strength)
+        tools, adapter = self._tools, self._tools._adapter
+        height, width = (side * adapter.factor for side in self.shape[1:])
+        with tools._in_use(), torch.no_grad():
+            yield OnModel(tools._denoiser(), tools.conditions, adapter.empty((height, width)))
 
     def _loading(self, facts: LoraFacts, note: str) -> Loading:
         """Which of the file's layers are in the network now."""
@@ -255,19 +264,3 @@ class PipelineModel:
         return Loading(
             "diffusers", len(wanted) - len(missing), len(wanted), tuple(sorted(missing)[:_NAMED]), text, note
         )
-
-
-class PipelineLora:
-    """A LoRA next to a pipeline's model."""
-
-    def __init__(self, model: PipelineModel, loading: Loading) -> None:
-        self.model, self.loading = model, loading
-
-    @contextmanager
-    def at(self, strength: float) -> Iterator[OnModel]:
-        """The model with the LoRA at a strength; 0 is the model without it."""
-        self.model._switch.set(strength)
-        tools = self.model._tools
-        height, width = (side * tools._adapter.factor for side in self.model.shape[1:])
-        with tools._in_use(), torch.no_grad():
-            yield OnModel(tools._denoiser(), tools.conditions, tools._adapter.empty((height, width)))

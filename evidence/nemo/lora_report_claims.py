@@ -150,14 +150,14 @@ def copies(holder: Any, facts: Any, case: Case, budget: SampleBudget, bare: dict
         bare: caption -> thumbnails of the bare model's samples; what is missing is sampled and kept there.
     """
     config, fractions, pictures = FewStepConfig(budget.seeds, 3000, budget.steps), [], thumbnails(case.pictures)
-    with holder.lora(facts) as put:
-        with put.at(0.0) as on:
+    with holder.lora(facts):
+        with holder.at(0.0) as on:
             for text in case.captions:
                 if text not in bare:
                     bare[text] = thumbnails(_full(holder, on, text, config))
         usual = torch.cat([bare[text] for text in case.captions])
         levels = distances(usual, pictures).median(0).values
-        with put.at(1.0) as on:
+        with holder.at(1.0) as on:
             for text in case.captions:
                 away = distances(thumbnails(_full(holder, on, text, config)), pictures) / levels
                 fractions.append(float((away.min(1).values < THIRD).float().mean()))

@@ -140,6 +140,7 @@ class ComfyModel:
 
     def __init__(self, model: Any, clip: Any, vae: Any, latent: dict) -> None:
         self.model, self.clip, self.vae = model, clip, vae
+        self._put: Callable[[float], tuple[Any, Any]] | None = None
         self.blank = blank_latents(model, latent)[:1]
         self.shape: tuple[int, ...] = tuple(self.blank.shape[1:])
         self.shift = float(getattr(model.get_model_object("model_sampling"), "shift", None) or 1.0)
@@ -166,60 +167,53 @@ class ComfyModel:
             return 1
 
     @contextmanager
-    def lora(self, facts: LoraFacts) -> Iterator[ComfyLora]:
+    def lora(self, facts: LoraFacts) -> Iterator[Loading]:
         """The file in memory, as core's loader takes it."""
         tensors = comfy.utils.load_torch_file(str(facts.path), safe_load=True)
-        loading = _loading(self, facts, tensors)
+        loading = self._loading(facts, tensors)
         if loading.loaded or facts.file is None:
-            yield ComfyLora(self, tensors, loading)
-            return
-        # none of its layers is known to core: what it says, in names that core reads
-        lora = read_lora(facts.file, base=self._weights())
-        with_lora(self.model, lora)  # refuses another model's
-        note = "core's loader knows none of its names; measured is the same change under names that it knows"
-        yield ComfyLora(self, None, loading._replace(note=note), lora)
-
-
-class ComfyLora:
-    """A LoRA given next to a MODEL."""
-
-    def __init__(self, holder: ComfyModel, tensors: Any, loading: Loading, lora: Any = None) -> None:
-        self.holder, self.loading, self._tensors, self._lora = holder, loading, tensors, lora
+            self._put = lambda strength: comfy.sd.load_lora_for_models(
+                self.model, self.clip, tensors, strength, strength
+            )
+        else:  # none of its layers is known to core: what it says, in names that core reads
+            lora = read_lora(facts.file, base=self._weights())
+            with_lora(self.model, lora)  # refuses another model's
+            note = "core's loader knows none of its names; measured is the same change under names that it knows"
+            loading = loading._replace(note=note)
+            self._put = lambda strength: (with_lora(self.model, lora, strength), self.clip)
+        try:
+            yield loading
+        finally:
+            self._put = None
 
     @contextmanager
     def at(self, strength: float) -> Iterator[OnModel]:
-        """Clones of MODEL and CLIP with the LoRA at a strength; 0 is the model without it."""
-        model, clip = self.holder.model, self.holder.clip
-        if strength and self._lora is not None:
-            model = with_lora(model, self._lora, strength)
-        elif strength:
-            model, clip = comfy.sd.load_lora_for_models(model, clip, self._tensors, strength, strength)
-        blank = self.holder.blank
+        """Clones of MODEL and CLIP with that LoRA at a strength; 0 is the model without it."""
+        model, clip = self._put(strength) if strength and self._put else (self.model, self.clip)
 
         def conditions(prompts: Any) -> list[Any]:
-            return prompt_conditions(model, clip, list(prompts), blank)
+            return prompt_conditions(model, clip, list(prompts), self.blank)
 
         denoiser = loading_denoiser_of(model)
         yield OnModel(denoiser, conditions, conditions([""])[0])
 
+    def _loading(self, facts: LoraFacts, tensors: dict[str, torch.Tensor]) -> Loading:
+        """Which of the file's layers core's loader takes."""
+        names = core.model_lora_keys_unet(self.model.model, {})
+        texts = core.model_lora_keys_clip(self.clip.cond_stage_model, {})
 
-def _loading(holder: ComfyModel, facts: LoraFacts, tensors: dict[str, torch.Tensor]) -> Loading:
-    """Which of the file's layers core's loader takes."""
-    names = core.model_lora_keys_unet(holder.model.model, {})
-    texts = core.model_lora_keys_clip(holder.clip.cond_stage_model, {})
+        def taken(part: dict[str, torch.Tensor], known: dict[str, Any]) -> int:
+            return len(core.load_lora(core.convert_lora(dict(part)), known, log_missing=False))
 
-    def taken(part: dict[str, torch.Tensor], known: dict[str, Any]) -> int:
-        return len(core.load_lora(core.convert_lora(dict(part)), known, log_missing=False))
-
-    entries = {} if facts.file is None else facts.file.entries
-    arrived = taken(tensors, names)
-    missing: list[str] = []
-    if arrived < len(entries):
-        missing = [path for path, entry in entries.items()
-                   if not taken({key: tensors[key] for _, key in entry.keys if key in tensors}, names)]  # fmt: skip
-    loaded = len(entries) - len(missing) if arrived else 0
-    dropped = tuple((missing if arrived else sorted(entries))[:_NAMED])
-    return Loading("ComfyUI", loaded, len(entries), dropped, taken(tensors, texts))
+        entries = {} if facts.file is None else facts.file.entries
+        arrived = taken(tensors, names)
+        missing: list[str] = []
+        if arrived < len(entries):
+            missing = [path for path, entry in entries.items()
+                       if not taken({key: tensors[key] for _, key in entry.keys if key in tensors}, names)]  # fmt: skip
+        loaded = len(entries) - len(missing) if arrived else 0
+        dropped = tuple((missing if arrived else sorted(entries))[:_NAMED])
+        return Loading("ComfyUI", loaded, len(entries), dropped, taken(tensors, texts))
 
 
 def lora_path(name: str) -> Path:
