@@ -26,10 +26,15 @@ from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
-from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
+from .activation_tap import (
+    MEANINGLESS,
+    ActivationTapPipeline,
+    ActivationTapTransformerPipeline,
+    ActivationTapXLPipeline,
+    TapPipeline,
+)
 from .components import components_of
 from .conventions import masks_of
-from .tap_base import MEANINGLESS, TapPipeline
 
 
 class PictureList(NamedTuple):

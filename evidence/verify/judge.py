@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from ...engine.copies.nearest import LENGTH, thumbnails
 from ...engine.errors import refuse
 from ...engine.io.files import named
 from ...engine.nemo.blocked_copies import THIRD
-from ...engine.nemo.nearest import LENGTH, thumbnails
 from ..metrics.clip import Clip
 from .context import Context
 from .records import Need
