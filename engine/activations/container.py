@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from ..io.files import check_tensors, named, open_artefact, save_artefact
+from ..io.number_checks import LARGEST_SIDE, integer
 from ..io.packages import version
 from ..settings.config import Config
 from ..tracing.hooks import Activation
@@ -181,12 +182,17 @@ class Activations(Mapping[str, Activation]):
     ) -> Activations:  # fmt: skip
         """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` selects sites."""
         with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
-            grids = {a: None if g is None else (int(g[0]), int(g[1])) for a, g in header["grids"].items()}
+            grids = {a: None if g is None else _grid(g) for a, g in header["grids"].items()}
             grids = grids if only is None else {a: grids[a] for a in only}
             items = {a: Activation(a, opened.get_tensor(f"{prefix}{a}"), g) for a, g in grids.items()}
             variance = {a: opened.get_tensor(f"{prefix}{_VARIANCE}{a}") for a in header["variance"] if a in grids}
             _check(items, variance)
             return cls(items, TapInfo.from_dict(header["info"]), variance)
+
+
+def _grid(sides: Sequence[object]) -> tuple[int, int]:
+    height, width = (integer(side, "grid", 1, LARGEST_SIDE) for side in sides)
+    return height, width
 
 
 def _check(items: Mapping[str, Activation], variance: Mapping[str, torch.Tensor]) -> None:

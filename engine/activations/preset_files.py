@@ -10,6 +10,7 @@ from torch import nn
 
 from ..errors import printable, refuse
 from ..io.files import named, parse_table, write_json
+from ..io.number_checks import integer
 from ..tracing.addresses import sites_of
 from ..tracing.fingerprint import fingerprint_of, same_weights, short
 from .presets import Preset
@@ -63,7 +64,8 @@ class FeaturePreset:
             settings = {name: value for name, value in table["preset"].items() if name in Preset.__dataclass_fields__}
             if not isinstance(settings["addresses"], list) or not isinstance(settings["name"], str):
                 raise ValueError("a preset has a name and a list of addresses")
-            settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": [*map(int, settings["seeds"])]}
+            seeds = [integer(seed, "seed", 0, (1 << 64) - 1) for seed in settings["seeds"]]
+            settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": seeds}
             preset = Preset.from_dict(settings)
             _check(preset)
             preset.config()  # refuses invalid values
@@ -80,8 +82,7 @@ def _check(preset: Preset) -> None:
         raise ValueError("names with unprintable characters")
     if not 0 < len(preset.addresses) <= _MOST_SITES or not 0 < len(preset.seeds) <= _MOST_SEEDS:
         raise ValueError(f"{len(preset.addresses)} addresses, {len(preset.seeds)} seeds")
-    if not all(0 <= seed < 1 << 64 for seed in preset.seeds) or not 0 <= preset.timestep <= 10_000:
-        raise ValueError(f"timestep {preset.timestep}, seeds from {min(preset.seeds)} to {max(preset.seeds)}")
-    counts = (preset.size, preset.channels, *preset.discard)
-    if not all(0 <= count <= _LARGEST for count in counts):
-        raise ValueError(f"size {preset.size}, {preset.channels} channels, discard {preset.discard[:5]}")
+    if not 0 <= preset.timestep <= 10_000:
+        raise ValueError(f"timestep {preset.timestep}")
+    for count in (preset.size, preset.channels, *preset.discard):
+        integer(count, "size, channels and discarded channels", 0, _LARGEST)

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..io.files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
+from ..io.number_checks import LARGEST_SIDE, integer
 from ..settings.config import Config
 from ..tracing.fingerprint import same_weights, short
 from .embedder import ControlEmbedder, embedder_shapes
@@ -69,8 +70,10 @@ class ControlMetadata(Config):
     licence: str = ""
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.null != "zero":
-            raise refuse("dim, null", (self.dim, self.null), "dim of 1 or more, null 'zero'", "see ControlMetadata")
+        integer(self.dim, "dim", 1, LARGEST_SIDE)
+        integer(self.steps, "steps")
+        if self.null != "zero":
+            raise refuse("null", self.null, "'zero'", "see ControlMetadata")
 
     @classmethod
     def from_header(cls, text: str | None) -> ControlMetadata:

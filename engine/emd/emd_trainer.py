@@ -17,6 +17,7 @@ import torch
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
 from ..errors import refuse
+from ..io.number_checks import integer
 from ..jobs.digests import digest
 from ..jobs.run import Run, other_inputs, run_steps
 from ..jobs.stored_text import StoredText
@@ -328,6 +329,7 @@ class Trainer:
         self.average.values = state.tensors["average"]
         for name in self.optimizers:
             self.roles.set(name, state.tensors["weight"])
-        self.done, self.skipped, self.meter = facts["done"], facts["skipped"], facts["meter"]
+        self.done, self.skipped = (integer(facts[name], name) for name in ("done", "skipped"))
+        self.meter = facts["meter"]
         self.chain = chain
         return True

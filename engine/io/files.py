@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import VitrineError, printable, refuse
-from .number_checks import all_finite
+from .number_checks import all_finite, integer
 from .temporary_files import TEMPORARY, sweep, temporary_path
 
 if TYPE_CHECKING:
@@ -231,9 +231,7 @@ def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dic
     if actual != kind:
         shown = f"{path.name} ({f'kind {actual}' if actual else 'no readable Vitrine header'})"
         raise refuse("file", shown, f"a file of kind {kind}", "choose a file that this tool wrote")
-    written = str(header.get("version"))
-    if not written.isdigit() or int(written) > version:
-        raise refuse("format version", f"{written} in {path.name}", f"up to {version} for {kind}", "update Vitrine")
+    integer(header.get("version"), f"format version of {kind}", 0, version, text=True, remedy="update Vitrine")
     return header
 
 

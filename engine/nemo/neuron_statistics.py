@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import printable, refuse
 from ..io.files import check_tensors, named, read_artefact, save_artefact
+from ..io.number_checks import integer
 from ..io.pt_files import read_pt
 from ..jobs.run import Run
 from ..runtime.progress import Progress, silent
@@ -80,9 +81,7 @@ class NeuronStatistics:
             means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
             stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
             _check_pairs(means, stds)
-            count = int(header["count"])
-            if not 2 <= count < 1 << 53:
-                raise ValueError(f"statistics of {count} captions")
+            count = integer(header["count"], "captions", 2)
             return cls(means, stds, count, printable(str(header["fingerprint"])))
 
 
@@ -153,7 +152,7 @@ class RunningStatistics:
         """Takes up the sums that :meth:`keep` wrote; nothing happens where there are none."""
         state = run.load()
         if state is not None:
-            self.count = int(state.facts["count"])
+            self.count = integer(state.facts["count"], "captions")
             parts = (state.tensors[part] for part in ("mean", "squares"))
             self._mean, self._squares = ({a: part[a] for a in self.addresses} for part in parts)
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import printable, refuse
 from ..io.files import named, parse_json, parse_table, write_json
+from ..io.number_checks import integer
 from ..io.tables import lines_of, read_text, rows_of
 from ..network.site import ModuleSite
 from ..tracing.fingerprint import fingerprint_of, same_weights, short, width_of
@@ -118,9 +119,9 @@ _MOST = 1 << 24
 
 
 def _indices(value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or any(type(i) is not int or i >= _MOST for i in value):
+    if not isinstance(value, (list, tuple)):
         raise ValueError(f"a list of whole numbers is wanted, not {str(value)[:60]}")
-    return tuple(value)
+    return tuple(integer(index, "neuron", 0, _MOST - 1) for index in value)
 
 
 def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ import torch
 
 from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
+from ..io.number_checks import integer
 from ..tracing.fingerprint import same_weights
 from .search_config import FewStepConfig
 
@@ -98,7 +99,8 @@ class SampleThreshold:
         path = path / NAME if path.is_dir() else path
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
             tensors, header = read_artefact(path, KIND, VERSION)
-            distance, usual, count = float(header["distance"]), float(header["usual"]), int(header["count"])
+            distance, usual = float(header["distance"]), float(header["usual"])
+            count = integer(header["count"], "captions", LEAST)
             config, positions = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
             if not 0 < distance < usual < 1e6 or positions.shape != (64, 64) or not bool((positions >= 0).all()):
                 raise ValueError(f"distance {distance}, usual {usual}, places {tuple(positions.shape)}")

@@ -18,6 +18,7 @@ import torch
 from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ...io.lora_layer import Lora, LoraLayer
+from ...io.number_checks import LARGEST_RANK, integers
 from ...runtime.progress import Progress, silent
 from ..loras.low_rank import factored, refactor
 from .factor_stacks import TOGETHER, Stack, gram
@@ -243,10 +244,11 @@ def _stacks_in(tensors: Mapping[str, torch.Tensor]) -> dict[str, Stack]:
     paths, *others = ({k.split("/", 1)[1] for k in tensors if k.startswith(prefix)} for prefix in STACK_KEYS)
     if not paths or any(other != paths for other in others):
         raise ValueError(f"down, up and ranks of {len(paths)}, {', '.join(str(len(o)) for o in others)} layers")
-    return {
-        p: Stack(tensors[f"down/{p}"].float(), tensors[f"up/{p}"].float(), tensors[f"ranks/{p}"].long())
-        for p in sorted(paths)
-    }
+    stacks = {}
+    for path in sorted(paths):
+        ranks = integers(tensors[f"ranks/{path}"], f"ranks of {path}", torch.int32, 0, LARGEST_RANK)
+        stacks[path] = Stack(tensors[f"down/{path}"].float(), tensors[f"up/{path}"].float(), ranks)
+    return stacks
 
 
 Space = WeightSpace | DeltaSpace

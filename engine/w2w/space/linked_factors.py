@@ -14,6 +14,7 @@ import torch
 from ...errors import VitrineError, printable, refuse
 from ...io.files import open_artefact, parse_table
 from ...io.folders import has_ending
+from ...io.number_checks import integer
 from ..loras.lora_files import LoraFile, read_header, read_lora
 from ..loras.lora_folders import one_form
 from .factor_stacks import Stack
@@ -23,6 +24,8 @@ _TAIL = 65_536
 """Bytes at a file's end that identify it, in addition to its size, in spaces of earlier versions."""
 _PIECES, _PIECE = 256, 1024
 """A file is now identified by that many pieces of that many bytes, evenly spaced: all of a file up to 256 kB."""
+MOST_LAYERS, MOST_FILES = 99, 1 << 20
+"""Per block of a UNet, and of a linked space."""
 _DIGITS = 32
 """Of the hash of these pieces; that of a tail has 16."""
 
@@ -81,12 +84,12 @@ class LinkedStacks(Mapping[str, Stack]):
         Args:
             folders: further folders with the LoRAs, see :func:`~.build.load_space`.
         """
-        files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
-        if not 0 < layers < 100 or len(header["files"]) > 1 << 20:
-            raise ValueError(f"{layers} layers per block, {len(header['files'])} files")
+        files, layouts = [], dict[tuple, dict]()
+        layers = integer(header["layers_per_block"], "layers per block", 1, MOST_LAYERS)
+        integer(len(header["files"]), "linked files", 2, MOST_FILES)
         for link, size, digest in header["files"]:
             path = linked_file(space, link, folders)
-            if not path.is_file() or _known(path, len(str(digest))) != (size, digest):
+            if not path.is_file() or _known(path, len(str(digest))) != (integer(size, "size of a linked file"), digest):
                 state = "is another file" if path.is_file() else "is missing"
                 shown = f"linked to {link}, which {state}"
                 raise refuse("space", shown, "the LoRAs it was built from", "put them back, or build it again")

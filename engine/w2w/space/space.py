@@ -17,8 +17,17 @@ import torch
 from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ...io.lora_layer import LoraLayer
+from ...io.number_checks import integer
 from .manifest import Manifest
-from .space_checks import check_components, check_directions, check_info, check_names, check_numbers, check_spread
+from .space_checks import (
+    MOST_MODELS,
+    check_components,
+    check_directions,
+    check_info,
+    check_names,
+    check_numbers,
+    check_spread,
+)
 
 KIND = "vitrine.w2w.space"
 VERSION = 1
@@ -174,7 +183,8 @@ class WeightSpace:
         if header.get("mode") != cls.mode:
             raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
-        singular, rows, count = tensors["S"].float(), tensors["proj"].float(), int(header["count"])
+        singular, rows = tensors["S"].float(), tensors["proj"].float()
+        count = integer(header["count"], "models", 2, MOST_MODELS, text=True)
         names, variance = check_names(parse_json(header["names"]), len(rows)), float(header["total_variance"])
         info = parse_table(header["info"])
         check_spread(singular, variance, count)

@@ -14,7 +14,7 @@ LARGEST = 1e9
 _LEAST = 1e-15
 """Smallest singular value: the square of a smaller one underflows in float32."""
 _TEXTS = ("base", "reason", "source", "licence", "note")
-_COUNT = 1 << 31
+MOST_MODELS = (1 << 31) - 1
 
 
 def check_numbers(tensors: Mapping[str, torch.Tensor], most: float = LARGEST) -> None:
@@ -72,7 +72,7 @@ def check_spread(singular_values: torch.Tensor, variance: float, models: int) ->
     known = singular_values[singular_values != 0]  # a published space has unknown components
     if not len(singular_values) or bool((known < _LEAST).any()):
         raise ValueError(f"singular values below {_LEAST}, or none")
-    if not 0 <= variance <= LARGEST * LARGEST or not 2 <= models < _COUNT:
+    if not 0 <= variance <= LARGEST * LARGEST or not 2 <= models <= MOST_MODELS:
         raise ValueError(f"total variance {variance} of {models} models")
 
 
