@@ -123,6 +123,8 @@ def save_control(
     if wrong:
         raise refuse("extra", wrong[:4], "keys with base. or lora.", "rename them")
     header = {"ccs_format": FORMAT, "ccs": json.dumps(metadata.to_dict(), sort_keys=True)}
+    with named(path, "file to write", "a size checkpoint that can be read again", "change what it is made of"):
+        _embedder(ControlMetadata.from_header(header["ccs"]), weights)
     return save_safetensors(path, {f"ctrl.{k}": v for k, v in weights.items()} | dict(extra), header)
 
 

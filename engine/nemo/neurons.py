@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import printable, refuse
-from ..io.files import named, parse_json, parse_table, write_json
+from ..io.files import named, parse_json, parse_table, save_table
 from ..io.number_checks import integer
 from ..io.tables import lines_of, read_text, rows_of
 from ..network.site import ModuleSite
@@ -94,18 +94,21 @@ class NeuronSet:
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        return write_json(path, table | {"neurons": self.neurons})
+        return save_table(path, table | {"neurons": self.neurons}, self._of_table)
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronSet:
         """Read such a file."""
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "neurons file", accepted, "save it again, or download it again"):
-            table = parse_table(Path(path).read_text(encoding="utf-8"))
-            if table["format"] != FORMAT or table["version"] != VERSION:
-                raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
-            return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
+            return cls._of_table(parse_table(Path(path).read_text(encoding="utf-8")))
+
+    @classmethod
+    def _of_table(cls, table: dict[str, Any]) -> NeuronSet:
+        if table["format"] != FORMAT or table["version"] != VERSION:
+            raise ValueError(f"format {table['format']!r} version {table['version']!r}")
+        neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
+        return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
 
 
 def _address(text: str) -> str:

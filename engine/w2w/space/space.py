@@ -167,7 +167,7 @@ class WeightSpace:
         header = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
         header |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
         header |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
-        return save_artefact(path, tensors, KIND, VERSION, header)
+        return save_artefact(path, tensors, KIND, VERSION, header, self._rebuilt)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightSpace:
