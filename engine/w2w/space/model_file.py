@@ -78,7 +78,7 @@ class W2WModel:
     def load(cls, path: str | Path) -> W2WModel:
         """Reads a file of :meth:`save`."""
         if has_ending(path, ".pt"):
-            remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"
+            remedy = "of the published code's: vitrine w2w export SPACE w2wmodel.pt"
             raise refuse("model", Path(path).name, "a .w2wmodel.safetensors file", remedy)
         tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "model", "coefficients and their history", "save it again"):
