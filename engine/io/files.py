@@ -237,15 +237,11 @@ def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, 
 
 
 def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The header of an artefact of any version: JSON under one key, or the metadata itself (first W2W files).
-
-    The first NEMO statistics have ``format`` instead of ``kind``.
-    """
+    """The header of an artefact; {} if it has none."""
     try:
-        header = parse_table(metadata[KEY]) if KEY in metadata else dict(metadata)
+        return parse_table(metadata.get(KEY, "{}"))
     except ValueError:
         return {}
-    return {"kind": header["format"], **header} if KEY in metadata and "format" in header else header
 
 
 def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dict[str, Any]:
@@ -253,7 +249,7 @@ def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dic
     if actual != kind:
         shown = f"{path.name} ({f'kind {actual}' if actual else 'no readable Vitrine header'})"
         raise refuse("file", shown, f"a file of kind {kind}", "choose a file that this tool wrote")
-    integer(header.get("version"), f"format version of {kind}", 0, version, text=True, remedy="update Vitrine")
+    integer(header.get("version"), f"format version of {kind}", 1, version, "update Vitrine")
     return header
 
 

@@ -15,22 +15,15 @@ LARGEST_INTEGER = 1 << 53
 LARGEST_RANK = 1 << 20
 LARGEST_SIDE = 1 << 29
 """Of a tensor's shape: the largest weights of any model have fewer numbers."""
-_MOST_DIGITS = 20
 _REMEDY = "make the file again, or download it again"
 
 
-def integer(
-    value: object, what: str, least: int = 0, most: int = LARGEST_INTEGER, *, text: bool = False,
-    remedy: str = _REMEDY,
-) -> int:  # fmt: skip
+def integer(value: object, what: str, least: int = 0, most: int = LARGEST_INTEGER, remedy: str = _REMEDY) -> int:
     """An integer that a file gives, in its range; every reader calls this before it computes with one.
 
     Args:
         value: an int; a bool or a float is refused.
-        text: accept digits too, where a safetensors header has nothing but text.
     """
-    if text and isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
-        value = int(value)
     if type(value) is not int or not least <= value <= most:
         raise refuse(what, value, f"a whole number from {least} to {most}", remedy)
     return value

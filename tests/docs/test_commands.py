@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "nodes/web/docs").rglob("*.md")})
 SETTING = r"(?:[A-Z]\w*=\S+ )*"
 COMMAND = re.compile(rf"`({SETTING}(?:vitrine|pytest|python|torchrun|accelerate launch) [^`]+)`")
-GONE = {"vitrine.evidence.w2w.slider_table"}
-"""Measured once, by a script that is no longer here; the result names what measures it now."""
 
 
 def commands(text):

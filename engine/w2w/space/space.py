@@ -164,7 +164,7 @@ class WeightSpace:
         tensors = {"mean": self.mean.float(), "std": self.scale.float(), "V": self.components.to(narrow)}
         tensors |= {"S": self.singular_values.float(), "proj": self.coefficients.to(narrow)}
         tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
-        header = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
+        header: dict[str, Any] = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": self.count}
         header |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
         header |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
         return save_artefact(path, tensors, KIND, VERSION, header, self._rebuilt)
@@ -184,7 +184,7 @@ class WeightSpace:
             raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
         singular, rows = tensors["S"].float(), tensors["proj"].float()
-        count = integer(header["count"], "models", 2, MOST_MODELS, text=True)
+        count = integer(header["count"], "models", 2, MOST_MODELS)
         names, variance = check_names(parse_json(header["names"]), len(rows)), float(header["total_variance"])
         info = parse_table(header["info"])
         check_spread(singular, variance, count)

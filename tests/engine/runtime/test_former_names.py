@@ -9,7 +9,6 @@ FORMER = {
     "engine.activations.ranking": {"rank_places": "rank_sites", "spatial_places": "spatial_sites"},
     "engine.emd": {"Gap": "ScoreDifference", "StudentContract": "StudentPreset", "score_gap": "score_difference"},
     "engine.emd.student_preset": {"StudentContract": "StudentPreset"},
-    "engine.w2w": {"share_inside": "fraction_inside", "share_kept": "fraction_kept"},
     "engine.control": {"delta_share": "weighted_delta"},
 }
 
