@@ -19,9 +19,11 @@ def space_at(path: Path | None) -> Any:
 
 def model_of(space: Any, source: str) -> tuple[Any, str]:
     """(saved model or training model by name, name for its files)."""
-    from ..engine.w2w import W2WModel, member
+    from ..engine.w2w import W2WModel, member, official_model
 
-    if has_ending(source, (".safetensors", ".pt")):
+    if has_ending(source, ".pt"):
+        return official_model(Path(source), space), Path(source).stem
+    if has_ending(source, ".safetensors"):
         return W2WModel.load(source).belongs(space), Path(source).name.removesuffix(".w2wmodel.safetensors")
     return member(space, source).model, as_name(source)
 

@@ -14,10 +14,8 @@ from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
 from .options import Load, OutSpace
 from .w2w_arguments import space_at, weights_at
-from .w2w_calibrate import Calibrate, PairSlider
 from .w2w_map import Map
-from .w2w_models import Edit, Encode, Export, Invert, Sample
-from .w2w_products import Blend, Sheet, SliderLora
+from .w2w_models import Edit, Export, Invert, PairSlider, Sample, SliderLora
 
 
 @dataclass(frozen=True)
@@ -304,6 +302,6 @@ class ImportOfficial:
 
 COMMANDS: dict[str, type] = {
     "train-loras": TrainLoras, "look": Look, "build": Build, "label": Label, "sample": Sample, "edit": Edit,
-    "invert": Invert, "encode": Encode, "export": Export, "map": Map, "slider": SliderLora, "blend": Blend,
-    "sheet": Sheet, "import-official": ImportOfficial, "calibrate": Calibrate, "pairs": PairSlider,
+    "invert": Invert, "export": Export, "map": Map, "slider": SliderLora, "pairs": PairSlider,
+    "import-official": ImportOfficial,
 }  # fmt: skip

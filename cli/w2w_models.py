@@ -1,4 +1,4 @@
-"""`vitrine w2w sample | edit | invert | encode | export`: models of a space."""
+"""`vitrine w2w sample | edit | invert | export | slider | pairs`: models of a space, and sliders."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from tyro.conf import Positional, arg
 
 from ..engine.errors import refuse
 from ..engine.io.file_names import as_name
-from ..engine.io.folders import has_ending
 from ..engine.pipelines.loading import LoadConfig
-from ..engine.settings.setting_checks import Count, OutFolder, Side
-from .options import Load
-from .w2w_arguments import example_of, model_of, space_at, tail_of, weights_at
+from ..engine.settings.setting_checks import Count, OutFolder, Side, Writes
+from .options import Load, OutSpace
+from .w2w_arguments import example_of, model_of, space_at, tail_of
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,6 @@ class Sample:
     """Sliders such as 'beard=2'."""
     protect: tuple[str, ...] = ()
     """Labels that the sliders must not change."""
-    calibrated: bool = False
-    """Sliders are perceptually even positions 0 .. 1 of the space's maps, instead of deviations."""
     wanted: tuple[str, ...] = ()
     """Scores of the models before sliders, in deviations, such as 'glasses=-1'."""
     factor: float | None = None
@@ -94,8 +91,8 @@ class Sample:
             attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
         )  # fmt: skip
         drawn = conditioned(space, sample(space, self.seeds, config), wanted)
-        editing = EditConfig(self.protect, calibrated=self.calibrated)
-        rows, moved = edit(space, drawn, strengths, editing), edit_step(space, strengths, editing)
+        editing = EditConfig(self.protect)
+        rows, moved = edit(space, drawn, strengths, editing), edit_step(strengths, editing)
         history: list[dict[str, Any]] = [{"sample": {"seeds": list(self.seeds), **config.to_dict()}}]
         history += [{"conditioned": wanted}] * bool(wanted) + [moved] * bool(strengths)
         names = [f"model-{seed:04d}{tail_of(strengths)}" for seed in self.seeds]
@@ -117,8 +114,6 @@ class Edit:
     """Labels whose scores are kept."""
     mode: str = "joint"
     """How they are protected: joint, or official_sequential."""
-    calibrated: bool = False
-    """Sliders are perceptually even positions 0 .. 1 of the space's maps, instead of deviations."""
     files: Files = Writing()
 
     def run(self) -> int:
@@ -130,12 +125,10 @@ class Edit:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         for source in self.models:
             model, name = model_of(space, source)
-            config = EditConfig(self.protect, self.mode, calibrated=self.calibrated)
+            config = EditConfig(self.protect, self.mode)
             rows = edit(space, model.coefficients, strengths, config)
-            moved = model.moved_to(rows, **edit_step(space, strengths, config))
+            moved = model.moved_to(rows, **edit_step(strengths, config))
             self.files.write(space, moved, _named(name + tail_of(strengths), len(rows)))
-            if moved.start < 1000:
-                print(f"calibrated as a late model, from timestep {moved.start:g} on")
         return 0
 
 
@@ -240,48 +233,13 @@ class Invert:
 
 
 @dataclass(frozen=True)
-class Encode:
-    """Project a LoRA, or a training model by name, into a space; prints the fraction that the space captures."""
-
-    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
-    """The space file."""
-    loras: Positional[Annotated[tuple[str, ...], arg(metavar="LORAS ...")]]
-    """LoRA files, names of training models, or w2wmodel.pt of the published code."""
-    out: OutFolder = Path("w2w-models")
-    """Folder for the .w2wmodel files; vitrine w2w export turns them into LoRAs."""
-    base_weights: Path | None = None
-    """The base model's safetensors file, or diffusers' unet folder, for a DoRA."""
-
-    def run(self) -> int:
-        """0 on success."""
-        from ..engine.w2w import described, encode, layer_sizes, member, official_model, read_lora
-
-        space, weights = space_at(self.space), weights_at(self.base_weights)
-        for source in self.loras:
-            path = Path(source)
-            if has_ending(path, ".pt"):
-                model = official_model(path, space)
-                summary = described(space, model.coefficients)
-            else:
-                if has_ending(path, ".safetensors"):
-                    lora = read_lora(path, base=weights, sizes=layer_sizes(space))
-                    encoding = encode(space, lora, path.stem)
-                else:
-                    encoding = member(space, source)
-                model, summary = encoding.model, encoding.summary(space)
-            name = as_name(path.stem if path.suffix else source)
-            print(f"{model.save(self.out / f'{name}.w2wmodel.safetensors')}: {summary}")
-        return 0
-
-
-@dataclass(frozen=True)
 class Export:
     """Write models of a space as LoRA files of a chosen rank, precision and key format."""
 
     space: Positional[Annotated[Path, arg(metavar="SPACE")]]
     """The space file."""
     models: Positional[Annotated[tuple[str, ...], arg(metavar="MODELS ...")]]
-    """.w2wmodel files, or names of training models."""
+    """.w2wmodel files, w2wmodel.pt of the published code, or names of training models."""
     files: Files = Writing()
 
     def run(self) -> int:
@@ -290,6 +248,127 @@ class Export:
         for source in self.models:
             model, name = model_of(space, source)
             self.files.write(space, model, _named(name, len(model)))
+        return 0
+
+
+@dataclass(frozen=True)
+class SliderLora:
+    """Write an edit as a separate LoRA, which any tool loads with a person's LoRA at strength -1 .. 1."""
+
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
+    """The space file."""
+    edits: tuple[str, ...] = ()
+    """The edit at strength 1, such as 'beard=2' (deviations of the training models); several are combined."""
+    around: str | None = None
+    """The model to edit, a .w2wmodel file or a training model's name; none: the mean. In factors mode it suits
+    this model best, in delta mode all models equally."""
+    protect: tuple[str, ...] = ()
+    """Labels whose scores are kept."""
+    one_sided: bool = False
+    """Exact at strength 1, instead of even from -1 to 1; factors mode only."""
+    rank: Count | None = None
+    """Largest rank per layer; none: exact."""
+    dialect: str = "auto"
+    """auto (what most programs load), kohya, diffusers or peft."""
+    save_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Dtype of the LoRA's factors."""
+    out: Annotated[Path | None, Writes("either")] = None
+    """The LoRA file (for peft the folder); none: slider-LABEL.safetensors."""
+
+    def run(self) -> int:
+        """0 on success."""
+        import torch
+
+        from ..engine.w2w import EditConfig, edit, slider_lora, sliders_of, write_lora
+
+        space, strengths = space_at(self.space), sliders_of(self.edits, "=")
+        if not strengths:
+            raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
+        before = model_of(space, self.around)[0].only(space) if self.around else torch.zeros(space.dimension)
+        after = edit(space, before, strengths, EditConfig(self.protect))
+        slider = slider_lora(space, before, after, self.rank, self.one_sided)
+        out = self.out or Path(
+            as_name(f"slider{tail_of(strengths)}") + ("" if self.dialect == "peft" else ".safetensors")
+        )
+        path = write_lora(out, slider.lora, self.dialect, dtype=getattr(torch, self.save_dtype))
+        print(f"{path}: {slider.summary()}")
+        return 0
+
+
+def paired_names(before: Path, after: Path) -> list[str]:
+    """Names of the picture files that both folders have."""
+    from ..engine.io.picture_files import pictures_in
+
+    sides = [{p.name for p in pictures_in(folder)} for folder in (before, after)]
+    if not sides[0] or sides[0] != sides[1]:
+        shown = sorted(sides[0] ^ sides[1])[:3] or "no pictures"
+        raise refuse("pictures", shown, "two folders with files of the same names", "give pairs the same names")
+    return sorted(sides[0])
+
+
+@dataclass(frozen=True)
+class PairSlider:
+    """Train a slider from pictures before and after: two folders with files of the same names; stored in the space.
+
+    Everything else in the pictures is kept: training penalises other changes.
+    """
+
+    space: Positional[Annotated[Path, arg(metavar="SPACE")]]
+    """The space file to which the direction is added."""
+    before: Positional[Annotated[Path, arg(metavar="BEFORE")]]
+    """Folder of pictures without the attribute."""
+    after: Positional[Annotated[Path, arg(metavar="AFTER")]]
+    """Folder of the same pictures with it."""
+    label: str = "my slider"
+    """Name of the slider."""
+    shown: str | None = None
+    """Who is in the pictures: a .w2wmodel file or a training model's name; none: the mean model."""
+    model: str = "portraits"
+    """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
+    prompt: str = "sks person"
+    """The prompt that the LoRAs were trained with, or a description of the pictures without subject and attribute."""
+    steps: Count = 150
+    """Adam steps of 16 pictures."""
+    start: float = 1000.0
+    """Timestep from which the slider is applied; it is trained below it."""
+    size: Side | None = None
+    """Side in pixels; none: the base model's."""
+    out: OutSpace = None
+    """The space with the slider; none: overwrites SPACE."""
+    save_dtype: str = "float16"
+    """Of components in the file: float32, float16 or bfloat16."""
+    load: Load = LoadConfig()
+
+    def run(self) -> int:
+        """0 on success; the same command resumes."""
+        import shutil
+
+        import torch
+
+        from ..engine.activations.picture_latents import to_pixels
+        from ..engine.io.picture_files import open_rgb
+        from ..engine.pipelines import W2WPipeline
+        from ..engine.pipelines.loading import load_pipeline
+        from ..engine.runtime.progress import TqdmProgress
+        from ..engine.w2w import PairConfig, with_pair_slider
+
+        space, names = space_at(self.space), paired_names(self.before, self.after)
+        rows = model_of(space, self.shown)[0].coefficients[:1] if self.shown else torch.zeros(1, space.dimension)
+        pipe = load_pipeline(self.model, W2WPipeline, self.load)
+        side = self.size or int(pipe.unet.config.sample_size) * pipe.vae_scale_factor
+        sides = [
+            torch.cat([to_pixels(open_rgb(folder / name).resize((side, side)), side) for name in names])
+            for folder in (self.before, self.after)
+        ]
+        target = self.out or self.space
+        work = target.with_name(f".{target.name}.{self.label.replace(' ', '_')}.work")
+        config = PairConfig(steps=self.steps, start=self.start)
+        bar = TqdmProgress("training")
+        change = pipe.train_pair_slider(space, sides[0], sides[1], self.prompt, rows, config, work, bar)
+        space = with_pair_slider(space, self.label, change)
+        saved = space.save(target, self.save_dtype)
+        shutil.rmtree(work, ignore_errors=True)
+        print(f"{saved}: {self.label} reproduces the pairs at strength {space.info['pair_sliders'][self.label]:.2f}")
         return 0
 
 

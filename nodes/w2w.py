@@ -70,13 +70,13 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
         if label.strip() and not unasked:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
     protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
-    config = EditConfig(protect, calibrated=bool(inputs.get("calibrated", False)))
+    config = EditConfig(protect)
     place, rows = place_in(str(inputs.get("place", ""))), model.belongs(space).coefficients
     if place is not None:
         drawn = usual_map(space)
         rows = torch.stack([at_place(space, drawn, row, place) for row in rows])
         model = model.moved_to(rows, place=list(place))
-    return model.moved_to(edit(space, rows, strengths, config), **edit_step(space, strengths, config))
+    return model.moved_to(edit(space, rows, strengths, config), **edit_step(strengths, config))
 
 
 def usual_map(space: Space) -> SpaceMap:
@@ -224,12 +224,9 @@ class W2WEdit(io.ComfyNode):
                 "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
                 "age slider",
             ],
-            inputs=under_advanced(("calibrated", "more", "place"), [
+            inputs=under_advanced(("more", "place"), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
-                io.Boolean.Input("calibrated", default=False, optional=True,
-                                 tooltip="Strengths are positions 0 .. 1 of the space's own maps, even in what is "
-                                 "seen, instead of deviations. Only for labels that the space has a map of."),
                 io.String.Input("more", default="", multiline=True, optional=True,
                                 tooltip="Further sliders, label: strength, separated by commas or lines."),
                 io.String.Input("place", display_name="map_position", default="", optional=True,
@@ -317,9 +314,6 @@ class ApplyW2W(io.ComfyNode):
                                tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "
                                "layout, 400 fine details only, -1 never."),
                 W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
-                io.Boolean.Input("calibrated_start", default=True, optional=True,
-                                 tooltip="A late model of calibrated sliders begins where they were calibrated to, "
-                                 "unless start_timestep is lower; off takes start_timestep alone."),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],
         )  # fmt: skip
@@ -327,10 +321,10 @@ class ApplyW2W(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, space: Space, w2w_model: W2WModel, strength: float, start: float,
-        late_model: W2WModel | None = None, calibrated_start: bool = True,
+        late_model: W2WModel | None = None,
     ) -> io.NodeOutput:  # fmt: skip
         """Patched at once, or late inside each forward."""
-        if late_model is not None and calibrated_start:
+        if late_model is not None:
             start = min(start, late_model.start)
         return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from ..diffusion.schedule import append_dims
 from ..errors import refuse
 from ..io.files import check_tensors, named, open_artefact, save_artefact
-from ..io.number_checks import all_finite
+from ..io.number_checks import LARGEST_SIDE, all_finite, integer
 from ..io.packages import version
 from ..settings.config import Config
 from ..tracing.hooks import Activation
@@ -157,14 +157,18 @@ class Activations(Mapping[str, Activation]):
 
     def save(self, path: str | Path) -> Path:
         """Writes one safetensors file atomically; its header has site names, grids and :attr:`info`."""
-        return save_artefact(path, self.tensors(), KIND, VERSION, self.header())
+
+        def check(tensors: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+            self.from_tensors(tensors.__getitem__, header, source=str(path))
+
+        return save_artefact(path, self.tensors(), KIND, VERSION, self.header(), check)
 
     @classmethod
     def load(cls, path: str | Path) -> Activations:
         """Read what :meth:`save` wrote."""
         handle, header = open_artefact(path, KIND, VERSION)
         with handle as opened:
-            return cls.from_tensors(opened, header, source=str(path))
+            return cls.from_tensors(opened.get_tensor, header, source=str(path))
 
     def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
         """Flat names -> tensors, as stored in a file."""
@@ -178,17 +182,22 @@ class Activations(Mapping[str, Activation]):
 
     @classmethod
     def from_tensors(
-        cls, opened: Any, header: Mapping[str, Any], prefix: str = "", source: str = "",
+        cls, tensor_of: Callable[[str], torch.Tensor], header: Mapping[str, Any], prefix: str = "", source: str = "",
         only: Sequence[str] | None = None,
     ) -> Activations:  # fmt: skip
-        """Rebuild from an open safetensors handle and a header as :meth:`header` gives it; ``only`` selects sites."""
+        """Rebuild from tensors by name and a header as :meth:`header` gives it; ``only`` selects sites."""
         with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
-            grids = {a: None if g is None else (int(g[0]), int(g[1])) for a, g in header["grids"].items()}
+            grids = {a: None if g is None else _grid(g) for a, g in header["grids"].items()}
             grids = grids if only is None else {a: grids[a] for a in only}
-            items = {a: Activation(a, opened.get_tensor(f"{prefix}{a}"), g) for a, g in grids.items()}
-            variance = {a: opened.get_tensor(f"{prefix}{_VARIANCE}{a}") for a in header["variance"] if a in grids}
+            items = {a: Activation(a, tensor_of(f"{prefix}{a}"), g) for a, g in grids.items()}
+            variance = {a: tensor_of(f"{prefix}{_VARIANCE}{a}") for a in header["variance"] if a in grids}
             _check(items, variance)
             return cls(items, TapInfo.from_dict(header["info"]), variance)
+
+
+def _grid(sides: Sequence[object]) -> tuple[int, int]:
+    height, width = (integer(side, "grid", 1, LARGEST_SIDE) for side in sides)
+    return height, width
 
 
 def _check(items: Mapping[str, Activation], variance: Mapping[str, torch.Tensor]) -> None:

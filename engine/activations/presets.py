@@ -15,7 +15,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import printable, refuse
-from ..io.files import named, parse_table, write_json
+from ..io.files import named, parse_table, save_table
+from ..io.number_checks import integer
 from ..settings.config import Config
 from ..tracing.addresses import sites_of
 from ..tracing.fingerprint import fingerprint_of, same_weights, short
@@ -215,24 +216,28 @@ class FeaturePreset:
     def save(self, path: str | Path) -> Path:
         """Writes JSON atomically."""
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        return write_json(path, table | {"preset": self.preset.to_dict()})
+        return save_table(path, table | {"preset": self.preset.to_dict()}, self._of_table)
 
     @classmethod
     def load(cls, path: str | Path) -> FeaturePreset:
         """Reads a preset file."""
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "feature preset", accepted, "save it again, or download it again"):
-            table = parse_table(Path(path).read_text(encoding="utf-8"))
-            if table["format"] != FORMAT or table["version"] != VERSION:
-                raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            settings = {name: value for name, value in table["preset"].items() if name in Preset.__dataclass_fields__}
-            if not isinstance(settings["addresses"], list) or not isinstance(settings["name"], str):
-                raise ValueError("a preset has a name and a list of addresses")
-            settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": [*map(int, settings["seeds"])]}
-            preset = Preset.from_dict(settings)
-            _check(preset)
-            preset.config()  # refuses invalid values
-            return cls(preset, str(table["fingerprint"]), dict(table["info"]))
+            return cls._of_table(parse_table(Path(path).read_text(encoding="utf-8")))
+
+    @classmethod
+    def _of_table(cls, table: dict[str, Any]) -> FeaturePreset:
+        if table["format"] != FORMAT or table["version"] != VERSION:
+            raise ValueError(f"format {table['format']!r} version {table['version']!r}")
+        settings = {name: value for name, value in table["preset"].items() if name in Preset.__dataclass_fields__}
+        if not isinstance(settings["addresses"], list) or not isinstance(settings["name"], str):
+            raise ValueError("a preset has a name and a list of addresses")
+        seeds = [integer(seed, "seed", 0, (1 << 64) - 1) for seed in settings["seeds"]]
+        settings |= {"addresses": [*map(str, settings["addresses"])], "seeds": seeds}
+        preset = Preset.from_dict(settings)
+        _check(preset)
+        preset.config()  # refuses invalid values
+        return cls(preset, str(table["fingerprint"]), dict(table["info"]))
 
 
 _MOST_SEEDS, _MOST_SITES, _LARGEST = 1000, 10_000, 1 << 20
@@ -245,8 +250,7 @@ def _check(preset: Preset) -> None:
         raise ValueError("names with unprintable characters")
     if not 0 < len(preset.addresses) <= _MOST_SITES or not 0 < len(preset.seeds) <= _MOST_SEEDS:
         raise ValueError(f"{len(preset.addresses)} addresses, {len(preset.seeds)} seeds")
-    if not all(0 <= seed < 1 << 64 for seed in preset.seeds) or not 0 <= preset.timestep <= 10_000:
-        raise ValueError(f"timestep {preset.timestep}, seeds from {min(preset.seeds)} to {max(preset.seeds)}")
-    counts = (preset.size, preset.channels, *preset.discard)
-    if not all(0 <= count <= _LARGEST for count in counts):
-        raise ValueError(f"size {preset.size}, {preset.channels} channels, discard {preset.discard[:5]}")
+    if not 0 <= preset.timestep <= 10_000:
+        raise ValueError(f"timestep {preset.timestep}")
+    for count in (preset.size, preset.channels, *preset.discard):
+        integer(count, "size, channels and discarded channels", 0, _LARGEST)

@@ -114,7 +114,12 @@ class ActivationWriter:
             tensors.update(value.tensors(f"{i}/"))
             made_of = {"made_of": self._made_of[key]} if key in self._made_of else {}
             items.append({"key": key, **made_of, **value.header()})
-        save_artefact(self.folder / name, tensors, SHARD_KIND, VERSION, {"config": self.config, "items": items})
+
+        def check(tensors: dict[str, Any], header: dict[str, Any]) -> None:
+            for i, item in enumerate(header["items"]):
+                Activations.from_tensors(tensors.__getitem__, item, f"{i}/", name)
+
+        save_artefact(self.folder / name, tensors, SHARD_KIND, VERSION, {"config": self.config, "items": items}, check)
         self._shards[name] = list(self._buffer)
         self._done.update(self._buffer)
         self._buffer, self._buffered = {}, 0
@@ -174,7 +179,7 @@ class ActivationReader(Mapping[str, Activations]):
                 self._open = (name, handle, {item["key"]: (i, item) for i, item in enumerate(header["items"])})
             number, item = self._open[2][key]
             path = str(self.folder / name)
-            return Activations.from_tensors(self._open[1], item, f"{number}/", path, addresses)
+            return Activations.from_tensors(self._open[1].get_tensor, item, f"{number}/", path, addresses)
 
 
 def _read_folder(folder: Path, config: dict[str, Any] | None) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..io.files import check_tensors, named, parse_table, read_safetensors, refuse_pickle, save_safetensors
+from ..io.number_checks import LARGEST_SIDE, integer
 from ..settings.config import Config
 from ..tracing.fingerprint import same_weights, short
 from .embedder import ControlEmbedder, embedder_shapes
@@ -69,8 +70,10 @@ class ControlMetadata(Config):
     licence: str = ""
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.null != "zero":
-            raise refuse("dim, null", (self.dim, self.null), "dim of 1 or more, null 'zero'", "see ControlMetadata")
+        integer(self.dim, "dim", 1, LARGEST_SIDE)
+        integer(self.steps, "steps")
+        if self.null != "zero":
+            raise refuse("null", self.null, "'zero'", "see ControlMetadata")
 
     @classmethod
     def from_header(cls, text: str | None) -> ControlMetadata:
@@ -120,6 +123,8 @@ def save_control(
     if wrong:
         raise refuse("extra", wrong[:4], "keys with base. or lora.", "rename them")
     header = {"ccs_format": FORMAT, "ccs": json.dumps(metadata.to_dict(), sort_keys=True)}
+    with named(path, "file to write", "a size checkpoint that can be read again", "change what it is made of"):
+        _embedder(ControlMetadata.from_header(header["ccs"]), weights)
     return save_safetensors(path, {f"ctrl.{k}": v for k, v in weights.items()} | dict(extra), header)
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from ..diffusion.denoiser import PREDICTIONS, training_target
 from ..diffusion.schedule import NoiseSchedule, append_dims
 from ..errors import refuse
+from ..io.number_checks import integer
 from ..jobs.digests import digest
 from ..jobs.run import Run, run_steps
 from ..jobs.training import MovingAverage, Tensors, finite, mean_gradients
@@ -287,7 +288,7 @@ class ControlTrainer:
         for key, parameter in self.parameters.items():
             parameter.data.copy_(state.tensors["weight"][key])
             self.average.values[key].copy_(state.tensors["average"][key])
-        self.done, self.skipped = state.facts["done"], state.facts["skipped"]
+        self.done, self.skipped = (integer(state.facts[name], name) for name in ("done", "skipped"))
 
 
 def _prefixed(name: str) -> str:

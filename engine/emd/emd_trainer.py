@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..diffusion.denoiser import Denoiser
+from ..io.number_checks import integer
 from ..jobs.digests import digest
 from ..jobs.run import Run, other_inputs, run_steps
 from ..jobs.stored_text import StoredText
@@ -287,6 +288,6 @@ class Trainer:
         self.average.values = state.tensors["average"]
         for name in self.optimizers:
             self.roles.set(name, state.tensors["weight"])
-        self.done, self.skipped = facts["done"], facts["skipped"]
+        self.done, self.skipped = (integer(facts[name], name) for name in ("done", "skipped"))
         self.chain = chain
         return True

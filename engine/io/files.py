@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import VitrineError, printable, refuse
-from .number_checks import all_finite
+from .number_checks import all_finite, integer
 from .temporary_files import TEMPORARY, sweep, temporary_path
 
 if TYPE_CHECKING:
@@ -27,6 +27,9 @@ KEY = "vitrine"
 
 LONGEST_NAME = 255
 """Most bytes of a name in common file systems."""
+
+LARGEST_HEADER = 100_000_000
+"""Bytes of a safetensors header that the library reads; it writes larger ones too."""
 
 PICKLES = (".pt", ".pth", ".ckpt", ".bin", ".pkl")
 
@@ -169,6 +172,9 @@ def _sort_metadata(path: str) -> None:
         size = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(size))
         header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        if size > LARGEST_HEADER:
+            shown = f"a header of {size / 1e6:.0f} MB"
+            raise refuse("file to write", shown, f"{LARGEST_HEADER / 1e6:.0f} MB, which safetensors reads", "name less")
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
         if len(text) <= size:
             file.seek(8)
@@ -176,11 +182,27 @@ def _sort_metadata(path: str) -> None:
 
 
 def save_artefact(
-    path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, header: Mapping[str, Any]
-) -> Path:
-    """Writes a Vitrine artefact: safetensors with the kind, the version and ``header`` as JSON metadata."""
+    path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, header: Mapping[str, Any],
+    check: Callable[[dict[str, torch.Tensor], dict[str, Any]], object],
+) -> Path:  # fmt: skip
+    """Writes a Vitrine artefact: safetensors with the kind, the version and ``header`` as JSON metadata.
+
+    Args:
+        check: what the reader calls with tensors and header. It sees them before the file is touched, so that nothing
+            is written that cannot be read again.
+    """
     text = json.dumps({"kind": kind, "version": version, **header})
+    with named(path, "file to write", f"a {kind} file that can be read again", "change what it is made of"):
+        check_tensors({key: value for key, value in tensors.items() if value.is_floating_point()})
+        check(dict(tensors), parse_table(text))
     return save_safetensors(path, tensors, {KEY: text})
+
+
+def save_table(path: str | Path, table: Mapping[str, Any], check: Callable[[dict[str, Any]], object]) -> Path:
+    """Writes an artefact that is a JSON file, after the reader's ``check``, as :func:`save_artefact` does."""
+    with named(path, "file to write", "a table that can be read again", "change what it is made of"):
+        check(parse_table(json.dumps(table)))
+    return write_json(path, table)
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
@@ -215,15 +237,11 @@ def read_artefact(path: str | Path, kind: str, version: int) -> tuple[dict[str, 
 
 
 def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """The header of an artefact of any version: JSON under one key, or the metadata itself (first W2W files).
-
-    The first NEMO statistics have ``format`` instead of ``kind``.
-    """
+    """The header of an artefact; {} if it has none."""
     try:
-        header = parse_table(metadata[KEY]) if KEY in metadata else dict(metadata)
+        return parse_table(metadata.get(KEY, "{}"))
     except ValueError:
         return {}
-    return {"kind": header["format"], **header} if KEY in metadata and "format" in header else header
 
 
 def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dict[str, Any]:
@@ -231,9 +249,7 @@ def _checked(path: Path, header: dict[str, Any], kind: str, version: int) -> dic
     if actual != kind:
         shown = f"{path.name} ({f'kind {actual}' if actual else 'no readable Vitrine header'})"
         raise refuse("file", shown, f"a file of kind {kind}", "choose a file that this tool wrote")
-    written = str(header.get("version"))
-    if not written.isdigit() or int(written) > version:
-        raise refuse("format version", f"{written} in {path.name}", f"up to {version} for {kind}", "update Vitrine")
+    integer(header.get("version"), f"format version of {kind}", 1, version, "update Vitrine")
     return header
 
 

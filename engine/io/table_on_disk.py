@@ -14,6 +14,7 @@ import torch
 
 from ..errors import refuse
 from .files import named, parse_table, write_json
+from .number_checks import integer
 
 _NUMBERS, _DONE, _NOTE = "rows.bin", "done.bin", "rows.json"
 
@@ -47,7 +48,7 @@ class RowFile:
         self._numbers, self._flags = (
             _opened(self.folder / name, n) for name, n in ((_NUMBERS, size), (_DONE, shape[0]))
         )
-        self.done = torch.frombuffer(bytearray(self._flags.read(shape[0])), dtype=torch.bool).clone()
+        self.done = torch.frombuffer(bytearray(self._flags.read(shape[0])), dtype=torch.uint8) == 1
 
     def _known(self, facts: dict) -> int | None:
         note = self.folder / _NOTE
@@ -55,7 +56,7 @@ class RowFile:
             return None
         with named(note, "work folder", "a table", f"empty {self.folder.name}"):
             known = parse_table(note.read_text(encoding="utf-8"))
-            width = int(known.pop("width"))
+            width = integer(known.pop("width"), "columns per block", 1, self.shape[1])
         if known != facts:
             raise refuse("work folder", "a table of another shape", "an empty folder", f"empty {self.folder.name}")
         return width

@@ -21,6 +21,7 @@ from ..errors import refuse
 from ..families import call_of
 from ..io.files import save_safetensors
 from ..io.lora_writing import kohya, of_peft
+from ..io.number_checks import integer
 from ..jobs.run import Run, run_steps
 from ..jobs.training import learning_rate, set_rate
 from ..network.condition import Condition
@@ -258,7 +259,7 @@ class Eraser:
             with torch.no_grad():
                 for name, parameter in self.trained.items():
                     parameter.copy_(state.tensors["weight"][name])
-            self.pool, self.step = state.tensors["pool"]["text"].to(self.pool), int(state.facts["step"])
+            self.pool, self.step = state.tensors["pool"]["text"].to(self.pool), integer(state.facts["step"], "step")
 
 
 def _add_lora(net: nn.Module, config: EraseConfig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 
 from ..errors import printable, refuse
 from ..io.files import check_tensors, named, read_artefact, save_artefact
+from ..io.number_checks import integer
 from ..io.pt_files import read_pt
 from ..jobs.run import Run
 from ..runtime.progress import Progress, silent
@@ -70,20 +71,22 @@ class NeuronStatistics:
     def save(self, path: str | Path) -> Path:
         """One safetensors file, whole or not at all."""
         tensors = {f"mean/{a}": v for a, v in self.means.items()} | {f"std/{a}": v for a, v in self.stds.items()}
-        return save_artefact(path, tensors, KIND, VERSION, {"count": self.count, "fingerprint": self.fingerprint})
+        header = {"count": self.count, "fingerprint": self.fingerprint}
+        return save_artefact(path, tensors, KIND, VERSION, header, self._rebuilt)
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronStatistics:
         """Read such a file."""
         with named(path, "statistics file", "a file NEMO Statistics wrote", "gather statistics anew"):
-            tensors, header = read_artefact(path, KIND, VERSION)
-            means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
-            stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
-            _check_pairs(means, stds)
-            count = int(header["count"])
-            if not 2 <= count < 1 << 53:
-                raise ValueError(f"statistics of {count} captions")
-            return cls(means, stds, count, printable(str(header["fingerprint"])))
+            return cls._rebuilt(*read_artefact(path, KIND, VERSION))
+
+    @classmethod
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> NeuronStatistics:
+        means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
+        stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
+        _check_pairs(means, stds)
+        count = integer(header["count"], "captions", 2)
+        return cls(means, stds, count, printable(str(header["fingerprint"])))
 
 
 def _is_sd1(backbone: nn.Module) -> bool:
@@ -153,7 +156,7 @@ class RunningStatistics:
         """Takes up the sums that :meth:`keep` wrote; nothing happens where there are none."""
         state = run.load()
         if state is not None:
-            self.count = int(state.facts["count"])
+            self.count = integer(state.facts["count"], "captions")
             parts = (state.tensors[part] for part in ("mean", "squares"))
             self._mean, self._squares = ({a: part[a] for a in self.addresses} for part in parts)
 

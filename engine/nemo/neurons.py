@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from ..errors import printable, refuse
-from ..io.files import named, parse_json, parse_table, write_json
+from ..io.files import named, parse_json, parse_table, save_table
+from ..io.number_checks import integer
 from ..io.tables import lines_of, read_text, rows_of
 from ..network.site import ModuleSite
 from ..tracing.fingerprint import fingerprint_of, same_weights, short, width_of
@@ -93,18 +94,21 @@ class NeuronSet:
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        return write_json(path, table | {"neurons": self.neurons})
+        return save_table(path, table | {"neurons": self.neurons}, self._of_table)
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronSet:
         """Read such a file."""
         accepted = f"a JSON file of {FORMAT} version {VERSION}"
         with named(path, "neurons file", accepted, "save it again, or download it again"):
-            table = parse_table(Path(path).read_text(encoding="utf-8"))
-            if table["format"] != FORMAT or table["version"] != VERSION:
-                raise ValueError(f"format {table['format']!r} version {table['version']!r}")
-            neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
-            return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
+            return cls._of_table(parse_table(Path(path).read_text(encoding="utf-8")))
+
+    @classmethod
+    def _of_table(cls, table: dict[str, Any]) -> NeuronSet:
+        if table["format"] != FORMAT or table["version"] != VERSION:
+            raise ValueError(f"format {table['format']!r} version {table['version']!r}")
+        neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
+        return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
 
 
 def _address(text: str) -> str:
@@ -118,9 +122,9 @@ _MOST = 1 << 24
 
 
 def _indices(value: object) -> tuple[int, ...]:
-    if not isinstance(value, (list, tuple)) or any(type(i) is not int or i >= _MOST for i in value):
+    if not isinstance(value, (list, tuple)):
         raise ValueError(f"a list of whole numbers is wanted, not {str(value)[:60]}")
-    return tuple(value)
+    return tuple(integer(index, "neuron", 0, _MOST - 1) for index in value)
 
 
 def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:

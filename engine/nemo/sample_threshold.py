@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
+from ..io.number_checks import integer
 from ..tracing.fingerprint import same_weights
 from .search_config import FewStepConfig
 
@@ -89,7 +91,7 @@ class SampleThreshold:
             "distance": self.distance, "usual": self.usual, "count": self.count, "settings": self.config.to_dict(),
             "fingerprint": self.fingerprint,
         }  # fmt: skip
-        return save_artefact(path, {"places": self.places}, KIND, VERSION, header)
+        return save_artefact(path, {"places": self.places}, KIND, VERSION, header, self._rebuilt)
 
     @classmethod
     def load(cls, path: str | Path) -> SampleThreshold:
@@ -97,12 +99,16 @@ class SampleThreshold:
         path = Path(path)
         path = path / NAME if path.is_dir() else path
         with named(path, "threshold file", "what vitrine nemo calibrate wrote", "calibrate first"):
-            tensors, header = read_artefact(path, KIND, VERSION)
-            distance, usual, count = float(header["distance"]), float(header["usual"]), int(header["count"])
-            config, positions = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
-            if not 0 < distance < usual < 1e6 or positions.shape != (64, 64) or not bool((positions >= 0).all()):
-                raise ValueError(f"distance {distance}, usual {usual}, places {tuple(positions.shape)}")
-            return cls(distance, usual, positions, count, config, printable(str(header["fingerprint"])))
+            return cls._rebuilt(*read_artefact(path, KIND, VERSION))
+
+    @classmethod
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> SampleThreshold:
+        distance, usual = float(header["distance"]), float(header["usual"])
+        count = integer(header["count"], "captions", LEAST)
+        config, positions = FewStepConfig.from_dict(dict(header["settings"])), tensors["places"]
+        if not 0 < distance < usual < 1e6 or positions.shape != (64, 64) or not bool((positions >= 0).all()):
+            raise ValueError(f"distance {distance}, usual {usual}, places {tuple(positions.shape)}")
+        return cls(distance, usual, positions, count, config, printable(str(header["fingerprint"])))
 
 
 def _quantile(logs: torch.Tensor) -> float:

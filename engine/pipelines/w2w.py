@@ -36,7 +36,7 @@ from ..w2w import (
     train_pair_slider,
     usual_sampling,
 )
-from ..w2w.edit.editing import EditConfig, blend, edit, edit_step, edited_lora, start_of
+from ..w2w.edit.editing import EditConfig, blend, edit, edit_step, edited_lora
 from ..w2w.train.batched_lora import Clock, late_lora
 from .conventions import refuse_unknown, soft_masks
 from .from_parts import FromParts
@@ -107,9 +107,9 @@ class W2WTools(SharedPipeline):
     def edit_model(
         self, space: Space, model: W2WModel, strengths: Mapping[str, float], config: EditConfig | None = None
     ) -> W2WModel:
-        """The models with sliders applied; ``strengths`` in standard deviations of training models, or positions."""
+        """The models with sliders applied; ``strengths`` in standard deviations of training models."""
         coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
-        return model.moved_to(coefficients, **edit_step(space, strengths, config))
+        return model.moved_to(coefficients, **edit_step(strengths, config))
 
     def blend_models(
         self, space: Space, models: Sequence[W2WModel], weights: Sequence[float] | None = None
@@ -208,11 +208,10 @@ class W2WTools(SharedPipeline):
             raise refuse("models", len(model), f"1 or {pictures}", "give one model, or one for each picture")
         config = wanted.config or EditConfig()
         before, after, manifest = self._weights(space, model.belongs(space), wanted.edits or {}, config)
-        start = start_of(space, wanted.edits or {}, config)
         # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
         repeats = 1 if now is not None and len(model) == 1 else pictures // len(model)
         before, after = (w.repeat_interleave(repeats, 0).to(self._adapter.device) for w in (before, after))
-        with self._in_use(), late_lora(self._network, manifest, before, after, start, now):
+        with self._in_use(), late_lora(self._network, manifest, before, after, config.start, now):
             return run(**texts, **kwargs)
 
     def _weights(

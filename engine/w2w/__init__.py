@@ -26,12 +26,9 @@ from .edit.editing import (
     edit_step,
     edited_lora,
     fraction_inside,
-    in_deviations,
     materialise,
     shift,
-    start_of,
 )
-from .edit.even_strengths import StrengthMap, fit_strengths, strength_map, with_strength_maps
 from .edit.inversion import Inversion, invert, invert_below, invert_in, partial_inversion
 from .edit.inversion_space import Posterior
 from .edit.invert_config import InvertConfig
@@ -71,15 +68,14 @@ __all__ = [
     "BaseWeights", "BatchedLora", "BatchedTrainer", "BuildConfig", "Built", "Copy", "DeltaSpace", "EditConfig",
     "Encoded", "FolderLook", "FolderScan", "Gauge", "Inversion", "InvertConfig", "Layer", "Lora", "LoraFile",
     "LoraLayer", "LoraTrainConfig", "Manifest", "Neighbour", "PAPER_TARGETS", "PCAConfig", "PairConfig", "Pairs",
-    "Posterior", "Quality", "SampleConfig", "Slider", "Space", "SpaceMap", "StrengthMap", "Subject", "W2WModel",
-    "WeightSpace", "at_place", "blend", "blended", "build_space", "change_kept", "closeness", "conditioned",
-    "contents", "described", "difference", "direction", "direction_named", "edit", "edit_step", "edited_lora",
-    "encode", "fit_strengths", "fraction_inside", "fraction_kept", "gauge_test", "in_deviations", "initial_lora",
-    "invert", "invert_below", "invert_in", "joint_directions", "labels_in", "latent_mask", "layer_sizes", "listed",
-    "load_space", "look_at_folder", "map_of", "map_page", "map_picture", "mapped", "materialise", "member",
-    "member_names", "near_copies", "nearest", "neighbours_of", "official_model", "one_deviation", "partial_inversion",
-    "place_of", "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample",
-    "scan_folder", "score", "shift", "slider_lora", "sliders_of", "start_of", "strength_map", "train_loras",
-    "train_pair_slider", "usual_dialect", "usual_sampling", "with_directions", "with_map", "with_pair_slider",
-    "with_sampling", "with_strength_maps", "without", "write_lora",
+    "Posterior", "Quality", "SampleConfig", "Slider", "Space", "SpaceMap", "Subject", "W2WModel", "WeightSpace",
+    "at_place", "blend", "blended", "build_space", "change_kept", "closeness", "conditioned", "contents",
+    "described", "difference", "direction", "direction_named", "edit", "edit_step", "edited_lora", "encode",
+    "fraction_inside", "fraction_kept", "gauge_test", "initial_lora", "invert", "invert_below", "invert_in",
+    "joint_directions", "labels_in", "latent_mask", "layer_sizes", "listed", "load_space", "look_at_folder",
+    "map_of", "map_page", "map_picture", "mapped", "materialise", "member", "member_names", "near_copies",
+    "nearest", "neighbours_of", "official_model", "one_deviation", "partial_inversion", "place_of",
+    "principal_components", "quality", "reach", "read_header", "read_lora", "refactor", "sample", "scan_folder",
+    "score", "shift", "slider_lora", "sliders_of", "train_loras", "train_pair_slider", "usual_dialect",
+    "usual_sampling", "with_directions", "with_map", "with_pair_slider", "with_sampling", "without", "write_lora",
 ]  # fmt: skip

@@ -108,7 +108,7 @@ def _distances(context: Context, student: Student) -> tuple[torch.Tensor, float]
     away = torch.cat([picture_distance(a[None], b[None]) for a, b in zip(mine, theirs, strict=True)])
     pairs = zip(mine[:: len(SEEDS)], mine[1 :: len(SEEDS)], strict=True)
     apart = float(torch.cat([picture_distance(a[None], b[None]) for a, b in pairs]).median())
-    save_artefact(path, {"away": away}, KIND, VERSION, {"apart": apart})
+    save_artefact(path, {"away": away}, KIND, VERSION, {"apart": apart}, lambda tensors, header: float(header["apart"]))
     return away, apart
 
 

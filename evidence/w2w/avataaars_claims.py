@@ -1,4 +1,4 @@
-"""A space of people by other authors: ``vitrine reproduce 'w2w.*.avataaars' --avataaars FOLDER``.
+"""A space of people by other authors: ``vitrine reproduce w2w.sliders.avataaars --avataaars FOLDER``.
 
 Recipe and settings are the portraits'. 200 people are trained: the first 160 make the space whose sliders are measured,
 24 of these tune them, and the last 40 are edited.
@@ -17,7 +17,6 @@ from ...engine.errors import VitrineError, refuse
 from ...engine.portraits.dataset import Dataset
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.building.build_space import BuildConfig, build_space
-from ...engine.w2w.edit.even_strengths import POSITIONS, StrengthMap
 from ...engine.w2w.space.directions import direction_named, joint_directions, with_directions
 from ...engine.w2w.space.space import WeightSpace
 from ..portraits.avataaars import avataaars_folder, open_model
@@ -25,9 +24,9 @@ from ..portraits.classifier import classifier_of
 from ..portraits.identities import FIRST_IDENTITY
 from ..registry import ClaimResult, Table, arms, claim
 from .drawing import EDIT_STEPS
-from .graded import FAR, HEAD, Graded, Sitting
+from .even_strengths import POSITIONS, StrengthMap
+from .graded import HEAD, LARGEST_STRENGTH, Graded, Sitting
 from .people import PAPER, Studio, subspace
-from .spaces import measure_sampling
 
 PEOPLE, IN_SPACE, TUNING = 200, 160, 24
 RANDOM = "random direction of the same length"
@@ -90,19 +89,6 @@ def _directed(space: WeightSpace, dataset: Dataset) -> WeightSpace:
 
 
 @claim(
-    "w2w.sampling.avataaars", paper=PAPER, figure="w2w.sampling on faces of DiceBear's Avataaars, 200 people",
-    target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other",
-    minutes=3, quick_minutes=0.8,
-)  # fmt: skip
-def sampling_avataaars(
-    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
-) -> ClaimResult:
-    """As w2w.sampling, without the rates of attributes, for which 200 people are too few."""
-    models, pictures = (16, 4) if quick else (50, 6)
-    return measure_sampling(open_studio(avataaars_folder(model, avataaars)), models, pictures, None, progress)
-
-
-@claim(
     "w2w.sliders.avataaars", paper=PAPER, figure="sliders of a space of 160 people on 40 others, faces of DiceBear's "
     "Avataaars",
     target="for 2 of 4 attributes: rises along five even positions with no step above 0.4, others <= 10 points, "
@@ -112,7 +98,7 @@ def sampling_avataaars(
 def sliders_avataaars(
     model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
 ) -> ClaimResult:
-    """As w2w.sliders: the tuning people say where a slider begins and ends, and its map. Quick: six people each."""
+    """The tuning people say where a slider begins and ends, and its map. Quick: six people each."""
     whole = open_studio(avataaars_folder(model, avataaars))
     people = whole.space
     assert isinstance(people, WeightSpace)
@@ -149,9 +135,9 @@ def _sitting(studio: Studio, people: WeightSpace, label: str, numbers: range, mo
 def _both(tuning: Sitting, measured: Sitting) -> tuple[Graded, Graded]:
     """The slider that the tuning people ended, and a random direction, at five positions on the measured people."""
     try:
-        points = tuning.tuned().whole
-    except VitrineError:  # the attribute does not rise: even strengths of the uncalibrated direction
-        points = StrengthMap(tuple(FAR * i / (POSITIONS - 1) for i in range(POSITIONS)))
+        points = tuning.tuned()
+    except VitrineError:  # the attribute does not rise: even strengths
+        points = StrengthMap(tuple(LARGEST_STRENGTH * i / (POSITIONS - 1) for i in range(POSITIONS)))
     space = tuning.studio.space
     assert isinstance(space, WeightSpace)
     even = [i / (POSITIONS - 1) for i in range(POSITIONS)]

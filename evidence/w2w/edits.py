@@ -96,7 +96,7 @@ class EditStand:
     @classmethod
     def open(cls, studio: Studio, label: str, count: int, tuning: int = 24) -> EditStand:
         """For ``count`` people, after ``tuning`` others; the studio's space is :func:`.graded.smaller_space`."""
-        points = Sitting.open(studio, label, TUNED_ON, tuning, EDIT_STEPS).tuned().whole
+        points = Sitting.open(studio, label, TUNED_ON, tuning, EDIT_STEPS).tuned()
         return cls(Sitting.open(studio, label, MEASURED, count, EDIT_STEPS), points.strengths[-1], points.start)
 
     def w2w(self) -> Sweep:

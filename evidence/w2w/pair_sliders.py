@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
+from ...engine.portraits.shipped import PEOPLE_SPACE
 from ...engine.runtime.progress import Progress, silent
-from ...engine.w2w.edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider
+from ...engine.w2w.edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
 from ...engine.w2w.space.directions import direction_named
 from ...engine.w2w.space.space import WeightSpace
+from ..portraits.classifier import load_classifier
 from ..portraits.identities import FIRST_IDENTITY, context_caption, portraits_of
-from .people import LABELS, Studio, labels
+from .graded import smaller_space
+from .people import LABELS, Studio, frozen, lacking
 
 TRAINED_ON = 200
 """Number of people who train, from the first; from here to ``graded.IN_SPACE`` tune, the rest are measured."""
-PLACES = 2
-"""Surroundings of each person, other ones than those measured."""
-BEGIN = 4.5
+SURROUNDINGS = 2
+"""Of each person, other ones than those measured."""
+FIRST_STRENGTH = 4.5
 """Training begins at the label's own direction, this many deviations along."""
 
 
-def lacking(names: tuple[str, ...], label: str) -> torch.Tensor:
-    """(N,) which people lack an attribute; a hair colour only where there is hair."""
-    table = labels(names)
-    lacks = table[label] == 0
-    return lacks & (table["bald"] == 0) if LABELS[label][0] == "hair_color" else lacks
-
-
-def portrait_pairs(studio: Studio, label: str, people: int = TRAINED_ON, places: int = PLACES) -> Pairs:
+def portrait_pairs(studio: Studio, label: str, people: int = TRAINED_ON, places: int = SURROUNDINGS) -> Pairs:
     """Renders of those of the space's first people who lack an attribute, before and after, in ``places`` each."""
     from ...engine.portraits import render
 
@@ -56,7 +53,7 @@ def train_from_pairs(
     space = studio.space
     assert isinstance(space, WeightSpace)
     denoiser = Denoiser.from_diffusers(studio.portraits.pipeline())
-    begin = BEGIN * direction_named(space, label)
+    begin = FIRST_STRENGTH * direction_named(space, label)
     pairs = portrait_pairs(studio, label)
     return train_pair_slider(denoiser, space, pairs, config or PairConfig(), begin, folder, progress)
 
@@ -66,9 +63,36 @@ def name_of(label: str) -> str:
     return f"{label} (pairs)"
 
 
-def shipped_change(space: WeightSpace, label: str) -> torch.Tensor | None:
-    """(D,) what the space's direction from pairs changes at the strength it was trained at; None if it has none."""
-    direction, at_1 = space.directions.get(name_of(label)), space.info.get("pair_sliders", {}).get(name_of(label))
-    if direction is None or at_1 is None:
-        return None
-    return space.scale * (float(at_1) * direction @ space.components.float())
+def with_pairs(
+    space: WeightSpace, label: str, folder: str | Path | None = None, progress: Progress = silent
+) -> WeightSpace:
+    """The space with a direction for a label that is trained from pairs, under ``name_of`` the label.
+
+    It is trained in the space of the first 400 people. That space lies in the shipped one, so that nothing is lost.
+
+    Args:
+        folder: keeps the training's state.
+    """
+    smaller = smaller_space()
+    change = train_from_pairs(Studio(frozen()[0], smaller, load_classifier()), label, folder, progress=progress)
+    flat = smaller.scale * (change @ smaller.components.float())
+    coefficients = (flat / space.scale) @ space.components.float().T
+    return with_pair_slider(space, name_of(label), coefficients)
+
+
+def train_shipped_sliders(
+    labels: Sequence[str], work: str | Path, file: str | Path = PEOPLE_SPACE, progress: Progress = silent
+) -> WeightSpace:
+    """The recipe of the shipped people's sliders from pairs: adds those of these labels that the file lacks.
+
+    Args:
+        work: folder that keeps the trainings' states; the same call resumes.
+        file: rewritten after each label, with components in float16.
+    """
+    space = WeightSpace.load(file)
+    for i, label in enumerate(labels):
+        if name_of(label) not in space.directions:
+            space = with_pairs(space, label, Path(work) / label.replace(" ", "_"))
+            space.save(file, "float16")
+        progress(i + 1, len(labels), None)
+    return space

@@ -145,6 +145,13 @@ def labels(names: Sequence[str]) -> dict[str, torch.Tensor]:
     return table
 
 
+def lacking(names: tuple[str, ...], label: str) -> torch.Tensor:
+    """(N,) which people lack an attribute; a hair colour only where there is hair."""
+    table = labels(names)
+    lacks = table[label] == 0
+    return lacks & (table["bald"] == 0) if LABELS[label][0] == "hair_color" else lacks
+
+
 def build_people(folder: str | Path, components: int = 300, progress: Progress = silent) -> Space:
     """The space with its directions, from the folder :func:`train_people` filled."""
     space = build_space(folder, BuildConfig("factors", components), progress).space

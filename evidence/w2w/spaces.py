@@ -18,12 +18,12 @@ GAUSSIANS = "independent Gaussians (the paper's)"
 
 
 def measure_sampling(
-    studio: Studio, models: int, pictures: int, tolerance: float | None, progress: Progress = silent
+    studio: Studio, models: int, pictures: int, tolerance: float, progress: Progress = silent
 ) -> ClaimResult:
     """``models`` sampled models of a studio's space, ``pictures`` of each; shares of three times as many.
 
     Args:
-        tolerance: how far the share of an attribute may be from that of the training people; None does not measure it.
+        tolerance: how far the share of an attribute may be from that of the training people.
     """
     space = studio.space
     coefficients = sample(space, range(models), PEOPLE)
@@ -31,14 +31,12 @@ def measure_sampling(
     within, between = distances(features)
     near, limit = [n[0].cosine for n in nearest(space, coefficients)], closeness(space)
     progress(1, 4, None)
-    differences, training_gaps = (
-        ({}, {}) if tolerance is None else _gaps(studio, attributes, models, pictures, progress)
-    )
+    differences, training_gaps = _gaps(studio, attributes, models, pictures, progress)
     paper = SampleConfig(components=space.dimension, attributes="gaussian")
     gaussian = studio.draw(sample(space, range(models), paper), pictures)
     within_gaussian, between_gaussian = distances(studio.read(gaussian)[0])
     progress(4, 4, None)
-    worst = max(differences, key=lambda k: abs(differences[k]), default="")
+    worst = max(differences, key=lambda k: abs(differences[k]))
     separate = float(torch.quantile(within, 0.95)) < float(torch.quantile(between, 0.05))
     ours, gaussians = consistent(within, between), consistent(within_gaussian, between_gaussian)
     details = {
@@ -50,10 +48,9 @@ def measure_sampling(
         "training models among themselves, 95th percentile": round(limit, 3),
     }
     parts = {"consistent": separate, "new": max(near) < limit}
-    if tolerance is not None:
-        details |= {"largest gap of an attribute's share": f"{worst} {differences[worst]:+.3f}", "gaps": differences}
-        details["training LoRAs' own gaps"] = training_gaps
-        parts["as varied"] = abs(differences[worst]) <= tolerance
+    details |= {"largest gap of an attribute's share": f"{worst} {differences[worst]:+.3f}", "gaps": differences}
+    details["training LoRAs' own gaps"] = training_gaps
+    parts["as varied"] = abs(differences[worst]) <= tolerance
     plot = Curves("Identity distance of two pictures", "cosine distance", "share below", distributions(within, between))
     return ClaimResult(
         round(float(within.mean() / between.mean()), 3), None, all(parts.values()), details, (plot,),

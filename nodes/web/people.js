@@ -6,7 +6,7 @@ import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PAIRS = [1, 2, 3, 4];
-const SENT = ["protect", "calibrated", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
+const SENT = ["protect", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
 const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as the loader's map
 const MARGIN = 0.06, HEIGHT = 390;
 const PAIRED = /\(pairs\)$/; // a slider trained from pictures before and after
@@ -230,11 +230,10 @@ function openPeople(node, byHand) {
     return describe(label);
   };
   const showSliders = () => {
-    const even = fields.read("calibrated") === true;
     const kept = String(fields.read("protect")).split(",").map((p) => p.trim());
     for (const { slider, value, label } of rows) {
       const strength = fields.strength(label.name), reach = Math.max(4, Math.ceil(label.reach), Math.abs(strength));
-      Object.assign(slider, { min: even ? 0 : -reach, max: even ? 1 : reach, disabled: kept.includes(label.name) });
+      Object.assign(slider, { min: -reach, max: reach, disabled: kept.includes(label.name) });
       slider.value = strength;
       value.textContent = strength.toFixed(2);
     }

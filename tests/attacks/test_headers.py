@@ -26,9 +26,7 @@ from vitrine.engine.errors import VitrineError, printable
 from vitrine.engine.nemo import NeuronSet
 from vitrine.engine.nemo.neuron_statistics import import_official as statistics_of
 from vitrine.engine.w2w import (
-    EditConfig,
     LoraLayer,
-    StrengthMap,
     W2WModel,
     at_place,
     contents,
@@ -46,7 +44,6 @@ from vitrine.engine.w2w import (
     with_directions,
     with_pair_slider,
     with_sampling,
-    with_strength_maps,
     write_lora,
 )
 from vitrine.engine.w2w.edit.coefficient_sampling import SampleConfig
@@ -78,7 +75,6 @@ def rich(path):
     k = space.dimension
     space = with_directions(space, {"beard": torch.ones(k), "hat": -torch.ones(k)})
     space = with_pair_slider(space, "smile", torch.full((k,), 0.5))
-    space = with_strength_maps(space, {"beard": StrengthMap((0.0, 1.0, 2.0), 700.0)})
     space = mapped(with_sampling(space, SampleConfig(inherit=0.4)), {"age": torch.arange(4.0)})
     info = {**space.info, "retired": ["hat"], "note": "a\nb", "centre": [0.0] * k, "gauge": {"cosine": 1.0}}
     type(space)(**{**space.__dict__, "info": info}).save(path)
@@ -91,8 +87,6 @@ def use_space(path):
     texts = [contents(space), described(space, rows), *member_names(space)]
     for label in space.directions:
         rows = torch.cat([rows, edit(space, other, {label: 1.0})])
-    if "beard" in space.info.get("strength_maps", {}) and "beard" in space.directions:
-        rows = torch.cat([rows, edit(space, other, {"beard": 0.5}, EditConfig(calibrated=True))])
     model = W2WModel(rows, space.identity)
     for row in model.coefficients:
         lora = materialise(space, row)

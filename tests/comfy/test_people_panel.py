@@ -21,7 +21,7 @@ COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 PROMPT, SEED, SPACE = "a smiling face with cap left navy shirt on blue", 7, "portraits people (shipped)"
 STUDENT = "vitrine/vitrine-portraits-emd-student.safetensors"
 INPUTS = {f"label_{i}": "" for i in range(1, 5)} | {f"strength_{i}": 0.0 for i in range(1, 5)}
-INPUTS |= {"label_1": "beard", "strength_1": 2.0, "protect": "", "calibrated": False, "more": "glasses: 1.5"}
+INPUTS |= {"label_1": "beard", "strength_1": 2.0, "protect": "", "more": "glasses: 1.5"}
 EDIT = INPUTS | {"place": "0.31 -0.42"}
 
 

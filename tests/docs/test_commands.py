@@ -23,8 +23,6 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "nodes/web/docs").rglob("*.md")})
 SETTING = r"(?:[A-Z]\w*=\S+ )*"
 COMMAND = re.compile(rf"`({SETTING}(?:vitrine|pytest|python|torchrun|accelerate launch) [^`]+)`")
-GONE = {"vitrine.evidence.w2w.slider_table"}
-"""Measured once, by a script that is no longer here; the result names what measures it now."""
 
 
 def commands(text):
@@ -50,7 +48,7 @@ def _faults(words):
     if words[0] in ("torchrun", "accelerate"):
         return _of_ours(words[words.index("vitrine.cli.main") + 1 :]) if "-m" in words else []
     if words[:2] == ["python", "-m"]:
-        return [] if words[2] in GONE or importlib.util.find_spec(words[2]) else words[2:3]
+        return [] if importlib.util.find_spec(words[2]) else words[2:3]
     return [w for w in words[1:] if re.search(r"\.py$|^(?:tests|docs|evidence)/", w) and not (ROOT / w).exists()]
 
 

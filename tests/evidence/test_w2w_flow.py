@@ -1,14 +1,14 @@
-"""People of the flow portraits: trained by the command, the shipped space, and claims in their quick form."""
+"""People of the flow portraits: trained by the command, the shipped space, and what is drawn of it."""
 
 import torch
 from vitrine.cli.main import main
+from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 from vitrine.engine.portraits.shipped import FLOW_PEOPLE_SPACE
 from vitrine.engine.w2w import BatchedTrainer, read_header, read_lora, sample
-from vitrine.evidence.registry import pick_claims
-from vitrine.evidence.w2w import flow_claims, people
+from vitrine.evidence.w2w import people
 from vitrine.evidence.w2w.likeness import Sitters
 from vitrine.evidence.w2w.measures import PEOPLE, distances
-from vitrine.evidence.w2w.people import FLOW_RECIPE, LABELS, Studio, flow_people_space, labels
+from vitrine.evidence.w2w.people import FLOW_RECIPE, LABELS, Studio, flow_people_space
 
 
 def test_the_command_trains_people_of_the_flow_model(monkeypatch, tmp_path, capsys):
@@ -28,13 +28,13 @@ def test_other_models_are_refused(tmp_path, capsys):
 
 def test_the_space_is_what_its_card_says():
     space = flow_people_space()
-    assert FLOW_PEOPLE_SPACE.stat().st_size <= 3_200_000 and space.count > flow_claims.IN_SPACE + 24
+    assert FLOW_PEOPLE_SPACE.stat().st_size <= 3_200_000 and space.count == 244
     assert set(LABELS) <= set(space.directions) and space.info["base"] == "vitrine flow portraits"
     assert {layer.rank for layer in space.manifest} == {1} and space.manifest.size == 12_160
 
 
 def test_a_sampled_model_is_one_person(no_hooks_left):
-    studio = flow_claims.studio_of(None, flow_people_space())
+    studio = Studio.open(str(FLOW_WEIGHTS), steps=10)
     rows = sample(studio.space, [1, 2], PEOPLE)
     features, _ = studio.read(studio.draw(rows, 2))
     within, between = distances(features)
@@ -42,20 +42,11 @@ def test_a_sampled_model_is_one_person(no_hooks_left):
     no_hooks_left(studio.portraits.backbone)
 
 
-def test_measured_people_are_in_neither_the_space_nor_the_tuning():
-    space, shipped = flow_claims.first_people(), flow_people_space()
-    assert space.names == shipped.names[: flow_claims.IN_SPACE] and set(LABELS) <= set(space.directions)
-    sitting = flow_claims.held_out(Studio.open(str(flow_claims.FLOW_WEIGHTS), space), "glasses", 4)
-    table = labels(shipped.names)["glasses"]
-    lacking = [i for i in range(flow_claims.IN_SPACE, shipped.count) if table[i] == 0][:4]
-    torch.testing.assert_close(sitting.weights, shipped.decode(shipped.coefficients[lacking]))
-
-
 def test_loras_that_inversions_are_compared_with_are_drawn_whole(monkeypatch):
     """The space holds factors with the scale counted in: trained ones were drawn at a quarter of their strength."""
     short = FLOW_RECIPE.__class__(**FLOW_RECIPE.to_dict() | {"steps": 2})
     monkeypatch.setattr(people, "FLOW_RECIPE", short)
-    sitters = Sitters.open(flow_claims.studio_of(None, flow_people_space()), 1)
+    sitters = Sitters.open(Studio.open(str(FLOW_WEIGHTS), steps=10), 1)
     weights, _ = sitters.trained(1)
     trainer = BatchedTrainer(sitters.denoiser, [people.subject(sitters.studio.portraits, sitters.who[0], 1)], short)
     for _ in range(short.steps):
@@ -64,10 +55,3 @@ def test_loras_that_inversions_are_compared_with_are_drawn_whole(monkeypatch):
     for path, layer in trained.items():
         assert float(layer.up.abs().max()) > 0
         torch.testing.assert_close(drawn[path].delta(), layer.delta())
-
-
-def test_directions_in_the_quick_form():
-    (claim,) = pick_claims(["w2w.directions.flow"])
-    result = claim.measure(quick=True)
-    assert result.holds and result.details["people, components"] == [244, 115]
-    assert 0.4 < float(result.details["shuffled labels, balanced"].split()[1].strip(",")) < 0.6

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits import render
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, portraits_of
+from vitrine.evidence.w2w.even_strengths import StrengthMap, fit_strengths
 from vitrine.evidence.w2w.graded import Graded
 from vitrine.evidence.w2w.measures import side_effects, variation
-from vitrine.evidence.w2w.pair_sliders import lacking
-from vitrine.evidence.w2w.people import LABELS, Studio, people_space
+from vitrine.evidence.w2w.people import LABELS, Studio, lacking, people_space
 
 
 @pytest.fixture(scope="module")
@@ -38,3 +39,29 @@ def test_intervals_leave_out_the_same_people():
     graded = Graded(torch.zeros(2, 40), {"hair_color": torch.cat([gaps, -gaps], 2)}, torch.ones(2, 40))
     assert graded.others == pytest.approx([0.2, 0.2])
     assert graded.most_others()[:3] == pytest.approx((0.2, 0.2, 0.2))
+
+
+def test_positions_share_out_a_sigmoid():
+    strengths = [0.1 * i for i in range(61)]
+    curve = [float(torch.sigmoid(torch.tensor(4 * (s - 3)))) for s in strengths]
+    fitted = fit_strengths(strengths, curve, start=700)
+    seen = [float(torch.sigmoid(torch.tensor(4 * (s - 3)))) for s in fitted.strengths]
+    assert seen == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.01)
+    assert fitted.strengths[1] > 2 and fitted.start == 700
+
+
+def test_noise_does_not_turn_a_slider_back():
+    fitted = fit_strengths([0, 1, 2, 3, 4], [0.1, 0.05, 0.5, 0.4, 0.9])
+    assert list(fitted.strengths) == sorted(fitted.strengths)
+    # least squares: 0.075, 0.075, 0.45, 0.45, 0.9
+    assert fitted.at(0.5) == pytest.approx(3 + (0.4875 - 0.45) / 0.45) and fitted.at(1.0) == 4
+
+
+def test_maps_that_do_not_rise_and_positions_beyond_them_are_refused():
+    with pytest.raises(VitrineError, match="rise"):
+        fit_strengths([0, 1, 2], [0.5, 0.4, 0.3])
+    with pytest.raises(VitrineError, match="strength map"):
+        StrengthMap((0.0, 2.0, 1.0))
+    for position in (-0.1, 1.01, float("nan")):
+        with pytest.raises(VitrineError, match="position"):
+            StrengthMap((0.0, 2.0)).at(position)

@@ -20,7 +20,6 @@ from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
 from ...settings.config import Config
 from ..edit.coefficient_sampling import usual_sampling
-from ..edit.even_strengths import strength_map
 from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
 from ..loras.lora_folders import BadFile, FolderScan, scan_folder
@@ -160,8 +159,6 @@ def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
     space = DeltaSpace.load(path, folders) if header.get("mode") == "delta" else WeightSpace.load(path)
     with named(path, "space", "settings that match its tensors", "build it again"):
         usual_sampling(space)
-        for label in space.info.get("strength_maps", {}):
-            strength_map(space, label)
     return space
 
 

@@ -16,7 +16,6 @@ from ...settings.config import Config
 from ..loras.low_rank import fraction_kept, refactor, squared_change
 from ..space.delta_space import DeltaSpace, Space
 from ..space.directions import MODES, direction_named, without
-from .even_strengths import strength_map
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,14 @@ class EditConfig(Config):
         protect: labels whose scores an edit must not change.
         mode: how they are protected, ``joint`` or ``official_sequential``.
         start: the edit is applied below this timestep (weights2weights, appendix I): 1000 is the whole run, 700 keeps
-            the layout, -1 is never. Calibrated sliders start no earlier than in their calibration, see ``start_of``.
+            the layout, -1 is never.
         blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
-        calibrated: strengths are positions 0 .. 1 of the space's maps (see ``even_strengths.py``), perceptually even;
-            if off, they are deviations.
     """
 
     protect: tuple[str, ...] = ()
     mode: str = "joint"
     start: float = 1000.0
     blocks: tuple[str, ...] = ()
-    calibrated: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protect", tuple(self.protect))
@@ -52,12 +48,11 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
     """(K,) sum of strength times direction; the order of sliders does not matter.
 
     Args:
-        strengths: label -> standard deviations of the training models, about -3 .. 3; with ``config.calibrated``,
-            positions 0 .. 1.
+        strengths: label -> standard deviations of the training models, about -3 .. 3.
     """
     config = config or EditConfig()
     total = torch.zeros(space.dimension, dtype=torch.float64)
-    for label, strength in in_deviations(space, strengths, config).items():
+    for label, strength in strengths.items():
         if not abs(strength) < 1000:
             raise refuse(f"strength of {label}", strength, "-1000 .. 1000 deviations", "the training models span +-3")
         if label in config.protect:
@@ -69,32 +64,13 @@ def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | Non
     return total.float()
 
 
-def in_deviations(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, float]:
-    """Label -> strength in deviations; ``strengths`` are converted if ``config.calibrated``."""
-    if config is None or not config.calibrated:
-        return dict(strengths)
-    return {label: strength_map(space, label).at(position) for label, position in strengths.items()}
-
-
-def start_of(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> float:
-    """The timestep from which an edit is applied: ``config.start``, or for calibrated sliders that of their maps.
-
-    With several sliders the earliest start counts, since there is one edited model.
-    """
-    config = config or EditConfig()
-    moved = [label for label, position in strengths.items() if position]
-    if not config.calibrated or not moved:
-        return config.start
-    return min(config.start, max(strength_map(space, label).start for label in moved))
-
-
-def edit_step(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
+def edit_step(strengths: Mapping[str, float], config: EditConfig | None = None) -> dict[str, Any]:
     """The record of an edit: strengths in deviations, and its start if not 1000.
 
     It is for :meth:`..space.model_file.W2WModel.moved_to`.
     """
-    start = start_of(space, strengths, config)
-    return {"edit": in_deviations(space, strengths, config)} | ({"start": start} if start < 1000 else {})
+    start = (config or EditConfig()).start
+    return {"edit": dict(strengths)} | ({"start": start} if start < 1000 else {})
 
 
 def edit(

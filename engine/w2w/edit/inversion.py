@@ -16,6 +16,7 @@ import torch
 from ...diffusion.denoiser import Denoiser
 from ...diffusion.noise import generators
 from ...errors import refuse
+from ...io.number_checks import integer
 from ...jobs.run import Run, run_steps
 from ...jobs.training import learning_rate, set_rate
 from ...network.condition import Condition
@@ -253,8 +254,8 @@ class _State:
         self.best, self._lowest = tensors["best"], tensors["lowest"].cpu()
         for i, generator in enumerate(self._random):
             generator.set_state(tensors[f"random{i}"].cpu())
-        self.done = int(state.facts["done"])
-        self.losses = [(int(step), list(losses)) for step, losses in state.facts["losses"]]
+        self.done = integer(state.facts["done"], "steps")
+        self.losses = [(integer(step, "step"), list(losses)) for step, losses in state.facts["losses"]]
 
     def result(self, interrupted: bool = False) -> Inversion:
         """The best coefficients; the current ones if none have been checked yet."""

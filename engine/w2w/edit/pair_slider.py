@@ -21,6 +21,7 @@ import torch
 
 from ...diffusion.denoiser import Denoiser
 from ...errors import refuse
+from ...io.number_checks import integer
 from ...jobs.run import Run, run_steps
 from ...jobs.training import learning_rate, set_rate
 from ...network.condition import Condition
@@ -198,4 +199,4 @@ class _Training:
         with torch.no_grad():
             self.change.copy_(state.tensors["run"]["change"])
         self.random.set_state(state.tensors["run"]["random"].cpu())
-        self.done = int(state.facts["done"])
+        self.done = integer(state.facts["done"], "steps")

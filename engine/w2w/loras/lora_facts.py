@@ -6,12 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...errors import VitrineError, printable
 from ...io.files import KEY, named
+from ...io.number_checks import integer
 from .base_weights import BaseWeights
 from .lora_files import LoraFile, name_of, read_header
 
@@ -151,8 +153,8 @@ def _tags(header: Mapping[str, str]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for folder in _table(header.get("ss_tag_frequency")).values():
         for tag, count in folder.items() if isinstance(folder, dict) else ():
-            if isinstance(count, int):
-                counts[printable(str(tag)).strip()[:200]] += count
+            with suppress(VitrineError):
+                counts[printable(str(tag)).strip()[:200]] += integer(count, "tag count")
     return dict(counts.most_common(200))
 
 
@@ -168,9 +170,10 @@ def _folders(header: Mapping[str, str]) -> dict[str, tuple[int, int]]:
     """kohya's image folders: name without its repeats -> (repeats, images)."""
     folders: dict[str, tuple[int, int]] = {}
     for name, facts in _table(header.get("ss_dataset_dirs")).items():
-        repeats, pictures = (facts.get(k) if isinstance(facts, dict) else None for k in ("n_repeats", "img_count"))
-        if isinstance(repeats, int) and isinstance(pictures, int):
-            folders[re.sub(r"^\d+_", "", printable(str(name)))] = (repeats, pictures)
+        table = facts if isinstance(facts, dict) else {}
+        with suppress(VitrineError):
+            counts = integer(table.get("n_repeats"), "repeats"), integer(table.get("img_count"), "pictures")
+            folders[re.sub(r"^\d+_", "", printable(str(name)))] = counts
     return folders
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...io.files import named, parse_table
+from ...io.number_checks import LARGEST_RANK, integer
 from .name_patterns import NameTable
 
 KINDS = ("LORA", "ADALORA", "LOHA", "LOKR")
@@ -104,8 +105,8 @@ def _checked(values: dict[str, Any]) -> LoraRules:
     for alpha in (values.get("lora_alpha"), values.get("alpha"), *patterns.values()):
         check_alpha(0.0 if alpha is None else float(alpha))
     for rank in (values.get("r"), values.get("init_r"), *ranks.values()):
-        if rank is not None and not (isinstance(rank, (int, float)) and 0 < rank < 1 << 20):
-            raise ValueError(f"rank {rank}")
+        if rank is not None:
+            integer(rank, "rank", 1, LARGEST_RANK)
     # peft.utils.get_pattern_key
     return LoraRules(values, NameTable(patterns), NameTable(ranks))
 

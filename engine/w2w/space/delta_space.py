@@ -18,6 +18,7 @@ import torch
 from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ...io.lora_layer import Lora, LoraLayer
+from ...io.number_checks import LARGEST_RANK, integers
 from ...runtime.progress import Progress, silent
 from ..loras.low_rank import factored, refactor
 from .factor_stacks import TOGETHER, Stack, gram
@@ -197,7 +198,9 @@ class DeltaSpace:
         header |= {"identity": self.identity, "total_variance": repr(self.total_variance)}
         if isinstance(self.stacks, LinkedStacks):
             header["linked"] = json.dumps(self.stacks.header(Path(path)))
-        return save_artefact(path, tensors, KIND, LINKED_VERSION if linked else VERSION, header)
+            self.stacks.check_header(parse_table(header["linked"]), Path(path))
+        version = LINKED_VERSION if linked else VERSION
+        return save_artefact(path, tensors, KIND, version, header, self._checked)
 
     @classmethod
     def load(cls, path: str | Path, folders: Sequence[str | Path] = ()) -> DeltaSpace:
@@ -208,28 +211,26 @@ class DeltaSpace:
         """
         tensors, header = read_artefact(path, KIND, LINKED_VERSION)
         with named(path, "space", "a header that fits its tensors", "build it again"):
-            return cls._rebuilt(tensors, header, Path(path), folders)
+            space = cls._checked(tensors, header)
+            if "linked" not in header:
+                stacks = {p: Stack(s.down.float(), s.up.float(), s.ranks) for p, s in space.stacks.items()}
+                return replace(space, stacks=stacks)
+            linked = LinkedStacks.of_header(parse_table(header["linked"]), Path(path), folders)
+            if len(linked.files) != space.count:
+                raise ValueError(f"{len(linked.files)} files of {space.count} models")
+            return replace(space, stacks=linked)
 
     @classmethod
-    def _rebuilt(
-        cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any], file: Path, folders: Sequence[str | Path]
-    ) -> DeltaSpace:  # fmt: skip
+    def _checked(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> DeltaSpace:
+        """The space of a file, without the factors of a linked one."""
         check_tensors({k: v for k, v in tensors.items() if not k.startswith("ranks/")})
         check_numbers({k: v for k, v in tensors.items() if not k.startswith("ranks/") and k != "G"})
         check_numbers({"G": tensors["G"]}, LARGEST * LARGEST)
         if header.get("mode") != cls.mode:
             raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
-        stacks: Mapping[str, Stack]
-        if "linked" in header:
-            stacks = LinkedStacks.of_header(parse_table(header["linked"]), file, folders)
-        else:
-            stacks = _stacks_in(tensors)
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
         vectors, singular, products = tensors["Q"].float(), tensors["S"].float(), tensors["G"].double()
-        if isinstance(stacks, LinkedStacks) and len(stacks.files) != len(vectors):
-            raise ValueError(f"{len(stacks.files)} files of {len(vectors)} models")
-        for path, stack in () if isinstance(stacks, LinkedStacks) else stacks.items():
-            stack.check(path, len(vectors))
+        stacks = {} if "linked" in header else _stacks_in(tensors, len(vectors))
         if vectors.ndim != 2 or singular.shape != vectors.shape[1:] or products.shape != 2 * vectors.shape[:1]:
             raise ValueError(f"Q {tuple(vectors.shape)}, S {tuple(singular.shape)}, G {tuple(products.shape)}")
         names, variance = check_names(parse_json(header["names"]), len(vectors)), float(header["total_variance"])
@@ -242,15 +243,17 @@ class DeltaSpace:
         return cls(stacks, vectors, singular, products, names, directions, variance, info)
 
 
-def _stacks_in(tensors: Mapping[str, torch.Tensor]) -> dict[str, Stack]:
-    """The factors in a space file."""
+def _stacks_in(tensors: Mapping[str, torch.Tensor], count: int) -> dict[str, Stack]:
+    """The factors of ``count`` models in a space file."""
     paths, *others = ({k.split("/", 1)[1] for k in tensors if k.startswith(prefix)} for prefix in STACK_KEYS)
     if not paths or any(other != paths for other in others):
         raise ValueError(f"down, up and ranks of {len(paths)}, {', '.join(str(len(o)) for o in others)} layers")
-    return {
-        p: Stack(tensors[f"down/{p}"].float(), tensors[f"up/{p}"].float(), tensors[f"ranks/{p}"].long())
-        for p in sorted(paths)
-    }
+    stacks = {}
+    for path in sorted(paths):
+        ranks = integers(tensors[f"ranks/{path}"], f"ranks of {path}", torch.int32, 0, LARGEST_RANK)
+        stacks[path] = Stack(tensors[f"down/{path}"], tensors[f"up/{path}"], ranks)
+        stacks[path].check(path, count)
+    return stacks
 
 
 Space = WeightSpace | DeltaSpace

@@ -232,7 +232,7 @@ def with_directions(space: S, directions: Mapping[str, torch.Tensor]) -> S:
 def listed(space: Space) -> dict[str, torch.Tensor]:
     """The listed directions: all except ``space.info["retired"]``.
 
-    Retired ones still work in saved workflows, and still take part in sampling, so that a seed keeps its model.
+    Retired ones have too little effect for a slider, but describe the training models and take part in sampling.
     """
     retired = space.info.get("retired", ())
     return {label: d for label, d in space.directions.items() if label not in retired}

@@ -14,6 +14,7 @@ from ...errors import refuse
 from ...io.files import named
 from ...io.folders import has_ending
 from ...io.tables import lines_of, read_text, rows_of
+from .space_checks import check_text
 
 
 def parse_labels(text: str, names: Sequence[str]) -> torch.Tensor:
@@ -73,6 +74,9 @@ def read_table(path: str | Path, names: Sequence[str]) -> dict[str, torch.Tensor
         j for j in range(1, len(labels)) if any(_as_number(row[j]) is not None for row in rows[1:] if j < len(row))
     ]
     chosen = [labels[j] for j in columns]
+    for label in chosen:
+        with named(path, "labels", "names of columns in plain text", _HEAD):
+            check_text(label, "a label")
     if "" in chosen or len(set(chosen)) < len(chosen):
         raise refuse("labels", f"{file}: columns {chosen}", "a different name per column", _HEAD)
     table, seen = {label: torch.full((len(names),), math.nan) for label in chosen}, set[int]()

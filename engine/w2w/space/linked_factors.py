@@ -12,19 +12,20 @@ from typing import Any
 import torch
 
 from ...errors import VitrineError, printable, refuse
-from ...io.files import open_artefact, parse_table
+from ...io.files import named, open_artefact, parse_table
 from ...io.folders import has_ending
+from ...io.number_checks import integer
 from ..loras.lora_files import LoraFile, read_header, read_lora
 from ..loras.lora_folders import one_form
 from .factor_stacks import Stack
 from .space import KIND, LINKED_VERSION
 
-_TAIL = 65_536
-"""Bytes at a file's end that identify it, in addition to its size, in spaces of earlier versions."""
 _PIECES, _PIECE = 256, 1024
-"""A file is now identified by that many pieces of that many bytes, evenly spaced: all of a file up to 256 kB."""
+"""A file is identified by that many pieces of that many bytes, evenly spaced: all of a file up to 256 kB."""
+MOST_LAYERS, MOST_FILES = 99, 1 << 20
+"""Per block of a UNet, and of a linked space."""
 _DIGITS = 32
-"""Of the hash of these pieces; that of a tail has 16."""
+"""Of the hash of these pieces."""
 
 
 class LinkedStacks(Mapping[str, Stack]):
@@ -81,18 +82,33 @@ class LinkedStacks(Mapping[str, Stack]):
         Args:
             folders: further folders with the LoRAs, see :func:`~..building.build_space.load_space`.
         """
-        files, layouts, layers = [], dict[tuple, dict](), int(header["layers_per_block"])
-        if not 0 < layers < 100 or len(header["files"]) > 1 << 20:
-            raise ValueError(f"{layers} layers per block, {len(header['files'])} files")
-        for link, size, digest in header["files"]:
+        files, layouts = [], dict[tuple, dict]()
+        layers, links = _links(header)
+        for link, size, digest in links:
             path = linked_file(space, link, folders)
-            if not path.is_file() or _known(path, len(str(digest))) != (size, digest):
+            if not path.is_file() or _known(path) != (size, digest):
                 state = "is another file" if path.is_file() else "is missing"
                 shown = f"linked to {link}, which {state}"
                 raise refuse("space", shown, "the LoRAs it was built from", "put them back, or build it again")
             file = read_header(path, layers)
             files.append(replace(file, entries=layouts.setdefault(tuple(file.entries.items()), file.entries)))
         return cls(one_form(files), layers)
+
+    def check_header(self, header: Mapping[str, Any], space: Path) -> None:
+        """Checks that a space file with this :meth:`header` finds these files again."""
+        folders = {file.path.parent for file in self.files}
+        with named(space, "linked space", "files that can be found again", "rename them, or build without linked"):
+            for file, (link, *_) in zip(self.files, _links(header)[1], strict=True):
+                if not os.path.samefile(linked_file(space, link, tuple(folders)), file.path):
+                    raise ValueError(f"{file.path.name} is not found at {link}")
+
+
+def _links(header: Mapping[str, Any]) -> tuple[int, list[tuple[str, int, str]]]:
+    """Layers per block, and path, size and hash of each file in a header."""
+    layers = integer(header["layers_per_block"], "layers per block", 1, MOST_LAYERS)
+    integer(len(header["files"]), "linked files", 2, MOST_FILES)
+    sized = [(link, integer(size, "size of a linked file"), digest) for link, size, digest in header["files"]]
+    return layers, sized
 
 
 def linked_file(space: Path, link: str, folders: Sequence[str | Path] = ()) -> Path:
@@ -103,20 +119,14 @@ def linked_file(space: Path, link: str, folders: Sequence[str | Path] = ()) -> P
     """
     plain = isinstance(link, str) and not set(link) & set("\\:") and printable(link) == link
     usable = plain and not Path(link).is_absolute() and has_ending(link, ".safetensors")
-    folders_of_space = dict.fromkeys(  # the latter in older files
-        (Path(os.path.abspath(space.parent)), space.resolve().parent)
-    )
-    named = [Path(os.path.abspath(folder)) for folder in folders] + [Path(folder).resolve() for folder in folders]
-    targets = []
-    for own in folders_of_space if usable else ():
-        target = Path(os.path.normpath(own / link))
-        if any(target.is_relative_to(f) for f in (own, *(above / "loras" for above in own.parents), *named)):
-            targets.append(target)
-    if not targets:
+    own = Path(os.path.abspath(space.parent))
+    listed = [Path(os.path.abspath(folder)) for folder in folders] + [Path(folder).resolve() for folder in folders]
+    target = Path(os.path.normpath(own / link)) if usable else own.parent
+    if not any(target.is_relative_to(f) for f in (own, *(above / "loras" for above in own.parents), *listed)):
         shown = f"linked to {printable(str(link))}, outside its folder"
         accepted = "LoRAs in the space's folder, or in a folder loras next to or above it"
         raise refuse("space", shown, accepted, "put the space's file into the LoRAs' folder, or next to it")
-    return next((target for target in targets if target.is_file()), targets[0])
+    return target
 
 
 def relative_path(space: Path, path: Path) -> str:
@@ -127,15 +137,15 @@ def relative_path(space: Path, path: Path) -> str:
         return path.as_posix()
 
 
-def _known(path: Path, digits: int = _DIGITS) -> tuple[int, str]:
-    """A file's size and a hash of pieces of it; of 16 digits, as earlier versions wrote, a hash of its end."""
-    size, content = path.stat().st_size, hashlib.blake2b(digest_size=8 if digits == 16 else _DIGITS // 2)
+def _known(path: Path) -> tuple[int, str]:
+    """A file's size and a hash of pieces of it."""
+    size, content = path.stat().st_size, hashlib.blake2b(digest_size=_DIGITS // 2)
     whole = size <= _PIECES * _PIECE
     starts = range(0, size, _PIECE) if whole else [i * (size - _PIECE) // (_PIECES - 1) for i in range(_PIECES)]
     with path.open("rb") as opened:
-        for start in [max(0, size - _TAIL)] if digits == 16 else starts:
+        for start in starts:
             opened.seek(start)
-            content.update(opened.read(_TAIL if digits == 16 else _PIECE))
+            content.update(opened.read(_PIECE))
     return size, content.hexdigest()
 
 

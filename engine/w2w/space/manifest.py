@@ -17,6 +17,7 @@ import torch
 from ...errors import printable, refuse
 from ...io.files import parse_json
 from ...io.lora_layer import Lora, LoraLayer
+from ...io.number_checks import LARGEST_SIDE, integer
 from ..loras.layer_sizes import layer_fits
 from ..loras.lora_settings import LARGEST_ALPHA
 
@@ -73,10 +74,12 @@ class Manifest(Sequence[Layer]):
     def __post_init__(self) -> None:
         expected = 0
         for layer in self.layers:
-            sides = (*layer.down, *layer.up)
-            sound = len(layer.down) > 1 and len(layer.up) > 1 and all(type(s) is int and s > 0 for s in sides)
+            for side in (*layer.down, *layer.up):
+                integer(side, "side of a layer", 1, LARGEST_SIDE)
+            integer(layer.offset, "offset of a layer")
+            sound = len(layer.down) > 1 and len(layer.up) > 1
             sound = sound and isinstance(layer.path, str) and printable(layer.path) == layer.path
-            sound = sound and type(layer.offset) is int and isinstance(layer.alpha, (int, float))
+            sound = sound and isinstance(layer.alpha, (int, float))
             sound = sound and 0 < abs(layer.alpha) <= LARGEST_ALPHA and layer_fits(layer.path, layer.numbers)
             if not sound or layer.offset != expected or layer.up[1] != layer.down[0]:
                 shown = f"{layer.path} at {layer.offset}, {layer.down} and {layer.up}"

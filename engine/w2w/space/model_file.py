@@ -72,16 +72,20 @@ class W2WModel:
     def save(self, path: str | Path) -> Path:
         """Writes one safetensors file atomically."""
         header = {"space": self.space, "history": json.dumps(list(self.history))}
-        return save_artefact(path, {"beta": self.coefficients.float()}, KIND, VERSION, header)
+        return save_artefact(path, {"beta": self.coefficients.float()}, KIND, VERSION, header, self._rebuilt)
 
     @classmethod
     def load(cls, path: str | Path) -> W2WModel:
         """Reads a file of :meth:`save`."""
         if has_ending(path, ".pt"):
-            remedy = "of the published code's: vitrine w2w encode SPACE w2wmodel.pt"
+            remedy = "of the published code's: vitrine w2w export SPACE w2wmodel.pt"
             raise refuse("model", Path(path).name, "a .w2wmodel.safetensors file", remedy)
         tensors, header = read_artefact(path, KIND, VERSION)
         with named(path, "model", "coefficients and their history", "save it again"):
-            check_numbers(tensors)
-            space, history = str(header["space"]), check_history(parse_json(header["history"]))
-            return cls(tensors["beta"].float(), space, history)
+            return cls._rebuilt(tensors, header)
+
+    @classmethod
+    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> W2WModel:
+        check_numbers(tensors)
+        space, history = str(header["space"]), check_history(parse_json(header["history"]))
+        return cls(tensors["beta"].float(), space, history)

@@ -13,6 +13,7 @@ import torch
 
 from ...errors import refuse
 from ...io.files import check_tensors, named
+from ...io.number_checks import LARGEST_SIDE, integer
 from ...io.pt_files import read_pt
 from ..loras.layer_names import parse
 from .labels import names_in
@@ -144,7 +145,10 @@ def _manifest(dimensions: Any, alpha: float) -> Manifest:
         if down is None or up is None or (down.role, up.role) != ("down", "up") or down.path != up.path:
             accepted = "lora_A then lora_B of a layer"
             raise refuse("weight_dimensions.pt", (down_key, up_key), accepted, "use the published file")
-        shapes = [tuple(int(n) for n in dimensions[key][1]) for key in (down_key, up_key)]
+        shapes = [
+            tuple(integer(n, "side of a layer", 1, LARGEST_SIDE) for n in dimensions[key][1])
+            for key in (down_key, up_key)
+        ]
         layer = Layer(down.path, shapes[0], shapes[1], offset, alpha)
         layers.append(layer)
         offset = layer.end

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from ...errors import refuse
+from ...io.number_checks import integer
 from ...io.table_on_disk import RowFile
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
@@ -254,9 +255,10 @@ def _randomised(
     (n, d), k = data.shape, config.components or data.shape[0] - 1
     width = min(n, k + config.oversample)
     sums = state.tensors or state.begin(d, _start(n, width, config.seed))
-    if len(set(workers.gather(int(sums["turn"])))) > 1:  # killed while only some had started the next pass
+    first_turn = integer(int(sums["turn"]), "turn", 0, config.power + 1)
+    if len(set(workers.gather(first_turn))) > 1:  # killed while only some had started the next pass
         raise refuse("unfinished build", "processes at different steps", "one step", "empty the work folder")
-    for turn in range(int(sums["turn"]), config.power + 1):
+    for turn in range(first_turn, config.power + 1):
         with state.kept():
             for index, (start, stop) in enumerate(own):
                 if not sums["done"][start]:

@@ -17,8 +17,17 @@ import torch
 from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
 from ...io.lora_layer import LoraLayer
+from ...io.number_checks import integer
 from .manifest import Manifest
-from .space_checks import check_components, check_directions, check_info, check_names, check_numbers, check_spread
+from .space_checks import (
+    MOST_MODELS,
+    check_components,
+    check_directions,
+    check_info,
+    check_names,
+    check_numbers,
+    check_spread,
+)
 
 KIND = "vitrine.w2w.space"
 VERSION = 1
@@ -155,10 +164,10 @@ class WeightSpace:
         tensors = {"mean": self.mean.float(), "std": self.scale.float(), "V": self.components.to(narrow)}
         tensors |= {"S": self.singular_values.float(), "proj": self.coefficients.to(narrow)}
         tensors |= {f"dir.{label}": d.float() for label, d in self.directions.items()}
-        header = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": str(self.count)}
+        header: dict[str, Any] = {"mode": self.mode, "manifest": self.manifest.to_json(), "count": self.count}
         header |= {"names": json.dumps(list(self.names)), "total_variance": repr(self.total_variance)}
         header |= {"identity": self.identity, "info": json.dumps(dict(self.info))}
-        return save_artefact(path, tensors, KIND, VERSION, header)
+        return save_artefact(path, tensors, KIND, VERSION, header, self._rebuilt)
 
     @classmethod
     def load(cls, path: str | Path) -> WeightSpace:
@@ -174,7 +183,8 @@ class WeightSpace:
         if header.get("mode") != cls.mode:
             raise refuse("space", f"mode {header.get('mode')!r}", cls.mode, "load it with load_space")
         directions = {k[4:]: v.float() for k, v in tensors.items() if k.startswith("dir.")}
-        singular, rows, count = tensors["S"].float(), tensors["proj"].float(), int(header["count"])
+        singular, rows = tensors["S"].float(), tensors["proj"].float()
+        count = integer(header["count"], "models", 2, MOST_MODELS)
         names, variance = check_names(parse_json(header["names"]), len(rows)), float(header["total_variance"])
         info = parse_table(header["info"])
         check_spread(singular, variance, count)

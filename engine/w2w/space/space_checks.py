@@ -1,4 +1,4 @@
-"""Checks of space and model files when they are read, so that later steps cannot fail or produce NaN."""
+"""Checks of space and model files, read or about to be written, so that later steps cannot fail or produce NaN."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LARGEST = 1e9
 _LEAST = 1e-15
 """Smallest singular value: the square of a smaller one underflows in float32."""
 _TEXTS = ("base", "reason", "source", "licence", "note")
-_COUNT = 1 << 31
+MOST_MODELS = (1 << 31) - 1
 
 
 def check_numbers(tensors: Mapping[str, torch.Tensor], most: float = LARGEST) -> None:
@@ -24,7 +24,8 @@ def check_numbers(tensors: Mapping[str, torch.Tensor], most: float = LARGEST) ->
         ValueError: If one is not; the message has the tensor's name.
     """
     for name, tensor in tensors.items():
-        largest = float(tensor.abs().max()) if tensor.numel() else 0.0
+        low, high = tensor.aminmax() if tensor.numel() else (tensor, tensor)
+        largest = max(-float(low), float(high)) if tensor.numel() else 0.0
         if not largest <= most:
             raise ValueError(f"{printable(name)} with numbers of up to {largest:.3g}")
 
@@ -44,7 +45,7 @@ def check_names(names: Sequence[Any], models: int) -> tuple[str, ...]:
     if not isinstance(names, (list, tuple)) or len(names) not in (0, models):
         raise ValueError(f"{len(names) if isinstance(names, list) else 'no list of'} names of {models} models")
     for name in names:
-        _check_text(name, "a model's name")
+        check_text(name, "a model's name")
     return tuple(names)
 
 
@@ -55,7 +56,7 @@ def check_directions(directions: Mapping[str, torch.Tensor], singular_values: to
         ValueError: If one does not.
     """
     for label, direction in directions.items():
-        _check_text(label, "a label")
+        check_text(label, "a label")
         spread = singular_values if bool(singular_values.any()) else torch.ones_like(singular_values)
         if direction.shape != spread.shape or not float((direction * spread).norm()) > _LEAST:
             raise ValueError(
@@ -72,7 +73,7 @@ def check_spread(singular_values: torch.Tensor, variance: float, models: int) ->
     known = singular_values[singular_values != 0]  # a published space has unknown components
     if not len(singular_values) or bool((known < _LEAST).any()):
         raise ValueError(f"singular values below {_LEAST}, or none")
-    if not 0 <= variance <= LARGEST * LARGEST or not 2 <= models < _COUNT:
+    if not 0 <= variance <= LARGEST * LARGEST or not 2 <= models <= MOST_MODELS:
         raise ValueError(f"total variance {variance} of {models} models")
 
 
@@ -84,9 +85,9 @@ def check_info(info: Mapping[str, Any], dimension: int, models: int) -> None:
     """
     for name in _TEXTS:
         if name in info:
-            _check_text(info[name], name, 10_000)
+            check_text(info[name], name, 10_000)
     for label in _list(info.get("retired", []), "retired"):
-        _check_text(label, "a retired label")
+        check_text(label, "a retired label")
     for label, strength in _table(info.get("pair_sliders", {}), "pair_sliders").items():
         _number(strength, f"pair slider {label}")
     centre = _list(info.get("centre", [0.0]), "centre")
@@ -105,9 +106,9 @@ def _check_map(layout: Mapping[str, Any], models: int) -> None:
         raise ValueError(f"map of {len(rows)} positions, of {models} models")
     for value in (v for row in rows for v in row):
         _number(value, "map")
-    _check_text(layout.get("method"), "the map's method")
+    check_text(layout.get("method"), "the map's method")
     for label, column in _table(layout.get("labels", {}), "map labels").items():
-        _check_text(label, "a label of the map")
+        check_text(label, "a label of the map")
         if len(_list(column, "map labels")) != models:
             raise ValueError(f"map label {label} of {len(column)} models, not {models}")
         for value in column:
@@ -127,7 +128,12 @@ def check_history(history: Any) -> tuple[Mapping[str, Any], ...]:
     return tuple(history)
 
 
-def _check_text(value: Any, what: str, longest: int = 1000) -> None:
+def check_text(value: Any, what: str, longest: int = 1000) -> None:
+    """Checks that a value is a text without control characters.
+
+    Raises:
+        ValueError: If it is not.
+    """
     plain = value.replace("\n", "") if isinstance(value, str) else ""
     if not isinstance(value, str) or len(value) > longest or printable(plain) != plain:
         raise ValueError(f"{what} that is not plain text: {str(value)[:60]!r}")

@@ -193,7 +193,7 @@ def test_a_folder_that_was_begun_before_these_settings_goes_on(tmp_path):
     tensors, header = read_artefact(shard, kind, version)
     for name in ("modulate", "discard"):
         header["config"].pop(name)
-    save_artefact(shard, tensors, kind, version, header)
+    save_artefact(shard, tensors, kind, version, header, lambda *_: None)
     (tmp_path / "index.json").unlink()
     assert "a" in ActivationWriter(tmp_path, config)
     with pytest.raises(VitrineError, match="modulate"):

@@ -88,7 +88,7 @@ def test_the_published_codes_model(space, tmp_path):
         official_model(folder / "w2wmodel.pt", space)
     with pytest.raises(VitrineError, match=r"w2wmodel\.pt"):
         official_model(folder / "w2wmodel.pt", import_official(folder, 5))
-    assert main(["w2w", "encode", str(target), str(folder / "w2wmodel.pt"), "--out", str(tmp_path / "m")]) == 0
+    assert main(["w2w", "export", str(target), str(folder / "w2wmodel.pt"), "--out", str(tmp_path / "m")]) == 0
     assert len(W2WModel.load(tmp_path / "m" / "w2wmodel.w2wmodel.safetensors")) == 1
 
 
@@ -101,12 +101,12 @@ def people(tmp_path):
     return space, write_lora(tmp_path / "somebody.safetensors", lora, "diffusers")
 
 
-def test_encode_edit_and_export(people, tmp_path, capsys):
+def test_edit_and_export(people, tmp_path, capsys):
     space, path = people
     out, name = tmp_path / "models", str(PEOPLE_SPACE)
-    assert main(["w2w", "encode", name, str(path), "person-0007", "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "the space captures 100.0%" in told and "person-0005 1.00" in told and "person-0007 1.00" in told
+    encoded = encode(space, read_lora(path), "somebody")
+    assert "the space captures 100.0%" in encoded.summary(space) and "person-0005 1.00" in encoded.summary(space)
+    encoded.model.save(out / "somebody.w2wmodel.safetensors")
     somebody = str(out / "somebody.w2wmodel.safetensors")
     edit = ["w2w", "edit", name, somebody, "person-0007", "--out", str(out)]
     assert main([*edit, "--edits", "beard=2", "--protect", "glasses"]) == 0

@@ -4,9 +4,11 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import (
+    EditConfig,
     SampleConfig,
     W2WModel,
     edit,
+    edit_step,
     sample,
 )
 from vitrine.engine.w2w.space.labels import parse_labels, read_table
@@ -20,10 +22,14 @@ def test_models_as_files(space, tmp_path):
     path = model.moved_to(edited, edit={"odd": 1.0}).save(tmp_path / "m.safetensors")
     back = W2WModel.load(path)
     assert len(back) == 2 and back.history[1]["edit"] == {"odd": 1.0} and len(back[1]) == 1
-    assert back.belongs(space) is back
+    assert back.belongs(space) is back and back.start == 1000
+    late = EditConfig(start=700)
+    assert edit_step({"odd": 1.0}) == {"edit": {"odd": 1.0}}
+    moved = model.moved_to(edited, **edit_step({"odd": 1.0}, late)).save(tmp_path / "late.safetensors")
+    assert W2WModel.load(moved).start == 700
     with pytest.raises(VitrineError, match="space"):
         back.belongs(space.first(5))
-    with pytest.raises(VitrineError, match="vitrine w2w encode"):
+    with pytest.raises(VitrineError, match="vitrine w2w export"):
         W2WModel.load(tmp_path / "w2wmodel.pt")
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(VitrineError, match=r"m\.safetensors"):

@@ -1,13 +1,11 @@
 """Delta spaces whose factors stay in the LoRA files: the same space, with one layer in memory."""
 
-import json
 import shutil
 
 import pytest
 import torch
 from vitrine.cli.w2w_models import Writing
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.io.files import read_artefact, save_artefact
 from vitrine.engine.w2w import (
     BuildConfig,
     W2WModel,
@@ -22,8 +20,7 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.space.factor_stacks import TOGETHER, Stack, gram, multiplications
 from vitrine.engine.w2w.space.gram_state import GramState
-from vitrine.engine.w2w.space.linked_factors import _known, linked_files
-from vitrine.engine.w2w.space.space import KIND, LINKED_VERSION
+from vitrine.engine.w2w.space.linked_factors import linked_files
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
 
 
@@ -74,19 +71,6 @@ def test_a_lora_that_is_replaced_is_never_read_as_the_old_one(folder, tmp_path):
     large.write_bytes(content)
     with pytest.raises(VitrineError, match="m1.safetensors, which was replaced since the space was opened"):
         materialise(opened, torch.zeros(4))
-    with pytest.raises(VitrineError, match="m1.safetensors, which is another file"):
-        load_space(path)
-
-
-def test_spaces_of_earlier_versions_know_a_lora_by_its_end(folder, tmp_path):
-    path = build_space(folder, BuildConfig("delta", linked=True)).space.save(tmp_path / "a.w2w.safetensors")
-    tensors, header = read_artefact(path, KIND, LINKED_VERSION)
-    table = json.loads(header["linked"])
-    for row in table["files"]:
-        row[1:] = _known(tmp_path / row[0], 16)
-    save_artefact(path, tensors, KIND, LINKED_VERSION, header | {"linked": json.dumps(table)})
-    materialise(load_space(path), torch.zeros(4))
-    write_lora(folder / "m1.safetensors", lora(77, rank=2))
     with pytest.raises(VitrineError, match="m1.safetensors, which is another file"):
         load_space(path)
 

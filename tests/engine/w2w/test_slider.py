@@ -1,4 +1,4 @@
-"""Edits as LoRAs of their own, for strengths -1 .. 1 in any tool, and blends as a command."""
+"""Edits as LoRAs of their own, for strengths -1 .. 1 in any tool."""
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (
     DeltaSpace,
     W2WModel,
-    blend,
     difference,
     edit,
     load_space,
@@ -102,19 +101,25 @@ def test_diffusers_draws_the_edit(person, tmp_path, one_sided):
 
 def test_the_commands(tmp_path, capsys):
     space = load_space(PEOPLE_SPACE)
-    names = space.names
     out = tmp_path / "s.safetensors"
-    options = ["--edits", "beard=1", "--around", names[3], "--rank", "1", "--save-dtype", "float16", "--out", str(out)]
+    options = [
+        "--edits",
+        "beard=1",
+        "--around",
+        space.names[3],
+        "--rank",
+        "1",
+        "--save-dtype",
+        "float16",
+        "--out",
+        str(out),
+    ]
     assert main(["w2w", "slider", str(PEOPLE_SPACE), *options]) == 0
     text = capsys.readouterr().out
     assert "slider of rank 1; misses" in text
     row = space.coefficients[3].float()
     wanted = slider_lora(space, row, edit(space, row, {"beard": 1.0}), 1)
     assert same(deltas(read_lora(out)), deltas(wanted.lora), 1e-2) and f"{wanted.missed[1]:.2%}" in text
-    blended = ["--weights", "1", "3", "--out", str(tmp_path)]
-    assert main(["w2w", "blend", str(PEOPLE_SPACE), names[0], names[1], *blended]) == 0
-    mixed = W2WModel.load(tmp_path / "blend.w2wmodel.safetensors").coefficients[0]
-    torch.testing.assert_close(mixed, blend([space.coefficients[0].float(), space.coefficients[1].float()], [1, 3]))
     assert main(["w2w", "slider", str(PEOPLE_SPACE)]) == 2
 
 

@@ -1,4 +1,4 @@
-"""Calibrated sliders: positions 0 .. 1 along which an attribute's classifier reading rises evenly.
+"""Where a slider ends, and the strengths between which an attribute's classifier reading rises evenly.
 
 An attribute that is present or absent appears suddenly, at a different strength for each person, so a slider that is
 even in strength has no effect over a wide range. A map gives the strength of each position.
@@ -6,23 +6,17 @@ even in strength has no effect over a wide range. A map gives the strength of ea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ...errors import refuse
-from ...settings.config import Config
-from ..space.delta_space import Space
+from ...engine.errors import refuse
 
-S = TypeVar("S", bound=Space)
 POSITIONS = 5
 """Number of even positions of a fitted map, including its ends."""
-LEAST_RISE = 0.3
-"""Smallest rise at which a slider ends early in order not to change other attributes."""
 
 
 @dataclass(frozen=True)
-class StrengthMap(Config):
+class StrengthMap:
     """The strengths at even positions of one slider.
 
     Attributes:
@@ -42,17 +36,14 @@ class StrengthMap(Config):
     def at(self, position: float) -> float:
         """The strength at a position 0 .. 1, linearly interpolated."""
         if not 0 <= position <= 1:
-            raise refuse("slider position", position, "0 .. 1", "switch calibrated sliders off for free strengths")
+            raise refuse("slider position", position, "0 .. 1", "a position is a fraction of the slider")
         scaled = position * (len(self.strengths) - 1)
         i = min(int(scaled), len(self.strengths) - 2)
         return self.strengths[i] + (scaled - i) * (self.strengths[i + 1] - self.strengths[i])
 
 
-def fit_strengths(
-    strengths: Sequence[float], readings: Sequence[float], start: float = 1000.0, positions: int = POSITIONS,
-    others: Sequence[float] | None = None, limit: float = 0.08,
-) -> StrengthMap:  # fmt: skip
-    """Fits a map whose positions divide the rise of a reading evenly.
+def fit_strengths(strengths: Sequence[float], readings: Sequence[float], start: float = 1000.0) -> StrengthMap:
+    """Fits a map whose :data:`POSITIONS` divide the rise of a reading evenly.
 
     Readings are made monotone by least squares first, so that noise does not reverse a slider.
 
@@ -60,44 +51,16 @@ def fit_strengths(
         strengths: ascending from 0.
         readings: mean classifier reading at each strength, such as a probability, over the people of the fit.
         start: timestep from which the edit was applied.
-        others: change of other attributes at each strength; the slider ends where it reaches ``limit``,
-            if the reading has risen by ``LEAST_RISE`` by then.
     """
-    if len(strengths) != len(readings) or positions < 2:
+    if len(strengths) != len(readings):
         raise refuse("readings", len(readings), f"{len(strengths)}, one per strength", "measure each strength once")
     StrengthMap(tuple(strengths))  # raises unless strengths rise from 0
     curve = _monotone(readings)
     if not curve[-1] - curve[0] > 0.01:
         shown = f"{curve[0]:.3f} .. {curve[-1]:.3f}"
         raise refuse("readings", shown, "a rise of 0.01 or more", "the direction has no effect: train another")
-    top = curve[-1]
-    if others is not None:
-        if len(others) != len(strengths):
-            raise refuse("others", len(others), f"{len(strengths)}, one per strength", "measure each strength once")
-        change = _monotone(others)
-        end = _reached(strengths, change, limit) if change[-1] > limit else strengths[-1]
-        at_end = _between(strengths, curve, end)
-        top = at_end if at_end - curve[0] >= LEAST_RISE else top
-    levels = [curve[0] + (top - curve[0]) * i / (positions - 1) for i in range(1, positions)]
+    levels = [curve[0] + (curve[-1] - curve[0]) * i / (POSITIONS - 1) for i in range(1, POSITIONS)]
     return StrengthMap((0.0, *(_reached(strengths, curve, level) for level in levels)), start)
-
-
-def with_strength_maps(space: S, maps: Mapping[str, StrengthMap]) -> S:
-    """The space with calibrated sliders, which its file stores; maps of the same labels are replaced."""
-    unknown = [label for label in maps if label not in space.directions]
-    if unknown:
-        raise refuse("strength maps", unknown, sorted(space.directions), "train the direction first")
-    table = {**space.info.get("strength_maps", {}), **{label: m.to_dict() for label, m in maps.items()}}
-    return replace(space, info={**space.info, "strength_maps": table})
-
-
-def strength_map(space: Space, label: str) -> StrengthMap:
-    """The map of a label."""
-    table = space.info.get("strength_maps", {})
-    if label not in table:
-        shown = sorted(table) or "none: this space is not calibrated"
-        raise refuse(f"calibrated slider {label}", "no map", shown, "switch calibrated sliders off")
-    return StrengthMap.from_dict(table[label])
 
 
 def _monotone(values: Sequence[float]) -> list[float]:
@@ -109,13 +72,6 @@ def _monotone(values: Sequence[float]) -> list[float]:
         return sum(values[j : k + 1]) / (k + 1 - j)
 
     return [max(min(mean(j, k) for k in range(i, n)) for j in range(i + 1)) for i in range(n)]
-
-
-def _between(strengths: Sequence[float], curve: Sequence[float], strength: float) -> float:
-    """A curve's value at a strength, linearly interpolated."""
-    i = next(i for i in range(1, len(strengths)) if strengths[i] >= strength)
-    t = (strength - strengths[i - 1]) / (strengths[i] - strengths[i - 1])
-    return curve[i - 1] + t * (curve[i] - curve[i - 1])
 
 
 def _reached(strengths: Sequence[float], curve: Sequence[float], level: float) -> float:
