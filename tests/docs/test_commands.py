@@ -48,7 +48,7 @@ def _faults(words):
     if words[0] in ("torchrun", "accelerate"):
         return _of_ours(words[words.index("vitrine.cli.main") + 1 :]) if "-m" in words else []
     if words[:2] == ["python", "-m"]:
-        return [] if words[2] in GONE or importlib.util.find_spec(words[2]) else words[2:3]
+        return [] if importlib.util.find_spec(words[2]) else words[2:3]
     return [w for w in words[1:] if re.search(r"\.py$|^(?:tests|docs|evidence)/", w) and not (ROOT / w).exists()]
 
 
