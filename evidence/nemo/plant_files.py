@@ -60,7 +60,7 @@ class PlantFile:
         """A list as above."""
         path = Path(path)
         with named(
-            path, "plants", "the JSON of python -m vitrine.evidence.recipes plants", "see evidence/nemo/plant_files.py"
+            path, "plants", "the JSON next to their LoRA", "see evidence/nemo/plant_files.py"
         ):
             facts = parse_table(path.read_text(encoding="utf-8"))
             world, plants = str(facts.get("world", WORLDS[0])), tuple(map(_plant, facts["plants"]))
