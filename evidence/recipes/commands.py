@@ -91,7 +91,7 @@ class Identity:
     """Fit the projection that distinguishes people of a model's dataset, from its attribute classifier."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """Model folder, such as the one `vitrine train portraits` writes."""
+    """Model folder, such as the one that the recipe `portraits` writes."""
     people: Count = 600
     """People on whose pictures it is fitted, ten of each."""
 
@@ -117,7 +117,7 @@ class Students:
     """Distil one-step students by EMD and by Diff-Instruct with the shipped ones' recipe; the same command resumes."""
 
     model: str | None = None
-    """Model folder, such as the one `vitrine train avataaars` writes; by default the shipped portraits."""
+    """Model folder, such as the one that the recipe `avataaars` writes; by default the shipped portraits."""
     out: OutFolder | None = None
     """Folder for students and their runs; by default `students` in the model's folder."""
     kinds: tuple[Literal["student", "diff-instruct", "raw", "last"], ...] = ("student", "diff-instruct")
@@ -206,7 +206,7 @@ class Sizes:
     stop_after: int | None = None
     """Stop after this many updates in total (the state is saved)."""
     model: str | None = None
-    """Folder of a 64 px model, such as that of `vitrine train avataaars`; by default the shipped portraits."""
+    """Folder of a 64 px model, such as that of the recipe `avataaars`; by default the shipped portraits."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
@@ -292,7 +292,7 @@ class Export:
     """Save the model of one run as a transformer that loads by folder, in half precision."""
 
     folder: Path = Path("portraits-128")
-    """The folder of `vitrine resolution transfer`."""
+    """The folder of the recipe `transfer`."""
     out: OutFolder = Path("power-cosine-128")
     """Folder to write; the shipped one is engine/portraits/weights/transformer/power-cosine-128."""
     arm: str = "grid-rescaled"
