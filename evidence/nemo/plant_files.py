@@ -59,9 +59,7 @@ class PlantFile:
     def read(cls, path: str | Path) -> PlantFile:
         """A list as above."""
         path = Path(path)
-        with named(
-            path, "plants", "the JSON of python -m vitrine.evidence.recipes plants", "see evidence/nemo/plant_files.py"
-        ):
+        with named(path, "plants", "the JSON next to their LoRA", "see evidence/nemo/plant_files.py"):
             facts = parse_table(path.read_text(encoding="utf-8"))
             world, plants = str(facts.get("world", WORLDS[0])), tuple(map(_plant, facts["plants"]))
             if world not in WORLDS or not plants:

@@ -91,7 +91,7 @@ class Identity:
     """Fit the projection that distinguishes people of a model's dataset, from its attribute classifier."""
 
     folder: Positional[Annotated[Path, arg(metavar="FOLDER")]]
-    """Model folder, such as the one the recipe `portraits` writes."""
+    """Model folder, such as the one that the recipe `portraits` writes."""
     people: Count = 600
     """People on whose pictures it is fitted, ten of each."""
 
@@ -117,7 +117,7 @@ class Students:
     """Distil students by EMD and, for as long, by Diff-Instruct with the shipped ones' recipe; a rerun resumes."""
 
     model: str | None = None
-    """Model folder, such as the one the recipe `avataaars` writes; by default the shipped portraits."""
+    """Model folder, such as the one that the recipe `avataaars` writes; by default the shipped portraits."""
     out: OutFolder | None = None
     """Folder for students and their runs; by default `students` in the model's folder."""
     share: float = 1.0
@@ -288,7 +288,7 @@ class Export:
     """Save the model of one run as a transformer that loads by folder, in half precision."""
 
     folder: Path = Path("portraits-128")
-    """The folder of `vitrine resolution transfer`."""
+    """The folder of the recipe `transfer`."""
     out: OutFolder = Path("power-cosine-128")
     """Folder to write; the shipped one is engine/portraits/weights/transformer/power-cosine-128."""
     arm: str = "grid-rescaled"

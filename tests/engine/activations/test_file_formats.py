@@ -1,4 +1,4 @@
-"""Files of the tap room as its first versions wrote them, made by hand here, still load."""
+"""Files of activations and presets, made by hand: a setting that a file lacks takes its default."""
 
 import json
 
@@ -7,10 +7,6 @@ import torch
 from safetensors.torch import save_file
 from vitrine.engine.activations import ActivationReader, Activations, ActivationWriter, TapConfig
 from vitrine.engine.activations.presets import FeaturePreset
-from vitrine.engine.activations.qualitative_filter import measure_properties
-from vitrine.engine.activations.site_search import greedy_search
-from vitrine.engine.errors import VitrineError
-from vitrine.engine.jobs.run import Run
 from vitrine.engine.network.attention import MapReduction
 
 PLACE, TEXT = "up-level0-repeat0-res-out", "up-level0-repeat0-vit-block0-cross-k"
@@ -23,8 +19,8 @@ INFO = {
     "timestep": 50.0, "sigma": 0.2256, "seeds": [0, 1], "prompts": ["a man"], "model": "tiny", "step": None,
     "vitrine": "0.1.0", "extra": {"config": CONFIG},
 }  # fmt: skip
-LATER = {"modulate": False, "discard": []}
-"""Settings that came afterwards, off as before they were there."""
+LACKING = {"modulate": False, "discard": []}
+"""Settings that these files lack."""
 HEADER = {"grids": {PLACE: [3, 4], TEXT: None}, "variance": [PLACE], "info": INFO}
 
 
@@ -38,7 +34,7 @@ def tensors(prefix=""):
 
 
 def write(path, values, header):
-    """The first writer: one metadata key, no format entry beside it."""
+    """One metadata key, no format entry next to it."""
     save_file(values, path, metadata={"vitrine": json.dumps(header)})
 
 
@@ -51,7 +47,8 @@ def check(taps):
     assert taps.info.seeds == (0, 1) and taps.info.prompts == ("a man",) and taps.info.vitrine == "0.1.0"
     config = TapConfig.from_dict(taps.info.extra["config"])
     assert (
-        config == TapConfig((PLACE, TEXT), 50, (0, 1), "float16", variance=True) and config.to_dict() == CONFIG | LATER
+        config == TapConfig((PLACE, TEXT), 50, (0, 1), "float16", variance=True)
+        and config.to_dict() == CONFIG | LACKING
     )
 
 
@@ -100,23 +97,7 @@ def test_feature_presets(tmp_path):
     loaded = FeaturePreset.load(path)
     assert loaded.preset.addresses == (PLACE,) and loaded.preset.config() == TapConfig((PLACE,), 50)
     assert loaded.preset.numbers == preset["numbers"] and loaded.info == table["info"]
-    assert json.loads(loaded.save(tmp_path / "again.json").read_text()) == table | {"preset": preset | LATER}
-
-
-def test_state_of_the_filter(tmp_path):
-    """States of runs that were not finished are refused, as they do not say of what they are."""
-    scores = {PLACE: {"noise": 0.01, "granularity": 2.0, "locality": 0.3}}
-    path = tmp_path / "filter.json"
-    path.write_text(json.dumps({"timestep": 50.0, "properties": scores}, indent=1), encoding="utf-8")
-    with pytest.raises(VitrineError, match="does not say what it was begun with.*start again"):
-        measure_properties(None, torch.zeros(2, 4, 8, 8), None, [PLACE], state=path)
-
-
-def test_state_of_the_search(tmp_path):
-    path = tmp_path / "scores.json"
-    path.write_text(json.dumps({"a": 0.5, "b": 0.4, "a b": 0.6}, indent=1), encoding="utf-8")
-    with pytest.raises(VitrineError, match="does not say what it was begun with.*delete scores.json"):
-        greedy_search(["b", "a"], lambda places: pytest.fail("scored"), state=Run(path, "comparison", {}))
+    assert json.loads(loaded.save(tmp_path / "again.json").read_text()) == table | {"preset": preset | LACKING}
 
 
 def test_map_reductions_in_a_config():
