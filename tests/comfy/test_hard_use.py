@@ -1,7 +1,4 @@
-"""Hard use: stopped anywhere, queued twice, queued again and again, little memory, every order of patches.
-
-``VITRINE_HARD=1`` runs the full numbers of docs/hard-use.md; without it a few of each.
-"""
+"""Hard use: stopped anywhere, queued twice, queued again and again, little memory, any order of patches."""
 
 import asyncio
 import gc
@@ -18,7 +15,6 @@ pytestmark = pytest.mark.nightly
 
 ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
-HARD = bool(os.environ.get("VITRINE_HARD"))
 LONG = (
     "KSampler", "KSampler, neurons blocked", "KSampler, late W2W model", "KSampler, taps", "KSampler, all three",
     "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Statistics",
@@ -60,7 +56,7 @@ def test_stopped_anywhere_leaves_nothing_behind(scene, name):
         wanted = run()
     assert seen.count >= 1, "the node looks at the interrupt flag"
     stopped = 0
-    for _ in range(50 if HARD else 3):
+    for _ in range(3):
         with hard.checks(rng.randint(1, seen.count)):
             try:
                 run()
@@ -174,18 +170,9 @@ def test_two_workflows_queued_at_once(servers):
     assert together == alone and alone[0] != alone[1]
 
 
-FLAGS = [("--cache-none",), ("--cache-lru", "4"), ("--disable-dynamic-vram",), ("--use-split-cross-attention",),
-         ("--force-fp32",), ("--disable-smart-memory",)]  # fmt: skip
-
-
-@pytest.mark.parametrize("flags", FLAGS if HARD else FLAGS[:1], ids=" ".join)
-def test_started_with_other_options(servers, flags):
-    """Beside --cpu, which every one of them has here; ComfyUI lets no other memory option stand beside it."""
-    alone, together = servers(*flags)
-    assert together == alone
-    for found, wanted in zip(alone, servers()[0], strict=True):
-        worst = max(abs(a - b) for a, b in zip(found, wanted, strict=True))
-        assert worst <= (0 if "attention" not in flags[0] else 2)
+def test_started_without_a_cache(servers):
+    alone, together = servers("--cache-none")
+    assert together == alone == servers()[0]
 
 
 # --- again and again ------------------------------------------------------------------------------------------------
@@ -227,7 +214,7 @@ def resident():
 @pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads Linux's figures")
 def test_queued_again_and_again_takes_no_more_memory(queued, record_property):
     queued(range(8))
-    start, count = resident(), 200 if HARD else 20
+    start, count = resident(), 20
     seen = queued(range(100, 100 + count))
     grown = resident() - start
     record_property("grown_mb", grown)
@@ -288,10 +275,10 @@ def patchers(comfy, scene):
     }  # fmt: skip
 
 
-def test_every_order_of_patches(scene, patchers):
-    """All orders run; they give one picture; only the order of two weight patches shows, in the last bits."""
+def test_any_order_of_patches(scene, patchers):
+    """They give one picture; only the order of two weight patches shows, in the last bits."""
     orders = list(itertools.permutations(patchers))
-    chosen = orders if HARD else [orders[0], *random.Random(0).sample(orders, 11)]
+    chosen = [orders[0], *random.Random(0).sample(orders, 11)]
     before = hard.weights_of(scene.model), hard.marks_on(scene.model)
     plain = scene.ksampler(scene.model, 2)
     found, taps = {}, {}
@@ -318,4 +305,6 @@ def test_taps_beside_perturbed_attention_are_the_prompts(scene, patchers):
         clone, recorder = scene.tap(make(scene.model))
         scene.ksampler(clone, 1)
         recorded.append(recorder.activations(0, "cond")[hard.ADDRESS].tensor)
+    spoilt = scene.ksampler(patchers["PAG"](scene.model), 2)
+    assert not torch.equal(spoilt, scene.ksampler(scene.model, 2)), "the patch has an effect"
     assert torch.equal(*recorded)

@@ -96,8 +96,8 @@ async def _run(tab, address):
 def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
     base = tmp_path / "base"
     with driver.server(COMFYUI, ROOT, base) as address:
-        (base / "output" / "vitrine_neurons").mkdir(parents=True)
-        NeuronSet(FOUND, info=INFO).save(base / "output" / "vitrine_neurons" / "found.json")
+        (base / "models" / "vitrine_neurons").mkdir(parents=True)
+        NeuronSet(FOUND, info=INFO).save(base / "models" / "vitrine_neurons" / "found.json")
         seen, errors = asyncio.run(_walk(driver, address, vue))
     names = [f"{a} {i}" for a, indices in FOUND.items() for i in indices]
     assert sorted(name for name, _ in seen["first"]) == sorted(names) and not any(left for _, left in seen["first"])

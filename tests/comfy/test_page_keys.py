@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from vitrine.engine.nemo import NeuronSet
-from vitrine_tests.comfy import test_neuron_browser as browser
 from vitrine_tests.comfy import test_people_panel as people
 from vitrine_tests.lanes import page_modes
 
@@ -131,7 +129,7 @@ def test_keys_over_a_panel_are_the_pages(driver, address, vue):
     assert not faults
 
 
-# --- sliders, the map, text fields ------------------------------------------------------------------------------------
+# --- sliders ------------------------------------------------------------------------------------
 STATE = f"JSON.stringify([{people.VALUES}, {people.EDITS}.properties.vitrine_prompt])"
 PLACES = """[...document.querySelectorAll('.vitrine-slider')].map(
     e => [e.dataset.name, ...['x', 'y'].map(side => Math.round(e.getBoundingClientRect()[side]))])"""
@@ -205,28 +203,6 @@ async def _slider(panel):
     return places
 
 
-async def _map_and_fields(panel):
-    tab = panel.tab
-    await panel.note("before")
-    left, top = await panel.at(".vitrine-map", 0.3, 0.3)
-    held = {"button": "left", "clickCount": 1, "pointerType": "mouse"}
-    await tab.send("Input.dispatchMouseEvent", type="mousePressed", x=left, y=top, **held)
-    await tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=left + 20, y=top, **held)
-    await panel.press("let go", "Escape", 27)
-    await tab.send("Input.dispatchMouseEvent", type="mouseReleased", x=left + 20, y=top, **held)
-    await panel.pull(".vitrine-map", (0.3, 0.3), (0.4, 0.6))
-    await panel.note("dragged")
-    await panel.press("home", "Delete", 46)
-    await panel.press("home undone", "z", 90, CTRL)
-    field = ".vitrine-people input:not([type=range])"
-    await panel.pull(field, (0.5, 0.5))
-    for key, code in (("r", 82), ("p", 80), ("Backspace", 8), ("Delete", 46)):
-        await panel.press(f"typed {key}", key, code)
-    await panel.press("typed", "Enter", 13)
-    panel.seen["after Enter"] = await tab.evaluate(FOCUS)
-    await panel.press("typed undone", "z", 90, CTRL)
-
-
 async def _copied(panel, kind):
     """With what was pressed last in focus: nodes of the kind after copy and paste, and after undo."""
     counts, nodes = [], f"app.graph._nodes.filter(n => n.comfyClass === '{kind}')"
@@ -250,73 +226,25 @@ async def _people(driver, address, vue):
         rests = [await _slider(panel), [await tab.evaluate(PLACES)]]
         await tab.run(address)
         rests[1].append(await tab.evaluate(PLACES))
-        await _map_and_fields(panel)
         await panel.pull(f'[data-name="{LAST}"]', (0.8, 0.5), (0.6, 0.5))
         return panel.seen, rests, await _copied(panel, "VitrineW2WEdit"), tab.faults()
 
 
 @pytest.mark.nightly
 @MODES
-def test_keys_over_sliders_and_the_map_are_the_pages(driver, address, vue):
+def test_keys_over_sliders_are_the_pages(driver, address, vue):
     seen, rests, copied, faults = asyncio.run(_people(driver, address, vue))
     assert seen["start"] == seen["undo"] == seen["undo again"] != seen["pulled"]
     assert seen["pulled"] == seen["redo"] == seen["redo by Z"]
     assert seen["further"] == seen["arrow undone"] != seen["arrow"] != seen["Delete"]
     assert seen["Delete"] == seen["Backspace in vain"] and seen["Delete undone"] == seen["arrow undone"]
     assert seen["next"] not in (LAST, "CANVAS") and seen["left"] == "CANVAS"
-    assert seen["let go"] == seen["before"] == seen["home"] and seen["dragged"] == seen["home undone"]
-    assert seen["typed r"] == seen["home undone"] != seen["typed"] and seen["after Enter"] == "CANVAS"
-    assert seen["typed undone"] == seen["home undone"]
     for places in rests:
         assert len(places[0]) > 10 and all(now == places[0] for now in places), "nothing moves under a resting mouse"
     assert copied == [2, 1] and not faults
 
 
-# --- neurons, reports -------------------------------------------------------------------------------------------------
-async def _neurons(driver, address, vue):
-    async with driver.page(address) as tab:
-        await tab.build(browser.BUILD, vue)
-        await tab.run(address)
-        await tab.evaluate(browser.PRESS)
-        await tab.wait_for("document.querySelectorAll('.vitrine-neuron').length === 4")
-        kind = "VitrineNEMONeuronBlocker"
-        state = f"app.graph._nodes.find(n => n.comfyClass === '{kind}').widgets.find(w => w.name === 'spared').value"
-        panel, dot = Panel(tab, kind, state), f'.vitrine-neuron[data-name="{browser.FIRST} 40"]'
-        await panel.pull(dot, (0.5, 0.5))
-        await panel.note("start")
-        for name, key, code, modifiers in (
-            ("Delete", "Delete", 46, 0), ("Delete in vain", "Delete", 46, 0), ("undo", "z", 90, CTRL),
-            ("redo", "y", 89, CTRL), ("undo again", "z", 90, CTRL), ("arrow", "ArrowLeft", 37, 0),
-            ("Escape", "Escape", 27, 0),
-        ):  # fmt: skip
-            await panel.press(name, key, code, modifiers)
-        await panel.pull(dot, (0.5, 0.5))
-        await panel.note("pressed")
-        await panel.press("Tab", "Tab", 9)
-        await panel.pull(".vitrine-held b", (0.5, 0.5))
-        return panel.seen, await _copied(panel, kind), tab.faults()
-
-
-@pytest.mark.nightly
-@MODES
-def test_keys_over_neurons_are_the_pages(driver, tmp_path, vue):
-    base = tmp_path / "base"
-    with driver.server(COMFYUI, ROOT, base) as address:
-        (base / "output" / "vitrine_neurons").mkdir(parents=True)
-        NeuronSet(browser.FOUND).save(base / "output" / "vitrine_neurons" / "found.json")
-        seen, copied, faults = asyncio.run(_neurons(driver, address, vue))
-    left = f"{browser.FIRST} 40"
-    assert {name for name, state in seen.items() if state == left} == {
-        "Delete",
-        "Delete in vain",
-        "redo",
-        "pressed",
-        "Tab",
-    }
-    assert not any(state for state in seen.values() if state != left)
-    assert copied == [2, 1] and not faults
-
-
+# --- reports -----
 REPORT = """(() => {
     const space = LiteGraph.createNode('VitrineLoadW2WSpace'); space.pos = [300, 100]; app.graph.add(space)
     space.widgets.find(w => w.name === 'components').value = KEPT  // what the server has not answered before

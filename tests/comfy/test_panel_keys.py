@@ -200,17 +200,16 @@ async def looked(tab, panel):
 
 
 pytestmark = pytest.mark.nightly  # minutes of a real page for each
-modes = pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
-kinds = pytest.mark.parametrize("kind", PANELS)
+in_both_modes = pytest.mark.parametrize(("kind", "vue"), [(kind, n % 2 == 1) for n, kind in enumerate(PANELS)])
 
 
 @pytest.fixture(scope="module")
 def address(driver, tmp_path_factory):
     base = tmp_path_factory.mktemp("keys") / "base"
     with driver.server(COMFYUI, ROOT, base) as found:
-        (base / "output" / "vitrine_neurons").mkdir(parents=True)
+        (base / "models" / "vitrine_neurons").mkdir(parents=True)
         for name, neurons in LISTS.items():
-            NeuronSet(neurons).save(base / "output" / "vitrine_neurons" / name)
+            NeuronSet(neurons).save(base / "models" / "vitrine_neurons" / name)
         yield found
 
 
@@ -234,8 +233,7 @@ async def _copies(driver, address, panel, vue):
         return ids, expected, seen, tab.faults()
 
 
-@kinds
-@modes
+@in_both_modes
 def test_copies_of_a_subgraph_show_their_own(driver, address, kind, vue):
     ids, expected, seen, faults = asyncio.run(_copies(driver, address, PANELS[kind], vue))
     assert len(ids) == 2 and all(":" in i for i in ids) and not same(*expected)
@@ -276,8 +274,7 @@ async def _workflows(driver, address, panel, vue):
         return first, second, unknown, seen, ids, tab.faults() + other.faults()
 
 
-@kinds
-@modes
+@in_both_modes
 def test_workflows_and_tabs_with_equal_ids_show_their_own(driver, address, kind, vue):
     first, second, unknown, seen, ids, faults = asyncio.run(_workflows(driver, address, PANELS[kind], vue))
     assert not same(first, second) and all(unknown)

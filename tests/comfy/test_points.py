@@ -177,8 +177,6 @@ def _text(entry):
 
 
 WALKS = [("VitrineFindCorrespondence", False), ("VitrineSegmentLikeThis", True)]
-if os.environ.get("VITRINE_HARD"):
-    WALKS += [(node, not vue) for node, vue in WALKS]
 
 
 @pytest.mark.parametrize(("node", "vue"), nightly_but(WALKS, WALKS[:1]))

@@ -214,10 +214,9 @@ async def _templates(driver, address, vue, names):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("vue", [False, True], ids=["classic", "Nodes 2.0"])
-def test_nothing_overlaps_in_any_template(driver, address, vue):
+def test_nothing_overlaps_in_any_template(driver, address):
     """At opening, after a run, with each panel open and with all; no node had to be pushed away for a panel."""
-    found, faults = asyncio.run(_templates(driver, address, vue, ALL))
+    found, faults = asyncio.run(_templates(driver, address, False, ALL))
     assert not faults and len(found) >= 24
     assert not {title: shared for title, (shared, *_) in found.items() if any(shared)}
     assert not {title: wrong for title, (_, wrong, *_) in found.items() if wrong}

@@ -146,7 +146,7 @@ async def _photograph(driver, address, show, vue):
 def address(driver, tmp_path_factory):
     base = tmp_path_factory.mktemp("widgets") / "base"
     with driver.server(COMFYUI, ROOT, base) as found:
-        saved = base / "output" / "vitrine_neurons"
+        saved = base / "models" / "vitrine_neurons"
         saved.mkdir(parents=True)
         NeuronSet(test_neuron_browser.FOUND, info=test_neuron_browser.INFO).save(saved / "found.json")
         yield found
