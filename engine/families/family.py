@@ -89,7 +89,7 @@ class Side:
 
     Attributes:
         kind: name of the backbone's class; a subclass counts. The library itself is not imported.
-        sites: every site of a backbone in execution order; None if the family has no sites.
+        sites: every site of a backbone in execution order.
         tokens: reads a forward's arguments.
         fits: distinguishes families that share a class.
         time: where the backbone embeds its timestep; None if no control embedding can be added there.
@@ -100,7 +100,7 @@ class Side:
     """
 
     kind: str
-    sites: Callable[[Any], Iterator[Site]] | None = None
+    sites: Callable[[Any], Iterator[Site]]
     tokens: Callable[[Inputs], Tokens] = plain_tokens
     fits: Callable[[Any], bool] = lambda net: True
     time: TimeEmbedding | None = None

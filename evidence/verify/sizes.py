@@ -108,8 +108,8 @@ def sizes(context: Context) -> Measured:
         figures[f"sizes.{key}.share"] = _ratio(f"{what}, the second over the first", *both)
         apart = tables["constant"][:, len(measures) + number]
         figures[f"sizes.{key}.noise"] = _figure(f"{what} of two noises at the model's own size, for comparison", apart)
-    for arm, table in tables.items():
-        finest, own = table[:, -2], table[:, -1]
+    for arm, measured in tables.items():
+        finest, own = measured[:, -2], measured[:, -1]
         what = f"finest detail at size {settings.sides[0]}, over that at the model's own size, {ARMS[arm]}"
         figures[f"sizes.detail.{arm}"] = _ratio(what, finest, own)
     missing = {p.key: f"needs {LPIPS.short}" for p in PUBLISHED if p.key not in figures}
