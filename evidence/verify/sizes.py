@@ -109,9 +109,9 @@ def sizes(context: Context) -> Measured:
         apart = tables["constant"][:, len(measures) + number]
         figures[f"sizes.{key}.noise"] = _figure(f"{what} of two noises at the model's own size, for comparison", apart)
     for arm, measured in tables.items():
-        finest, own = measured[:, -2], measured[:, -1]
+        finest, whole_detail = measured[:, -2], measured[:, -1]
         what = f"finest detail at size {settings.sides[0]}, over that at the model's own size, {ARMS[arm]}"
-        figures[f"sizes.detail.{arm}"] = _ratio(what, finest, own)
+        figures[f"sizes.detail.{arm}"] = _ratio(what, finest, whole_detail)
     missing = {p.key: f"needs {LPIPS.short}" for p in PUBLISHED if p.key not in figures}
     return Measured(figures, tuple(_notes(context, len(prompts), whole)), missing)
 
