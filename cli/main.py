@@ -82,7 +82,6 @@ def _tree() -> dict[str, type | Group]:
     from . import commands
     from . import control_commands as control
     from . import emd_commands as emd
-    from . import erase_command as nemo_erase
     from . import lora_commands as lora
     from . import nemo_commands as nemo
     from . import resolution_commands as resolution
@@ -93,7 +92,7 @@ def _tree() -> dict[str, type | Group]:
 
     return {
         "taps": Group("Choose layers of a model to tap.", taps.COMMANDS),
-        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS | nemo_erase.COMMANDS),
+        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS),
         "lora": Group("Reports on LoRA files.", lora.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
         "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),

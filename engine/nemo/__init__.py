@@ -5,11 +5,8 @@ from .blocked_copies import Copies, picture_distance
 from .blocking_checks import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
 from .check import CheckConfig, CheckedPrompt, CopyCheck, Instruments, Pictures, check_copies
 from .check_page import write_check
-from .consensus import consensus, jaccard
-from .erase import EraseConfig, Erased, EraseData, erase
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement, sample_threshold
 from .find import Result, find_neurons, make_probe, score_prompts
-from .guidance_difference import Pull, PullConfig, prompt_scores, pull
 from .neuron_effects import held_by
 from .neuron_statistics import NeuronStatistics, RunningStatistics, gather
 from .neurons import NeuronSet, fingerprint_of
@@ -20,11 +17,11 @@ from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig, SearchConfig
 from .sites import value_activations, value_sites
 
 __all__ = [
-    "Agreement", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck", "EraseConfig",
-    "EraseData", "Erased", "FewStepConfig", "FewStepSampler", "Instruments", "NeuronSet", "NeuronStatistics",
-    "PAPER_TAU", "Pictures", "ProbeConfig", "Pull", "PullConfig", "Result", "RunningStatistics", "SampleThreshold",
+    "Agreement", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck",
+    "FewStepConfig", "FewStepSampler", "Instruments", "NeuronSet", "NeuronStatistics",
+    "PAPER_TAU", "Pictures", "ProbeConfig", "Result", "RunningStatistics", "SampleThreshold",
     "Score", "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "check_copies",
-    "consensus", "erase", "find_neurons", "fingerprint_of", "gather", "held_by", "jaccard", "keep_scores",
-    "kept_scores", "make_probe", "picture_distance", "prompt_scores", "pull", "sample_agreement", "sample_threshold",
+    "find_neurons", "fingerprint_of", "gather", "held_by", "keep_scores",
+    "kept_scores", "make_probe", "picture_distance", "sample_agreement", "sample_threshold",
     "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
 ]  # fmt: skip

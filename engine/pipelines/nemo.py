@@ -7,12 +7,11 @@ from diffusers import StableDiffusionPipeline
 
 from .from_parts import FromParts
 from .nemo_blocking import BlockedSampling
-from .nemo_erase import ErasingPart
 from .nemo_tools import NEMOTools
 from .wrapping import AroundPipeline
 
 
-class NEMOPipeline(ErasingPart, NEMOTools, BlockedSampling, FromParts, StableDiffusionPipeline):
+class NEMOPipeline(NEMOTools, BlockedSampling, FromParts, StableDiffusionPipeline):
     """Stable Diffusion 1.x or 2.x with the NEMO tools (Hintersdorf et al., NeurIPS 2024).
 
     Example:
@@ -23,7 +22,7 @@ class NEMOPipeline(ErasingPart, NEMOTools, BlockedSampling, FromParts, StableDif
     """
 
 
-class NEMOAroundPipeline(ErasingPart, NEMOTools, BlockedSampling, AroundPipeline):
+class NEMOAroundPipeline(NEMOTools, BlockedSampling, AroundPipeline):
     """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which still samples itself.
 
     Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. No paper has

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ..nemo import (
     SearchConfig,
     Verification,
     VerifyConfig,
-    consensus,
     find_neurons,
     keep_scores,
     kept_scores,
@@ -171,24 +169,6 @@ class NEMOTools(BlockedSampling, SampleDetection):
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""
         return result.neurons(fingerprint_of(self._network))
-
-    def consensus(
-        self, prompts: str | Iterable[str], statistics: NeuronStatistics, config: SearchConfig | None = None,
-        probe: ProbeConfig | None = None, seeds: Sequence[int] = (1, 2, 3, 4, 5), share: float = 0.5,
-        progress: Progress = silent,
-    ) -> list[NeuronSet]:  # fmt: skip
-        """For each prompt, the neurons that at least ``share`` of the searches from other seeds keep.
-
-        A single search depends on its noises: two of them agree on about half of their neurons. A search costs as
-        much as :meth:`find`, so this costs ``len(seeds)`` times as much.
-        """
-        texts, settings = texts_of(prompts), probe or ProbeConfig()
-        searches: list[list[Result]] = []
-        for number, seed in enumerate(seeds):
-            own = replace(settings, seed=seed)
-            searches.append(self.find(texts, statistics, config, own))
-            progress(number + 1, len(seeds), None)
-        return [consensus([self.neurons(r) for r in results], share) for results in zip(*searches, strict=True)]
 
     def verify(
         self,

@@ -12,8 +12,7 @@ from ...engine.nemo.block import BlockConfig, block
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
-from .attacked import most_frequent
-from .baselines import PADDINGS, other_padding, random_neurons
+from .baselines import PADDINGS, most_frequent, other_padding, random_neurons
 from .probed_model import ORDINARY, PAPER, ProbedModel, budget_of, captions, setting, verbatim
 from .remedies import COPY, SEEDS, Sampler, adjusted, scaled, with_tokens
 

@@ -8,9 +8,7 @@ from diffusers import StableDiffusionPipeline
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import (
-    AttackConfig,
     BlockConfig,
-    EraseConfig,
     NeuronSet,
     ProbeConfig,
     SearchConfig,
@@ -21,7 +19,6 @@ from vitrine.engine.nemo import (
     value_sites,
 )
 from vitrine.engine.pipelines import NEMOPipeline
-from vitrine.engine.pipelines.nemo_erase import SurrogateConfig
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.tracing.fingerprint import width_of
 
@@ -191,28 +188,6 @@ def test_a_text_is_one_prompt_not_its_letters(pipe):
     assert result.prompt == "a hat"
     with pytest.raises(VitrineError, match="captions: given 1"):
         pipe.statistics("a hat")
-
-
-@pytest.mark.nightly
-def test_erasing_leaves_the_pipeline_alone_and_its_lora_loads(pipe, tmp_path):
-    """From prompts and pictures to a file that diffusers loads; a surrogate that is a copy itself is refused."""
-    plant, scenes = plants()[2], sample_scenes(range(20, 24))
-    picture, ordinary = render(plant.scenes).images[:1], caption(scenes)
-    everything = NeuronSet({s.address: tuple(range(width_of(pipe.unet, s))) for s in value_sites(pipe.unet)})
-    config = EraseConfig(rounds=1, updates=2, batch=2, rank=2, lr=1e-2, attack=AttackConfig(steps=1, batch=1))
-    few = SurrogateConfig(count=1, steps=8, guidance=2.0)
-    before = latents(pipe)
-    erased = pipe.erase([plant.captions[0]], [picture], ordinary, everything, config, few)
-    assert torch.equal(before, latents(pipe))
-    pipe.load_lora_weights(str(erased.save(tmp_path / "erased.safetensors")))
-    loaded = latents(pipe)
-    pipe.unload_lora_weights()
-    layers = {key.partition(".")[0] for key in erased.weights}
-    assert len(layers) * 3 == len(erased.weights) and not torch.equal(before, loaded)
-    with pytest.raises(VitrineError, match="surrogate"):
-        pipe.erase([plant.captions[0]], [picture], ordinary, NeuronSet({}), config, few)
-    with pytest.raises(VitrineError, match="one picture and one set"):
-        pipe.erase([plant.captions[0]], [], ordinary, everything, config, few)
 
 
 def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path, monkeypatch):

@@ -5,11 +5,10 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.nemo import ProbeConfig, SearchConfig
 from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import load_portraits, plants
-from vitrine_tests.machine import stock
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +33,6 @@ def test_an_inpainting_network_is_refused_by_name(pipe):
     inpainting = NEMOPipeline.from_pipe(StableDiffusionPipeline(**pipe.components | {"unet": unet}))
     with pytest.raises(VitrineError, match="UNet: given 9 input channels"):
         inpainting.score(["a"])
-
-
-@pytest.mark.parametrize("make", [stock.sdxl, stock.flux, stock.pixart])
-def test_erasing_networks_that_read_more_than_the_text_is_refused(make):
-    """SDXL: ``KeyError: 'time_ids'`` in the middle of the training."""
-    source = make()
-    pipe = NEMOPipeline.from_pipe(source)
-    forwards = []
-    (getattr(source, "unet", None) or source.transformer).register_forward_pre_hook(lambda *a: forwards.append(1))
-    with pytest.raises(VitrineError, match="pipeline to erase from: given .* text alone"):
-        pipe.erase(["a cat"], [torch.rand(1, 3, 128, 128)], ["a dog", "a house"], NeuronSet({}))
-    assert not forwards
 
 
 def test_an_endless_theta_is_refused_by_name():

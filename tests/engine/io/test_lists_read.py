@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from vitrine.cli.erase_command import read_pairs
 from vitrine.cli.w2w_calibrate import readings_in
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.prompt_files import read_prompts
@@ -95,10 +94,7 @@ def test_lines_of_nodes():
     assert rows_of("a;b\n1;2\n") == [["a", "b"], ["1", "2"]] and rows_of("") == []
 
 
-def test_pairs_and_readings(tmp_path):
-    (tmp_path / "a.png").touch()
-    (tmp_path / "pairs.csv").write_bytes('sep=;\nPrompt;Picture\n"two\nlines";a.png\n'.encode("utf-16"))
-    assert read_pairs(tmp_path / "pairs.csv") == (["two\nlines"], [tmp_path / "a.png"])
+def test_readings(tmp_path):
     good = tmp_path / "readings.csv"
     good.write_text("label;strength;reading\nbeard;0;0.5\nbeard;1;0.75\n", encoding="utf-8-sig")
     assert readings_in(good) == {"beard": [(0.0, 0.5), (1.0, 0.75)]}

@@ -10,7 +10,6 @@ from vitrine.engine.nemo import (
     NeuronSet,
     ProbeConfig,
     SearchConfig,
-    consensus,
     find_neurons,
     gather,
     held_by,
@@ -81,5 +80,4 @@ def test_records_survive_files_and_stand_side_by_side_in_merged_sets(probed, tmp
     loaded = NeuronSet.load(neurons.save(tmp_path / "n.json"))
     assert json.dumps(sorted(held_by(loaded).items())) == json.dumps(sorted(held_by(neurons).items()))
     assert all(len(records) == 2 for records in held_by(neurons.merged(loaded)).values())
-    assert all(len(records) == 3 for records in held_by(consensus([neurons, loaded, neurons])).values())
     assert held_by(NeuronSet({"mid-vit-block0-cross-v": (1,)})) == {}
