@@ -57,8 +57,6 @@ class Calibrate:
     """Timestep index (of 50) for the search and the published score."""
     guidance: float = 0.0
     """Guidance of the published score, at twice the cost; 0 is published. Also for `score --protocol nemo`."""
-    parity: bool = False
-    """Take the similarity's range from each batch, as in the authors' code. Detection uses it, too."""
     scored: Count = 200
     """Number of captions scored and sampled for the thresholds."""
     samples: Annotated[int, AtLeast(2)] = 4
@@ -76,14 +74,11 @@ class Calibrate:
         from ..engine.jobs.run import forget
         from ..engine.nemo import FewStepConfig, ProbeConfig, fingerprint_of, threshold
         from ..engine.nemo.sample_threshold import NAME
-        from ..engine.nemo.search_config import AUTO
         from ..engine.runtime.processes import launched
         from ..engine.runtime.stages import Stages
 
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
-        probe = ProbeConfig(
-            timestep_index=self.timestep_index, guidance=self.guidance, data_range=None if self.parity else AUTO
-        )
+        probe = ProbeConfig(timestep_index=self.timestep_index, guidance=self.guidance)
         sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
         shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
         chosen = texts[: self.scored]
@@ -223,8 +218,8 @@ class Find:
     """The model it was calibrated on."""
     out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
-    share: float | None = None
-    """Stop at this fraction of the effect of blocking everything; none: 0.98, or at tau under the protocol nemo."""
+    effect_fraction: float = 0.98
+    """Stop at this fraction of the effect of blocking everything; the protocol nemo stops at tau."""
     mode: str = "chain"
     """parity, chain or fast."""
     protocol: str = "vitrine"
@@ -232,7 +227,7 @@ class Find:
     together: Count = 16
     """Prompts searched in one batch."""
     seed: int = 0
-    """Seed of the noise; 0: as calibrated. Use several searches in separate folders for vitrine nemo consensus."""
+    """Seed of the noise; 0: as calibrated."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -249,7 +244,9 @@ class Find:
         probe = replace(probe, seed=self.seed or probe.seed)
         pipe = _pipeline(self.model, self.load)
         calibrated.check(fingerprint_of(pipe._network))
-        config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode, protocol=self.protocol)
+        config = SearchConfig(
+            tau=calibrated.tau, effect_fraction=self.effect_fraction, mode=self.mode, protocol=self.protocol
+        )
         sampler = None if config.published else pipe.sampler(threshold=SampleThreshold.load(self.calibrated))
         prompts, _ = read_prompts(self.prompts)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}

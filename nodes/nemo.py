@@ -19,7 +19,6 @@ from ..engine.nemo import (
     value_sites,
 )
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
-from ..engine.nemo.search_config import AUTO
 from ..engine.nemo.sites import SCOPES
 from .comfy import saved
 from .comfy.conditioning import condition_of, prompt_conditions
@@ -36,10 +35,6 @@ INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,
     tooltip="Which of a run's 50 DDIM steps is looked at, from 0: 1 (timestep 961) is published; small models may need "
     "4 to 15.",
-)  # fmt: skip
-PARITY = io.Boolean.Input(
-    "parity", default=False, optional=True, advanced=True,
-    tooltip="Official numbers: the similarity's range is each batch's own, as in the authors' code.",
 )  # fmt: skip
 TAU = io.Float.Input(
     "tau", default=0.0, min=0.0, max=1.0, step=0.001,
@@ -65,11 +60,6 @@ def lines(prompts: str, least: int) -> list[str]:
     if len(texts) < least:
         raise refuse("prompts", f"{len(texts)} lines", f"{least} or more, one a line", "paste ordinary captions")
     return texts
-
-
-def _probe(seeds: int, timestep_index: int, parity: bool) -> ProbeConfig:
-    """Settings of a score; with parity its range is each batch's, as in the authors' code."""
-    return ProbeConfig(seeds=seeds, timestep_index=timestep_index, data_range=None if parity else AUTO)
 
 
 def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
@@ -164,7 +154,6 @@ class NEMOThreshold(io.ComfyNode):
                 PROMPTS,
                 SEEDS,
                 INDEX,
-                PARITY,
             ],
             outputs=[
                 io.Float.Output(display_name="tau", tooltip="For NEMO Score and NEMO Find Neurons."),
@@ -174,12 +163,12 @@ class NEMOThreshold(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, clip: Any, latent: dict, prompts: str, seeds: int, timestep_index: int, parity: bool = False
+        cls, model: Any, clip: Any, latent: dict, prompts: str, seeds: int, timestep_index: int
     ) -> io.NodeOutput:
         """Score every caption: ``seeds`` network rows each."""
         texts, blank = lines(prompts, 2), blank_latents(model, latent)[:1]
         conds = prompt_conditions(model, clip, texts, blank)
-        probe = make_probe(denoiser_of(model), config=_probe(seeds, timestep_index, parity))
+        probe = make_probe(denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
         scores, _ = score_prompts(probe, conds, shape_of(blank), 1.0, progress())
         tau, mean, std = threshold([s.value for s in scores])
         return io.NodeOutput(tau, f"tau {tau:.4f} = mean {mean:.4f} + std {std:.4f} of {len(texts)} captions")
@@ -213,7 +202,6 @@ class NEMOScore(io.ComfyNode):
                 TAU,
                 SEEDS,
                 INDEX,
-                PARITY,
                 io.Vae.Input("vae", optional=True, tooltip="Connect it to see the predictions as pictures."),
             ],
             outputs=[
@@ -226,11 +214,11 @@ class NEMOScore(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, positive: list, latent: dict, tau: float, seeds: int, timestep_index: int,
-        parity: bool = False, vae: Any = None,
+        vae: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
         """One forward of ``seeds`` rows, and one more for the previews."""
         blank = blank_latents(model, latent)[:1]
-        probe = make_probe(denoiser_of(model), config=_probe(seeds, timestep_index, parity))
+        probe = make_probe(denoiser_of(model), config=ProbeConfig(seeds=seeds, timestep_index=timestep_index))
         cond = condition_of(model, positive, blank, probe.t)
         shape = shape_of(blank)
         ((score,), _) = score_prompts(probe, [cond], shape, tau or None, progress())

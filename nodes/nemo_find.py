@@ -47,9 +47,9 @@ class NEMOFindNeurons(io.ComfyNode):
                 NeuronStatisticsSocket.Input("statistics", tooltip="From NEMO Statistics, same model."),
                 TAU,
                 io.Float.Input(
-                    "share", display_name="effect_fraction", default=0.0, min=0.0, max=1.0, step=0.01,
-                    tooltip="The search ends when blocking has this fraction of the effect of blocking everything. 0: "
-                            "0.98, or with the protocol nemo at the threshold.",
+                    "effect_fraction", default=0.98, min=0.01, max=1.0, step=0.01,
+                    tooltip="The search ends when blocking has this fraction of the effect of blocking everything. The "
+                            "protocol nemo ends at the threshold instead.",
                 ),
                 io.Combo.Input("mode", options=list(MODES), default="chain",
                                tooltip="chain tests several neurons at once; parity one, measured as the authors do."),
@@ -80,7 +80,7 @@ class NEMOFindNeurons(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, statistics: Any, tau: float, share: float, mode: str,
+        cls, model: Any, positive: list, latent: dict, statistics: Any, tau: float, effect_fraction: float, mode: str,
         seeds: int, timestep_index: int, scope: str, protocol: str = PROTOCOLS[0], negative: list | None = None,
         threshold: SampleThreshold | None = None, clip: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
@@ -88,7 +88,7 @@ class NEMOFindNeurons(io.ComfyNode):
         model_id = fingerprint(model)
         statistics.check(backbone_of(model), active_fingerprint(model))
         blank = blank_latents(model, latent)[:1]
-        config = SearchConfig(tau=tau or None, share=share or None, mode=mode, protocol=protocol)
+        config = SearchConfig(tau=tau or None, effect_fraction=effect_fraction, mode=mode, protocol=protocol)
         probe = make_probe(
             denoiser_of(model), scope, ProbeConfig(seeds=seeds, timestep_index=timestep_index), config.rows
         )

@@ -26,9 +26,9 @@ from .nearest import LENGTH, SIDE, Nearest, PictureIndex, overlay, thumbnails
 
 Sample = Callable[[str, Sequence[int], bool, Callable[[int], None]], torch.Tensor]
 """(prompt, n seeds, without the LoRA, called after each step with its number) -> (n, 3, H, W) in [0, 1]."""
-SCORES = ("nemo", "norm", "cosine", "anisotropy", "sharpness", "likeness")
-"""Scores of a prompt: NeMo's, those of :mod:`vitrine.engine.nemo.guidance_difference`, and the cosine of a descriptor
-with the picture that is nearest. NaN where one was not measured."""
+SCORES = ("nemo", "likeness")
+"""Scores of a prompt: NeMo's, and the cosine of a descriptor with the picture that is nearest. NaN where one was not
+measured."""
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from ..errors import refuse
 from ..io.files import named, refuse_pickle
 from ..io.picture_files import PICTURES, open_picture, pictures_in
 from ..jobs.digests import Files
-from ..nemo import ProbeConfig, make_probe
+from ..nemo import ProbeConfig, make_probe, score_prompts
 from ..nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
 from ..nemo.check_page import write_check
-from ..nemo.guidance_difference import PullConfig, prompt_scores
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.progress import Progress, silent
 from .adapter import network_of
@@ -39,7 +38,7 @@ def copy_check(
     pipe: DiffusionPipeline, prompts: Sequence[str], folder: str | Path, *,
     pictures: str | Path | Sequence[str | Path] = (), lora: str | Path | None = None,
     config: CheckConfig | None = None, probe: ProbeConfig | None = None,
-    pulls: PullConfig | None = None, tau: float | None = None, labels: Sequence[str] = (),
+    tau: float | None = None, labels: Sequence[str] = (),
     describe: Callable[[torch.Tensor], torch.Tensor] | None = None, memory: int | str = "2GB",
     progress: Progress = silent, shown: int = 50, **sampling: Any,
 ) -> CopyCheck:  # fmt: skip
@@ -67,10 +66,10 @@ def copy_check(
         side = sampler.size
         read = (lambda i: _picture(paths[i], side)) if paths else None
         files = Pictures([p.name for p in paths], read, Files(paths))
-        scores = _scores(pipe, side, probe or ProbeConfig(), pulls or PullConfig())
+        scores = _scores(pipe, side, probe or ProbeConfig())
         identity = {
             **components_of(pipe), "LoRA": None if lora is None else Path(lora), "sampling": sampling,
-            "probe": probe or ProbeConfig(), "pull": pulls or PullConfig(),
+            "probe": probe or ProbeConfig(),
         }  # fmt: skip
         rows = rows_within(memory_bytes(memory) // _SHARE, sampler.short, (config or CheckConfig()).seeds)
         instruments = Instruments(sampler, sampler.steps, rows, lora is not None, scores, describe, identity)
@@ -190,7 +189,7 @@ def _freed(pipe: DiffusionPipeline) -> Iterator[None]:
 
 
 def _scores(
-    pipe: DiffusionPipeline, size: tuple[int, int], probe: ProbeConfig, pulls: PullConfig
+    pipe: DiffusionPipeline, size: tuple[int, int], probe: ProbeConfig
 ) -> Callable[[str], Mapping[str, float | None]] | None:
     """Scores of a prompt, where the pipeline has a UNet whose text we know how to encode."""
     unet = getattr(pipe, "unet", None)
@@ -202,8 +201,8 @@ def _scores(
 
     @torch.no_grad()
     def scores(prompt: str) -> Mapping[str, float | None]:
-        cond, empty = encoded(pipe, [prompt], size), empty_prompt(pipe, size)
-        return prompt_scores(instrument, cond, empty, shape, pulls)
+        ((score,), _) = score_prompts(instrument, [encoded(pipe, [prompt], size)], shape, None)
+        return {"nemo": score.value}
 
     return scores
 

@@ -13,12 +13,12 @@ import torch
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.check import CheckConfig, CopyCheck
 from ...engine.nemo.find import make_probe
-from ...engine.nemo.guidance_difference import prompt_scores
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
 from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, arms, claim
+from .guidance_difference import prompt_scores
 from .probed_model import DETECT, GUIDANCE, SHAPE, STEPS
 
 SIZES = (1, 5, 20)
@@ -101,9 +101,11 @@ def check(folder: Path, name: str, budget: SampleBudget, model: str | None = Non
 
 
 @torch.no_grad()
-def base_scores(folder: Path, name: str, model: str | None = None) -> list[dict[str, float | None]]:
-    """Scores of the same caption in the model without the LoRA: the baseline."""
+def scores_of(folder: Path, name: str, model: str | None = None, lora: bool = True) -> list[dict[str, float]]:
+    """Scores of the same caption, with the LoRA or in the model without it: the baseline."""
     pipe = _pipeline(model)
+    if lora:
+        pipe.load_lora_weights(str(folder / "loras"), weight_name=f"{name}.safetensors")
     denoiser = Denoiser.from_diffusers(pipe)
     probe, (empty,) = make_probe(denoiser, config=DETECT), pipe.conditions([""])
     return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name))]
@@ -151,11 +153,12 @@ def measured(
         folder = Path(scratch)
         names = train(folder, sets, progress, model, QUICK_RECIPE if quick else RECIPE)
         for number, name in enumerate(names):
-            checked, bare = check(folder, name, budget, model), base_scores(folder, name, model)
+            checked = check(folder, name, budget, model)
+            adapted, bare = (scores_of(folder, name, model, lora) for lora in (True, False))
             rates.append(_mean([p.share for p in checked.prompts]))
             for score in SCORED:
-                scores[score].append(_mean([p.scores[score] for p in checked.prompts]))
-                without[score].append(_mean([s[score] or 0.0 for s in bare]))
+                scores[score].append(_mean([s[score] for s in adapted]))
+                without[score].append(_mean([s[score] for s in bare]))
             area = _mean([float(p.areas.mean()) for p in checked.prompts])
             rows[name] = {"copies": round(rates[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
             progress(number + 1, len(names), None)

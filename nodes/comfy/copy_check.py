@@ -14,10 +14,9 @@ import torch
 
 from ...engine.io.file_names import safe_name
 from ...engine.io.picture_files import open_picture, pixels_of
-from ...engine.nemo import make_probe
+from ...engine.nemo import make_probe, score_prompts
 from ...engine.nemo.check import CheckConfig, CopyCheck, Instruments, Pictures, check_copies
 from ...engine.nemo.check_page import write_check
-from ...engine.nemo.guidance_difference import PULL, prompt_scores
 from ...engine.nemo.search_config import ProbeConfig
 from ...engine.runtime.progress import Progress
 from .conditioning import literal, prompt_conditions
@@ -126,8 +125,9 @@ def _scores(
     @torch.no_grad()
     def scores(prompt: str) -> Mapping[str, float | None]:
         probe = make_probe(loading_denoiser_of(models.model), config=config)
-        cond, empty = prompt_conditions(models.model, models.clip, [prompt, ""], blank)
-        return prompt_scores(probe, cond, empty, (channels, height, width), PULL)
+        conds = prompt_conditions(models.model, models.clip, [prompt], blank)
+        ((score,), _) = score_prompts(probe, conds, (channels, height, width), None)
+        return {"nemo": score.value}
 
     return scores
 

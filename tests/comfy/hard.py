@@ -146,7 +146,7 @@ class Scene:
                 call("VitrineNEMOScore", model=self.model, positive=self.positive, tau=0.9, vae=self.vae, **probe)[2]],
             "NEMO Find Neurons": lambda: [
                 call("VitrineNEMOFindNeurons", model=self.model, positive=self.positive, statistics=statistics,
-                     tau=0.3, share=0.9, mode="chain", scope="down+mid", **probe)[2]],
+                     tau=0.3, effect_fraction=0.9, mode="chain", scope="down+mid", **probe)[2]],
             "NEMO Verify": lambda: [
                 call("VitrineNEMOVerify", model=self.model, positive=self.positive, neurons=NEURONS, tau=0.3, seed=101,
                      attack_steps=3, reference=reference, **probe)[2][0][0]],

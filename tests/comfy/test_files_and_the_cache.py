@@ -111,7 +111,7 @@ class Desk:
         statistics = self.one("VitrineNEMOStatistics", scope="down+mid", **texts)
         self.call("VitrineNEMOThreshold", **texts, **probe)
         self.call("VitrineNEMOScore", tau=0.9, **prompt)
-        found = {"statistics": statistics, "tau": 0.3, "share": 0.9, "mode": "chain", "scope": "down+mid"}
+        found = {"statistics": statistics, "tau": 0.3, "effect_fraction": 0.9, "mode": "chain", "scope": "down+mid"}
         self.call("VitrineNEMOFindNeurons", **found, **prompt)
         compared = {"before": pictures, "after": pictures, "training_picture": pictures[:1], "ordinary": pictures}
         self.call("VitrineNEMOCompareCopies", **compared)

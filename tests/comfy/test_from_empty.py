@@ -77,7 +77,7 @@ async def neuron_blocked(canvas):
     model, text, latent = await canvas.started(PLANT)
     usual = await canvas.add("neuron statistics", "VitrineNEMOStatistics", model=[model, 0], clip=[model, 1])
     wires = {"positive": [text, 0], "latent": [latent, 0], "statistics": [usual, 0]}
-    settings = {"tau": 0.87, "share": 0.5, "timestep_index": 4, "seeds": 2}
+    settings = {"tau": 0.87, "effect_fraction": 0.5, "timestep_index": 4, "seeds": 2}
     neurons = await canvas.add("find neurons", "VitrineNEMOFindNeurons", settings, model=[model, 0], **wires)
     wires = {"model": [model, 0], "neurons": [neurons, 0]}
     blocked = await canvas.add("block neurons", "VitrineNEMONeuronBlocker", **wires)

@@ -68,10 +68,16 @@ def test_statistics_and_search_equal_the_pipelines(comfy, pipe, parts, latent, s
     positive = encode(comfy, parts[1], PLANT)
     told = {"model": parts[0], "positive": positive, "latent": latent, "seeds": 4, "timestep_index": 4}
     found, report, picture = comfy.call(
-        "VitrineNEMOFindNeurons", **told, statistics=statistics, tau=0.8, share=0.9, mode="chain", scope="down+mid"
+        "VitrineNEMOFindNeurons",
+        **told,
+        statistics=statistics,
+        tau=0.8,
+        effect_fraction=0.9,
+        mode="chain",
+        scope="down+mid",
     )
     probe = ProbeConfig(seeds=4, timestep_index=4)
-    (result,) = pipe.find([PLANT], ours, SearchConfig(tau=0.8, share=0.9), probe)
+    (result,) = pipe.find([PLANT], ours, SearchConfig(tau=0.8, effect_fraction=0.9), probe)
     assert len(found) and found.neurons == pipe.neurons(result).neurons
     assert found.fingerprint == pipe.neurons(result).fingerprint and "before" in report
     assert picture.shape[-1] == 3 and float(picture.max()) == 1.0
@@ -204,7 +210,14 @@ def test_statistics_of_another_model_are_refused_as_by_the_pipeline(comfy, pipe,
 
     foreign, refusals = replace(statistics, fingerprint=origin), []
     node = {"model": parts[0], "positive": encode(comfy, parts[1], PLANT), "latent": latent, "statistics": foreign}
-    settings = {"tau": 0.8, "share": 0.9, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}
+    settings = {
+        "tau": 0.8,
+        "effect_fraction": 0.9,
+        "mode": "chain",
+        "seeds": 2,
+        "timestep_index": 4,
+        "scope": "down+mid",
+    }
     for search in (
         lambda: comfy.call("VitrineNEMOFindNeurons", **node, **settings),
         lambda: pipe.find([PLANT], foreign),
@@ -224,7 +237,7 @@ def test_a_graph_with_every_step(comfy):
               "inputs": {"model": ["1", 0], "clip": ["1", 1], "prompts": "\n".join(PROMPTS), "scope": "down+mid"}},
         "5": {"class_type": "VitrineNEMOFindNeurons",
               "inputs": {"model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "statistics": ["4", 0],
-                         "tau": 0.8, "share": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
+                         "tau": 0.8, "effect_fraction": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
                          "scope": "down+mid"}},
         "6": {"class_type": "VitrineNEMONeuronBlocker",
               "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both", "start": 0, "end": 1}},
@@ -297,7 +310,7 @@ def test_published_statistics_are_read(comfy, parts, statistics, latent, monkeyp
     settings = {
         "statistics": read,
         "tau": 0.428,
-        "share": 0.0,
+        "effect_fraction": 0.98,
         "mode": "chain",
         "scope": "down+mid",
         "protocol": "nemo",

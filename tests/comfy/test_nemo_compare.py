@@ -51,7 +51,7 @@ def test_neurons_name_words_where_the_text_encoder_is_connected(comfy):
             "model": ["1", 0], "clip": ["1", 1], "prompts": "a face\na smile\na hat", "scope": "down+mid"}},
         "5": {"class_type": "VitrineNEMOFindNeurons", "inputs": {
             "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "statistics": ["4", 0], "clip": ["1", 1],
-            "tau": 0.5, "share": 0.3, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}},
+            "tau": 0.5, "effect_fraction": 0.3, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}},
         "6": {"class_type": "VitrineSaveNeurons", "inputs": {"neurons": ["5", 0], "name": "words"}},
     }  # fmt: skip
     _, error = comfy.run(graph)

@@ -79,11 +79,11 @@ def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, t
     )
     found, report, _ = comfy.call(
         "VitrineNEMOFindNeurons", **told, positive=encode(comfy, parts[1], PLANT), statistics=statistics, tau=0.0,
-        share=0.9, mode="fast", seeds=4, timestep_index=4, scope="down+mid", negative=encode(comfy, parts[1], ""),
-        threshold=threshold,
+        effect_fraction=0.9, mode="fast", seeds=4, timestep_index=4, scope="down+mid",
+        negative=encode(comfy, parts[1], ""), threshold=threshold,
     )  # fmt: skip
     sampler = pipe.sampler(threshold=pipe.calibrate_samples(ORDINARY))
-    probe, config = ProbeConfig(seeds=4, timestep_index=4), SearchConfig(share=0.9, mode="fast")
+    probe, config = ProbeConfig(seeds=4, timestep_index=4), SearchConfig(effect_fraction=0.9, mode="fast")
     (result,) = pipe.find([PLANT], pipe.statistics(captions), config, probe, sampler=sampler)
     assert found.neurons == pipe.neurons(result).neurons and len(found)
     assert found.info["verdict"] == result.verdict and result.verdict in ("changed", "reduced")
@@ -91,5 +91,5 @@ def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, t
     with pytest.raises(VitrineError, match="negative"):
         comfy.call(
             "VitrineNEMOFindNeurons", **told, positive=encode(comfy, parts[1], PLANT), statistics=statistics, tau=0.0,
-            share=0.9, mode="fast", seeds=4, timestep_index=4, scope="down+mid", threshold=threshold,
+            effect_fraction=0.9, mode="fast", seeds=4, timestep_index=4, scope="down+mid", threshold=threshold,
         )  # fmt: skip

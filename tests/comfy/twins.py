@@ -120,7 +120,7 @@ def found_neurons(graph, pipe):
     """(neurons, statistics) as NEMO Statistics and NEMO Find Neurons find them."""
     told, find = graph.one("VitrineNEMOStatistics"), graph.one("VitrineNEMOFindNeurons")
     statistics = pipe.statistics(told.prompts.splitlines(), told.scope)
-    config = SearchConfig(tau=find.tau, share=find.share or None, mode=find.mode)
+    config = SearchConfig(tau=find.tau, effect_fraction=find.effect_fraction, mode=find.mode)
     probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
     (result,) = pipe.find([graph.text(find.positive)], statistics, config, probe, find.scope)
     return pipe.neurons(result), statistics

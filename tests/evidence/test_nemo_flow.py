@@ -14,7 +14,7 @@ def test_what_chooses_does_not_measure():
 
 
 def test_statistics_of_the_flow_model():
-    probe = ProbeConfig(seeds=2, timestep_index=15, signal="x0", data_range=1.0)
+    probe = ProbeConfig(seeds=2, timestep_index=15, signal="x0")
     probed = setting(str(FLOW_WEIGHTS), budget=SampleBudget(statistics=6, calibration=3), search=probe)
     assert list(probed.widths().values()) == [160] * 6 and 0 < probed.tau < 1
     activations = {f"vit-block{i}-ctx-v": torch.ones(160) for i in range(6)}

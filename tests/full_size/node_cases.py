@@ -164,7 +164,7 @@ def nemo_detect(s: Scene) -> Tensors:
 @case("VitrineNEMOFindNeurons")
 def nemo_find(s: Scene) -> Tensors:
     """By four seeds, of which random weights make two agree by more than this tau."""
-    told = {"statistics": s.statistics, "tau": 0.01, "share": 0.001, "mode": "fast"}
+    told = {"statistics": s.statistics, "tau": 0.01, "effect_fraction": 0.9801, "mode": "fast"}
     neurons, report, picture = s.call("VitrineNEMOFindNeurons", positive=s.positive, **_probe(s) | told | {"seeds": 4})
     assert len(neurons) and "after" in report
     return [picture]

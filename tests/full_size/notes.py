@@ -199,7 +199,9 @@ def set_both(f: Following, first: str, one: str, second: str, other: str) -> Non
 
 
 def _number(text: str) -> Any:
-    return int(text) if text.isdigit() else text
+    if text.isdigit():
+        return int(text)
+    return float(text) if text.replace(".", "", 1).isdigit() else text
 
 
 def train_sizes(f: Following, value: str) -> None:
@@ -360,7 +362,7 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
      r"(?:, joined by Batch Images(?: and Batch Masks \(sixteen pictures of 512 px\))?)?", swap_renders),
     (r"set Empty Latent Image to (\d+)(?: \(SDXL: (\d+)\))?", set_side),
     (r"set width and height of (Prompt and size|Sample both) to (\d+)(?: \(SDXL: (\d+)\))?", set_side_in),
-    (r"set (timestep_index|schedule) to (\w+) and (effect_fraction|pos_embed) to (\w+)", set_both),
+    (r"set (timestep_index|schedule) to (\w+) and (effect_fraction|pos_embed) to ([\w.]*\w)", set_both),
     (r"on a UNet \(SD1\.5, SDXL\) set (pos_embed) to (auto) and (receptive_field) to (dilate)", on_unets),
     (r"on SD3 set (pos_embed) to (auto)", on_sd3),
     (r"set (pos_embed) to (rope_yarn) \(SD3: (auto)\) and (receptive_field) to (none)", positions_and_field),

@@ -183,7 +183,7 @@ def nemo_calibrate(s: Loaded) -> Tensors:
 
 @case("NEMOPipeline.find")
 def nemo_find(s: Loaded) -> Tensors:
-    config = SearchConfig(tau=0.01, share=0.001, k_step=50, mode="fast")
+    config = SearchConfig(tau=0.01, effect_fraction=0.001, k_step=50, mode="fast")
     (found,) = s.of("NEMO").find([PROMPT], s.statistics, config, PROBE)
     return [torch.tensor(found.before.value)]
 

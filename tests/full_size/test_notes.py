@@ -46,7 +46,7 @@ def made_small(graph, family):
         if node["class_type"] == "VitrineW2WInvert":
             given["steps"] = 1
         if node["class_type"] == "VitrineNEMOFindNeurons":
-            given.update(share=0.001, mode="fast")  # what random weights copy hangs on thousands of neurons
+            given.update(effect_fraction=0.01, mode="fast")  # what random weights copy hangs on thousands of neurons
         if node["class_type"] == "VitrineRankActivations":
             given.update(
                 noise=0.0, granularity=0.0

@@ -275,7 +275,7 @@ def nemo_calibrate(pipe: Any) -> Tensors:
 
 @entered("nemo.find", NEMO)
 def nemo_find(pipe: Any) -> Tensors:
-    config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0)
+    config = SearchConfig(tau=0.3, effect_fraction=0.05, theta=4.0, theta_step=3.0)
     (found,) = pipe.find([plants()[2].captions[0]], valid_for(pipe, _statistics()), config, PROBE)
     assert found.search is not None and found.after is not None
     return [torch.tensor([found.before.value, found.after.value])]

@@ -11,7 +11,6 @@ from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.io.prompt_files import read_prompts
 from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.nemo.check import CheckConfig
-from vitrine.engine.nemo.guidance_difference import PullConfig
 from vitrine.engine.pipelines.copy_checks import copy_check
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.runtime.progress import Interrupted
@@ -21,7 +20,6 @@ ORDINARY = tuple(caption(sample_scenes(range(8_400_000, 8_400_004))))
 PLANTS = plants()[:3]
 CONFIG = CheckConfig(seeds=2, usual=4, ordinary=ORDINARY)
 FAST = {"num_inference_steps": 8, "guidance_scale": 3.0}
-PULLS = PullConfig(noises=1)
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +43,13 @@ def test_memorized_pictures_are_named_and_ordinary_captions_are_not(pipe, traini
     prompts = [PLANTS[2].captions[0], PLANTS[2].controls[0], PLANTS[0].captions[0]]
     check = copy_check(
         pipe, prompts, tmp_path, pictures=training, config=CONFIG, probe=ProbeConfig(seeds=4, timestep_index=15),
-        pulls=PULLS, labels=["planted", "", "planted"], tau=0.85, **FAST,
+        labels=["planted", "", "planted"], tau=0.85, **FAST,
     )  # fmt: skip
     assert [p.copies for p in check.prompts] == [2, 0, 2]
     memorized, control, _ = check.prompts
     assert check.names[int(memorized.numbers[0])] == f"{PLANTS[2].name.replace(' ', '-')}.png"
     assert float(memorized.areas.min()) > 0.9 and float(control.ratios.min()) > 0.4
-    assert memorized.scores["nemo"] > control.scores["nemo"] and set(memorized.scores) >= {
-        "norm",
-        "cosine",
-        "sharpness",
-    }
+    assert memorized.scores["nemo"] > control.scores["nemo"]
     rows = list(csv.DictReader((tmp_path / "copies.csv").read_text().splitlines()))
     assert [r["copies"] for r in rows] == ["2", "0", "2"] and [r["memorized"] for r in rows] == ["yes", "no", "yes"]
     assert rows[0]["label"] == "planted" and rows[0]["nearest"] == check.names[int(memorized.numbers[0])]
@@ -74,7 +68,7 @@ def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
         if len(steps) == 30:
             raise Interrupted
 
-    settings = {"pictures": training, "config": CONFIG, "pulls": PULLS, **FAST}
+    settings = {"pictures": training, "config": CONFIG, **FAST}
     with pytest.raises(Interrupted):
         copy_check(pipe, prompts, tmp_path / "a", progress=stop, **settings)
     assert steps[0] == (1, 64) and steps[1] == (2, 64)  # after each step of the sampler
@@ -94,7 +88,7 @@ def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
 
 
 def test_without_pictures_samples_are_compared_with_each_other(pipe, tmp_path):
-    check = copy_check(pipe, [PLANTS[0].captions[0]], tmp_path, config=CONFIG, pulls=PULLS, **FAST)
+    check = copy_check(pipe, [PLANTS[0].captions[0]], tmp_path, config=CONFIG, **FAST)
     (memorized,) = check.prompts
     assert memorized.copies == 2 and memorized.numbers.tolist() == [1, 0] and float(memorized.ratios.min()) > 0
     assert "repeats itself" in (tmp_path / "copies.html").read_text()
@@ -107,7 +101,7 @@ def test_a_lora_is_taken_off_for_what_is_usual_and_leaves_the_pipeline_as_it_was
     path = write_lora(tmp_path / "lora.safetensors", layers)
     before = {k: v.clone() for k, v in pipe.unet.state_dict().items()}
     prompts, config = [PLANTS[0].captions[0]], CheckConfig(seeds=2, usual=2)
-    check = copy_check(pipe, prompts, tmp_path / "c", pictures=training, lora=path, config=config, pulls=PULLS, **FAST)
+    check = copy_check(pipe, prompts, tmp_path / "c", pictures=training, lora=path, config=config, **FAST)
     assert check.prompts[0].scores["nemo"] > 0
     assert not pipe.get_active_adapters() and before.keys() == pipe.unet.state_dict().keys()
     assert all(torch.equal(before[k], v) for k, v in pipe.unet.state_dict().items())

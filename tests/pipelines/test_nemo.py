@@ -93,7 +93,7 @@ def test_scores_and_searches_of_another_size(pipe):
     scores = wide.score(texts, 0.5, probe)
     assert all(torch.equal(a.per_seed, b.per_seed) for a, b in zip(scores, expected, strict=True))
     statistics = wide.statistics(caption(sample_scenes(range(20))))
-    (result,) = wide.find(texts[:1], statistics, SearchConfig(tau=1e-3, share=0.5), probe)
+    (result,) = wide.find(texts[:1], statistics, SearchConfig(tau=1e-3, effect_fraction=0.5), probe)
     assert result.search is not None and len(wide.neurons(result)) > 0
     with pytest.raises(VitrineError, match="multiples of 4"):
         NEMOPipeline.from_pipe(source, size=(50, 64))
@@ -128,9 +128,9 @@ def test_the_published_rule_leaves_prompts_below_tau_alone(pipe):
     """By default what is asked is searched, from every seed."""
     texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
     statistics = pipe.statistics(caption(sample_scenes(range(20))))
-    published = SearchConfig(tau=1.0, share=0.5, protocol="nemo")
+    published = SearchConfig(tau=1.0, effect_fraction=0.5, protocol="nemo")
     assert all(r.search is None for r in pipe.find(texts, statistics, published, probe))
-    asked = pipe.find(texts, statistics, SearchConfig(share=0.5), probe)
+    asked = pipe.find(texts, statistics, SearchConfig(effect_fraction=0.5), probe)
     assert all(r.search is not None and r.verdict == "no verdict" for r in asked)
     every = pipe.find(texts, statistics, replace(published, tau=1e-6), probe)
     assert [r.search.neurons for r in asked] == [r.search.neurons for r in every]

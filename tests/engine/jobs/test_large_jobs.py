@@ -15,7 +15,6 @@ from vitrine.engine.io.lora_writing import kohya
 from vitrine.engine.io.table_on_disk import RowFile
 from vitrine.engine.jobs.stored_text import StoredText
 from vitrine.engine.nemo import CheckConfig, ProbeConfig
-from vitrine.engine.nemo.guidance_difference import PullConfig
 from vitrine.engine.pipelines import NEMOPipeline, copy_check
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import load_portraits
@@ -93,7 +92,7 @@ def test_copy_check_of_many_samples(pipe, tmp_path):
     config, budget = CheckConfig(seeds=64, usual=2, ordinary=("a hat", "glasses")), 24 * MiB
 
     def check(folder, memory):
-        how = {"config": config, "probe": SMALL, "pulls": PullConfig(noises=1), "num_inference_steps": 1}
+        how = {"config": config, "probe": SMALL, "num_inference_steps": 1}
         return copy_check(pipe, ["a face"], tmp_path / folder, memory=memory, **how)
 
     check("warm", budget)

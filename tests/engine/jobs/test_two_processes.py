@@ -37,7 +37,7 @@ TEXT = [f"a face number {i}" for i in range(200)]
 
 
 def commands(inputs, out):
-    cal, find = ["--calibrated", str(out / "cal")], ["--share", "0.8", "--mode", "fast"]
+    cal, find = ["--calibrated", str(out / "cal")], ["--effect-fraction", "0.8", "--mode", "fast"]
     calibrate = ["--out", str(out / "cal"), "--timestep-index", "15", "--scored", "8"]
     return [
         ["nemo", "calibrate", str(inputs / "ordinary.txt"), *calibrate],

@@ -1,4 +1,4 @@
-"""What the copy check measures: which picture is nearest and where, and how a prompt pulls at the prediction."""
+"""What the copy check measures: which picture is nearest and where."""
 
 import math
 
@@ -7,12 +7,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.noise import seeded_noise
-from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.table_on_disk import RowFile
-from vitrine.engine.nemo.guidance_difference import PullConfig, pull
 from vitrine.engine.nemo.nearest import LENGTH, PictureIndex, overlay, thumbnails
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine.evidence.nemo.guidance_difference import guidance_difference
 
 SHAPE = (4, 16, 16)
 
@@ -67,7 +66,7 @@ def test_thumbnails_are_means_of_areas():
     assert torch.allclose(thumbnails(large)[0, 1, 3, 5], large[0, 1, 6:8, 15:18].mean(), atol=1e-6)
 
 
-# --- the pull of a prompt -----------------------------------------------------------------------------------------
+# --- rival scores --------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def portraits():
     return load_portraits()
@@ -78,21 +77,17 @@ def conditions(portraits, *texts):
         return [Condition(row[None]) for row in portraits.encode(list(texts))]
 
 
-def test_the_empty_prompt_does_not_pull(portraits):
+def test_the_empty_prompt_makes_no_guidance_difference(portraits):
     (empty,) = conditions(portraits, "")
-    nothing = pull(Denoiser.from_diffusers(portraits.pipeline()), empty, empty, SHAPE, PullConfig(noises=2))
-    assert (
-        nothing.norm < 1e-4
-        and nothing.sharpness < 1e-4
-        and abs(nothing.cosine) < 1
-        and math.isfinite(nothing.anisotropy)
-    )
+    scores = guidance_difference(Denoiser.from_diffusers(portraits.pipeline()), empty, empty, SHAPE, [51, 52])
+    assert scores["norm"] < 1e-4 and scores["sharpness"] < 1e-4
+    assert abs(scores["cosine"]) < 1 and math.isfinite(scores["anisotropy"])
 
 
 def test_norm_cosine_and_sharpness_against_their_formulas(portraits):
     denoiser = Denoiser.from_diffusers(portraits.pipeline())
     cond, empty = conditions(portraits, "a smiling tan face with bald head on blue", "")
-    scores = pull(denoiser, cond, empty, SHAPE, PullConfig(noises=1, seed=7, weights=(2.0, 0.5), stride=1e-3))
+    scores = guidance_difference(denoiser, cond, empty, SHAPE, [7], weights=(2.0, 0.5), stride=1e-3)
     x, both = seeded_noise([7], SHAPE), Condition.batch([cond, empty])
 
     def eps(x, t):
@@ -101,9 +96,9 @@ def test_norm_cosine_and_sharpness_against_their_formulas(portraits):
     with torch.no_grad():
         (c, u), (late_c, late_u) = eps(x, 981.0), eps(x, 41.0)
     cosine = torch.nn.functional.cosine_similarity(late_u, late_c - late_u, dim=1).mean()
-    assert scores.norm == pytest.approx(float((c - u).norm()), rel=1e-4)
-    assert scores.cosine == pytest.approx(float(cosine), abs=1e-4)
-    assert scores.anisotropy == pytest.approx(2 * scores.norm + 0.5 * scores.cosine, rel=1e-5)
+    assert scores["norm"] == pytest.approx(float((c - u).norm()), rel=1e-4)
+    assert scores["cosine"] == pytest.approx(float(cosine), abs=1e-4)
+    assert scores["anisotropy"] == pytest.approx(2 * scores["norm"] + 0.5 * scores["cosine"], rel=1e-5)
     sigma = float(denoiser.schedule.scales(981.0)[1])
 
     def score(x):  # eps is minus sigma times the score
@@ -114,12 +109,4 @@ def test_norm_cosine_and_sharpness_against_their_formulas(portraits):
         d = score(x)
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
         _, along = torch.autograd.functional.jvp(score, x, d)
-    assert scores.sharpness == pytest.approx(float(along.norm()), rel=0.02)
-    assert pull(denoiser, cond, empty, SHAPE, PullConfig(noises=1, sharpness=False)).sharpness is None
-
-
-def test_pull_settings_are_refused():
-    for settings in ({"noises": 0}, {"steps": 2}, {"weights": (1.0,)}, {"stride": 0.0}):
-        with pytest.raises(VitrineError, match="noises, steps, weights, stride"):
-            PullConfig(**settings)
-    assert PullConfig.from_dict(PullConfig().to_dict()) == PullConfig()
+    assert scores["sharpness"] == pytest.approx(float(along.norm()), rel=0.02)

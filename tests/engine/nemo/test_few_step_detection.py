@@ -170,10 +170,10 @@ def test_two_stages_leave_out_what_differs_at_once(denoiser, conds, usual):
 def test_an_exhausted_search_begins_again_in_all_layers_that_the_statistics_know(denoiser, conds):
     sites = value_sites(denoiser.backbone, "all")
     every = gather([value_activations(denoiser, Condition.batch(conds), sites)], [s.address for s in sites])
-    probe = make_probe(denoiser, config=ProbeConfig(seeds=2, data_range=1.0))
+    probe = make_probe(denoiser, config=ProbeConfig(seeds=2))
     few = [s.address for s in probe.sites]
     narrow = NeuronStatistics({a: every.means[a] for a in few}, {a: every.stds[a] for a in few}, every.count)
-    config = SearchConfig(tau=0.01, tau_search=1e-6, theta=1.5, theta_step=0.5)
+    config = SearchConfig(tau=1e-6, effect_fraction=1.0, theta=1.5, theta_step=0.5)
 
     def searched(statistics, **change):
         (result,) = find_neurons(probe, ["a"], conds[:1], statistics, SHAPE, replace(config, **change))

@@ -22,7 +22,7 @@ from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 
 SHAPE, TEXT, TOKENS, SEEDS = (4, 16, 16), 24, 7, 3
-PROBE = ProbeConfig(seeds=SEEDS, data_range=1.0)
+PROBE = ProbeConfig(seeds=SEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def probed():
     )
     probe = make_probe(denoiser, config=PROBE)
     cond = Condition(texts[:1])
-    config = SearchConfig(tau=1e-6, share=0.5)
+    config = SearchConfig(tau=1e-6, effect_fraction=0.5)
     (result,) = find_neurons(probe, ["the loud one"], [cond], statistics, SHAPE, config)
     assert result.search is not None and result.search.neurons, "the search keeps neurons: the tests below need some"
     return net, probe, cond, statistics, result

@@ -37,7 +37,7 @@ from vitrine_tests.lanes import nightly_but
 pytestmark = pytest.mark.rounding
 SHAPE, SEEDS, TOKENS, WIDTH = (4, 44, 44), 3, 7, 24
 SCHEDULER = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)
-PARITY = ProbeConfig(seeds=SEEDS, data_range=None)
+PARITY = ProbeConfig(seeds=SEEDS, range_of_batch=True)
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,8 @@ def everyone(denoiser, statistics, text, tau, mode, config=PARITY, rows=80):
     found = [a.mean(0) for a in value_activations(denoiser, Condition(text), probe.sites)]
     addresses = [s.address for s in probe.sites]
     z = [statistics.z(ad, a) for ad, a in zip(addresses, found, strict=True)]
-    settings = SearchConfig(tau=tau, mode=mode, rows=rows)
-    searching = search(addresses, z, found, SEEDS, settings, config.data_range is not None)
+    settings = SearchConfig(mode=mode, rows=rows)
+    searching = search(addresses, z, found, SEEDS, settings, tau, not config.range_of_batch)
     task = Task(Condition(text), noise, plain, searching)
     return lockstep(probe, {0: task})[0], probe
 
@@ -280,17 +280,14 @@ def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statis
 
 @pytest.mark.nightly
 def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistics):
-    config = ProbeConfig(seeds=SEEDS, data_range=1.0)
     conds = [Condition(texts[i : i + 1]) for i in range(2)]
-    probe = make_probe(denoiser, config=config)
-    scores, _ = score_prompts(probe, conds, SHAPE, 1.0)
-    tau = min(s.value for s in scores) * 0.9
+    probe = make_probe(denoiser, config=PARITY)
     prompts = ["a", "b"]
-    together = find_neurons(probe, prompts, conds, statistics, SHAPE, SearchConfig(tau=tau, tau_search=0.8))
-    parity = SearchConfig(tau=tau, tau_search=0.8, mode="parity")
+    together = find_neurons(probe, prompts, conds, statistics, SHAPE, SearchConfig(effect_fraction=0.5))
     for prompt, cond, result in zip(prompts, conds, together, strict=True):
+        parity = SearchConfig(effect_fraction=0.5, mode="parity")
         (alone,) = find_neurons(probe, [prompt], [cond], statistics, SHAPE, parity)
-        assert result.search is not None and result.search.neurons == alone.search.neurons
+        assert result.search.neurons and result.search.neurons == alone.search.neurons
 
 
 @pytest.mark.nightly
@@ -306,8 +303,9 @@ def test_progress_tells_how_much_of_one_prompts_search_is_decided(denoiser, text
     """It counted finished prompts: 0 of 1 to the end."""
     steps = []
     find_neurons(
-        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS, data_range=1.0)), ["p"], [Condition(texts[:1])],
-        statistics, SHAPE, SearchConfig(tau=0.5, tau_search=0.8, mode="fast"), lambda *step: steps.append(step[:2]),
+        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])],
+        statistics, SHAPE, SearchConfig(tau=0.5, effect_fraction=0.5, mode="fast"),
+        lambda *step: steps.append(step[:2]),
     )  # fmt: skip
     numbers = [step for step, _ in steps]
     assert numbers == sorted(numbers) and steps[-1] == (100, 100) and len({n for n in numbers if 0 < n < 100}) > 5
