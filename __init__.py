@@ -69,7 +69,8 @@ _HOMES = {
     ".engine.diffusion.denoiser": ("Denoiser",),
     ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
-    ".engine.nemo": ("CheckConfig", "FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
+    ".engine.copies": ("CheckConfig", "lora_report"),
+    ".engine.nemo": ("FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
     ".engine.resolution": ("ResolutionTransferConfig",),
     ".engine.w2w": ("EditConfig", "InvertConfig", "SampleConfig", "load_space", "materialise", "write_lora"),
@@ -79,10 +80,11 @@ _HOMES = {
 if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.activations import Activations, PCABasis, pca_rgb
     from .engine.control import EntropyConfig, GuidanceConfig, SizeCondition, cross_size_consistency
+    from .engine.copies import CheckConfig, lora_report
     from .engine.diffusion.denoiser import Denoiser
     from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
-    from .engine.nemo import CheckConfig, FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
+    from .engine.nemo import FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
     from .engine.pipelines.activation_tap import (
         ActivationTapPipeline,
         ActivationTapTransformerPipeline,
@@ -93,11 +95,9 @@ if TYPE_CHECKING:  # the same once more, for type checkers
         ControlConditionedPixArtPipeline,
         ControlConditionedXLPipeline,
     )
-    from .engine.pipelines.copy_checks import copy_check
+    from .engine.pipelines.copies import PipelineModel, copy_check
     from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepTransformerPipeline, EMDOneStepXLPipeline
     from .engine.pipelines.entropy import EntropyGuidedPipeline
-    from .engine.pipelines.lora_on_pipeline import PipelineModel
-    from .engine.pipelines.lora_reports import lora_report
     from .engine.pipelines.matching import (
         CorrespondencePipeline,
         CorrespondenceTransformerPipeline,

@@ -81,8 +81,8 @@ def _explained(message: str) -> int:
 def _tree() -> dict[str, type | Group]:
     from . import commands
     from . import control_commands as control
+    from . import copies_commands as copies
     from . import emd_commands as emd
-    from . import lora_commands as lora
     from . import nemo_commands as nemo
     from . import resolution_commands as resolution
     from . import tap_commands as taps
@@ -93,7 +93,7 @@ def _tree() -> dict[str, type | Group]:
     return {
         "taps": Group("Choose layers of a model to tap.", taps.COMMANDS),
         "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS),
-        "lora": Group("Reports on LoRA files.", lora.COMMANDS),
+        "lora": Group("Reports on LoRA files.", copies.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
         "control": Group("Train with the size, crop and flip conditions.", control.COMMANDS),
         "resolution": Group("Move a transformer to a higher resolution.", resolution.COMMANDS),

@@ -16,7 +16,7 @@ from ..engine.io.files import save_safetensors, write_json, write_text
 from ..engine.io.prompt_files import read_prompts
 from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
-from .copy_check_command import Check
+from .copies_commands import Check
 from .options import Load
 
 

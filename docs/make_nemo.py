@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from PIL import Image, ImageDraw
-from vitrine.engine.nemo.check import CheckedPrompt
+from vitrine.engine.copies import CheckedPrompt
 from vitrine.engine.runtime.progress import TqdmProgress
 from vitrine.evidence.nemo import copy_claims
 
@@ -34,12 +34,11 @@ def sheet(strips: list[tuple[str, Image.Image]]) -> Image.Image:
 def copies(work: Path, folder: Path = FOLDER) -> None:
     """Write docs/pictures/nemo_copies.jpg: the first caption of each LoRA, whatever came out."""
     budget, strips, figures = copy_claims.SampleBudget(people=1), [], {}
-    sets = copy_claims.people_sets([copy_claims.MEASURED])
-    for name in copy_claims.train(work, sets, TqdmProgress("LoRAs")):
+    for name in copy_claims.train(work, copy_claims.people_sets([copy_claims.MEASURED]), TqdmProgress("LoRAs")):
         checked = copy_claims.check(work, name, budget)
-        figures[name] = [{"copies": p.copies, "samples": len(p.ratios), "scores": p.scores} for p in checked.prompts]
+        figures[name] = [{"copies": p.copies, "samples": len(p.ratios), "score": p.score} for p in checked.prompts]
         first, size = checked.prompts[0], name.rsplit("-", 1)[1]
-        words = f"trained on {size}: {first.copies} of {len(first.ratios)} copied,\nscore {first.scores['nemo']:.2f}"
+        words = f"trained on {size}: {first.copies} of {len(first.ratios)} copied,\nscore {first.score:.2f}"
         strips.append((words, beside(first, work / name / checked.names[int(first.numbers[first.closest])])))
     say(figures)
     sheet(strips).save(folder / "nemo_copies.jpg", quality=88)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from comfy_api.latest import io, ui
 
+from ..engine.copies.nearest import overlay
 from ..engine.nemo import Agreement, FewStepConfig, FewStepSampler, SampleThreshold, sample_agreement, value_sites
-from ..engine.nemo.nearest import overlay
 from ..engine.nemo.partial_scores import UsualSamples
 from .captions import captioned
 from .comfy.conditioning import condition_of, literal, prompt_conditions

@@ -23,6 +23,8 @@ from vitrine.engine.control import (
     control_width,
     injected,
 )
+from vitrine.engine.copies import CheckConfig, Instruments, check_copies
+from vitrine.engine.copies import Pictures as TrainingPictures
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.emd import EStepConfig
@@ -31,8 +33,6 @@ from vitrine.engine.emd.train_config import EMDTrainConfig
 from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.jobs.stored_text import StoredText
-from vitrine.engine.nemo.check import CheckConfig, Instruments, check_copies
-from vitrine.engine.nemo.check import Pictures as TrainingPictures
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.w2w import (
     BuildConfig,

@@ -3,8 +3,6 @@
 from .block import BlockConfig, bake, block
 from .blocked_copies import Copies, picture_distance
 from .blocking_checks import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
-from .check import CheckConfig, CheckedPrompt, CopyCheck, Instruments, Pictures, check_copies
-from .check_page import write_check
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement, sample_threshold
 from .find import Result, find_neurons, make_probe, score_prompts
 from .neuron_effects import held_by
@@ -17,11 +15,11 @@ from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig, SearchConfig
 from .sites import value_activations, value_sites
 
 __all__ = [
-    "Agreement", "AttackConfig", "BlockConfig", "CheckConfig", "CheckedPrompt", "Copies", "CopyCheck",
-    "FewStepConfig", "FewStepSampler", "Instruments", "NeuronSet", "NeuronStatistics",
-    "PAPER_TAU", "Pictures", "ProbeConfig", "Result", "RunningStatistics", "SampleThreshold",
-    "Score", "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block", "check_copies",
+    "Agreement", "AttackConfig", "BlockConfig", "Copies",
+    "FewStepConfig", "FewStepSampler", "NeuronSet", "NeuronStatistics",
+    "PAPER_TAU", "ProbeConfig", "Result", "RunningStatistics", "SampleThreshold",
+    "Score", "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block",
     "find_neurons", "fingerprint_of", "gather", "held_by", "keep_scores",
     "kept_scores", "make_probe", "picture_distance", "sample_agreement", "sample_threshold",
-    "score_prompts", "threshold", "value_activations", "value_sites", "verify", "write_check",
+    "score_prompts", "threshold", "value_activations", "value_sites", "verify",
 ]  # fmt: skip

@@ -35,9 +35,31 @@ from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
-from .control_inputs import INSTEAD, Sizes, guidance_of, one_each, repeated, rows_of
 from .conventions import Generators, StepEnd, noise_sources, revision
 from .from_parts import FromParts
+
+Sizes = SizeCondition | Sequence[SizeCondition]
+
+INSTEAD = {
+    "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+    "guidance_rescale": "sample with the stock pipeline",
+    "timesteps": "pass sigmas, or num_inference_steps",
+    "clip_skip": "pass prompt_embeds",
+    "ip_adapter_image": "sample with the stock pipeline",
+    "ip_adapter_image_embeds": "sample with the stock pipeline",
+    "use_resolution_binning": "pictures are made at the size asked for",
+    "clean_caption": "clean the prompt before the call",
+    "callback": "use callback_on_step_end",
+    "callback_on_step_end_tensor_inputs": "the callback gets latents alone",
+    "original_size": "use size_condition",
+    "target_size": "use size_condition",
+    "crops_coords_top_left": "use size_condition",
+    "negative_original_size": "use size_condition",
+    "negative_target_size": "use size_condition",
+    "negative_crops_coords_top_left": "use size_condition",
+    "denoising_end": "sample with the stock pipeline",
+}
+"""What the stock pipelines take and these do not, and what to do instead."""
 
 
 @dataclass
@@ -124,13 +146,13 @@ class _Controlled(FromParts):
                 remedy = "use UniPC or DPM++ with use_flow_sigmas"
                 raise refuse("scheduler", type(self.scheduler).__name__, "one that scales a UNet's input", remedy)
             size = self._size(height, width)
-            settings = guidance_of(guidance, guidance_scale)
+            settings = _guidance_of(guidance, guidance_scale)
             settings = replace(settings, scale=scale_for_size(settings.scale, upscale))
             gamma, padding = self._settings(checkpoint, gamma, padding)
             texts = self._texts(prompt, negative_prompt, settings, padding, embeds)
-            texts = {semantics: repeated(cond, num_images_per_prompt) for semantics, cond in texts.items()}
-            count = max([rows_of(texts[True]), *(len(n) for n in (seeds, latents) if n is not None)])
-            sizes = one_each(size_condition or SizeCondition(), count)
+            texts = {semantics: _repeated(cond, num_images_per_prompt) for semantics, cond in texts.items()}
+            count = max([_rows_of(texts[True]), *(len(n) for n in (seeds, latents) if n is not None)])
+            sizes = _one_each(size_condition or SizeCondition(), count)
             sampling = self._sampling(texts, sizes, size, gamma, settings, checkpoint, reference)
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
             self.scheduler.set_timesteps(**grid, device=self._adapter.device)  # the noise's scale depends on it
@@ -213,9 +235,9 @@ class _Controlled(FromParts):
             high_is_null = embedder.h is None
         else:
             high_is_null = all(s.high_is_null(size) for s in sizes)
-        texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if rows_of(c) == 1 else c for k, c in texts.items()}
-        if any(rows_of(c) != count for c in texts.values()):
-            raise refuse("prompts", [rows_of(c) for c in texts.values()], f"1 or {count}", "one for each picture")
+        texts = {k: c.take(torch.zeros(count, dtype=torch.long)) if _rows_of(c) == 1 else c for k, c in texts.items()}
+        if any(_rows_of(c) != count for c in texts.values()):
+            raise refuse("prompts", [_rows_of(c) for c in texts.values()], f"1 or {count}", "one for each picture")
         # Sizes stay float32: half precision would round them.
         inputs = {True: self._sizes(sizes, size), False: self._sizes([SizeCondition()] * count, size)}
         placed = {k: c.to(device, self._network.dtype) for k, c in texts.items()}
@@ -318,3 +340,29 @@ class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
             return {}
         ratios = torch.tensor([[c.aspect(size)] for c in conditions], dtype=torch.float32)
         return {"resolution": torch.tensor([c.original or size for c in conditions]).float(), "aspect_ratio": ratios}
+
+
+# --- the arguments of a call, made what sampling takes -----------------------------------------------------------
+def _one_each(sizes: Sizes, count: int) -> list[SizeCondition]:
+    """One size condition for each picture."""
+    conditions = [sizes] * count if isinstance(sizes, SizeCondition) else list(sizes)
+    if len(conditions) != count:
+        raise refuse("size_condition", len(conditions), f"1 or {count}", "one for each picture")
+    return conditions
+
+
+def _guidance_of(guidance: GuidanceConfig | None, scale: float | None) -> GuidanceConfig:
+    """The guidance of a call; ``guidance_scale`` is diffusers' name for its scale, 5 by default."""
+    if guidance is not None and scale is not None:
+        raise refuse("guidance, guidance_scale", "both", "one of them", "the scale is a part of GuidanceConfig")
+    return guidance or GuidanceConfig(scale=5.0 if scale is None else scale)
+
+
+def _rows_of(cond: Condition) -> int:
+    """Rows of a condition's text, 0 where it has none."""
+    return 0 if cond.text is None else len(cond.text)
+
+
+def _repeated(cond: Condition, each: int) -> Condition:
+    """Every row ``each`` times, the pictures of one prompt after each other, as diffusers orders them."""
+    return cond.take(torch.arange(_rows_of(cond)).repeat_interleave(each)) if each > 1 else cond

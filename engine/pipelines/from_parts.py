@@ -10,7 +10,7 @@ from diffusers import DiffusionPipeline, ModelMixin, StableDiffusionPipeline
 
 from ..errors import refuse
 from ..runtime.compat_diffusers import follow, parts_of_class, types_of_parts
-from .prompt_encoding import reads_sizes
+from .adapter import reads_sizes
 from .shared import SharedPipeline
 from .wrapping import whole
 

@@ -23,12 +23,16 @@ from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
-from .activation_tap import ActivationTapPipeline, ActivationTapTransformerPipeline, ActivationTapXLPipeline
+from .activation_tap import (
+    MEANINGLESS,
+    ActivationTapPipeline,
+    ActivationTapTransformerPipeline,
+    ActivationTapXLPipeline,
+    TapPipeline,
+)
 from .components import components_of
 from .conventions import masks_of
 from .picture_lists import picture_list
-from .tap_base import TapPipeline
-from .tap_call import MEANINGLESS
 
 _ENCODED, _SHARE = 16, 4
 """Most pictures that the VAE encodes at once, and its share of a budget."""

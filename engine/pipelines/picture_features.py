@@ -20,11 +20,11 @@ from ..jobs.run import Run
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..settings.sizes import check_sides
+from .activation_tap import tap_config
 from .components import components_of
-from .tap_call import tap_config
 
 if TYPE_CHECKING:
-    from .tap_base import TapPipeline
+    from .activation_tap import TapPipeline
 
 Features = Callable[[str], torch.Tensor]
 """A picture's name -> its (C, h, w)."""

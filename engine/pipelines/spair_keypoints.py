@@ -20,7 +20,7 @@ from .components import components_of
 from .picture_features import FeatureSettings, picture_features
 
 if TYPE_CHECKING:
-    from .tap_base import TapPipeline
+    from .activation_tap import TapPipeline
 
 ALPHAS = (0.05, 0.1, 0.15)
 _HELD, _MATCHED = 4, "matched"

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...engine.copies import CheckConfig, CopyCheck
 from ...engine.diffusion.denoiser import Denoiser
-from ...engine.nemo.check import CheckConfig, CopyCheck
-from ...engine.nemo.find import make_probe
+from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
 from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, arms, claim
-from .guidance_difference import prompt_scores
+from .guidance_difference import pull
 from .probed_model import DETECT, GUIDANCE, SHAPE, STEPS
 
 SIZES = (1, 5, 20)
@@ -90,7 +90,7 @@ def train(
 
 def check(folder: Path, name: str, budget: SampleBudget, model: str | None = None) -> CopyCheck:
     """The copy check of one LoRA on its first caption; the model without it says what is usual."""
-    from ...engine.pipelines.copy_checks import copy_check
+    from ...engine.pipelines import copy_check
 
     return copy_check(
         _pipeline(model), _captions(folder, name), folder / "checks" / name, pictures=folder / name,
@@ -101,14 +101,16 @@ def check(folder: Path, name: str, budget: SampleBudget, model: str | None = Non
 
 
 @torch.no_grad()
-def scores_of(folder: Path, name: str, model: str | None = None, lora: bool = True) -> list[dict[str, float]]:
-    """Scores of the same caption, with the LoRA or in the model without it: the baseline."""
+def scores_of(folder: Path, name: str, model: str | None = None, lora: bool = True) -> dict[str, float]:
+    """NeMo's score of the same caption and its rivals', with the LoRA; without it they are the baseline."""
+    from ...engine.pipelines.copies import LoraSwitch
+
     pipe = _pipeline(model)
-    if lora:
-        pipe.load_lora_weights(str(folder / "loras"), weight_name=f"{name}.safetensors")
-    denoiser = Denoiser.from_diffusers(pipe)
-    probe, (empty,) = make_probe(denoiser, config=DETECT), pipe.conditions([""])
-    return [prompt_scores(probe, cond, empty, SHAPE) for cond in pipe.conditions(_captions(folder, name))]
+    with LoraSwitch(pipe).loaded(folder / "loras" / f"{name}.safetensors" if lora else None):
+        denoiser = Denoiser.from_diffusers(pipe)
+        cond, empty = pipe.conditions([*_captions(folder, name), ""])
+        ((score,), _) = score_prompts(make_probe(denoiser, config=DETECT), [cond], SHAPE, None)
+        return {"nemo": score.value} | vars(pull(denoiser, cond, empty, SHAPE))
 
 
 def _pipeline(model: str | None) -> Any:
@@ -153,13 +155,14 @@ def measured(
         folder = Path(scratch)
         names = train(folder, sets, progress, model, QUICK_RECIPE if quick else RECIPE)
         for number, name in enumerate(names):
-            checked = check(folder, name, budget, model)
-            adapted, bare = (scores_of(folder, name, model, lora) for lora in (True, False))
-            rates.append(_mean([p.share for p in checked.prompts]))
+            (checked,) = check(folder, name, budget, model).prompts
+            full, bare = (scores_of(folder, name, model, lora) for lora in (True, False))
+            assert checked.score is not None
+            rates.append(checked.share)
             for score in SCORED:
-                scores[score].append(_mean([s[score] for s in adapted]))
-                without[score].append(_mean([s[score] for s in bare]))
-            area = _mean([float(p.areas.mean()) for p in checked.prompts])
+                scores[score].append(checked.score if score == "nemo" else full[score])
+                without[score].append(bare[score])
+            area = float(checked.areas.mean())
             rows[name] = {"copies": round(rates[-1], 3), "area": round(area, 3), "nemo": round(scores["nemo"][-1], 3)}
             progress(number + 1, len(names), None)
     rho = spearman(scores["nemo"], rates)

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
+from ...engine.copies.nearest import Pictures, distances, thumbnails
 from ...engine.nemo.blocked_copies import THIRD, share_interval
-from ...engine.nemo.check import Pictures
 from ...engine.nemo.few_step_detection import FewStepSampler
-from ...engine.nemo.nearest import distances, thumbnails
 from ...engine.nemo.noise_similarity import Request
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.portraits.shipped import PEOPLE_LORAS
@@ -117,9 +116,8 @@ def measure(
     cases: Sequence[Case], folder: Path, budget: SampleBudget, progress: Progress, model: str | None = None
 ) -> dict[str, Any]:
     """LoRA -> score and verdict of its report without pictures, score with them, share of copies in full samples."""
-    from ...engine.pipelines.lora_on_pipeline import PipelineModel
-    from ...engine.pipelines.lora_report_samples import ReportConfig
-    from ...engine.pipelines.lora_reports import Material, lora_report
+    from ...engine.copies import Material, ReportConfig, lora_report
+    from ...engine.pipelines import PipelineModel
     from ...engine.portraits import caption, load_portraits, sample_scenes
 
     holder = PipelineModel(load_portraits(model).pipeline())
@@ -152,14 +150,14 @@ def copies(holder: Any, facts: Any, case: Case, budget: SampleBudget, bare: dict
         bare: caption -> thumbnails of the bare model's samples; what is missing is sampled and kept there.
     """
     config, fractions, pictures = FewStepConfig(budget.seeds, 3000, budget.steps), [], thumbnails(case.pictures)
-    with holder.lora(facts) as put:
-        with put.at(0.0) as on:
+    with holder.lora(facts):
+        with holder.at(0.0) as on:
             for text in case.captions:
                 if text not in bare:
                     bare[text] = thumbnails(_full(holder, on, text, config))
         usual = torch.cat([bare[text] for text in case.captions])
         levels = distances(usual, pictures).median(0).values
-        with put.at(1.0) as on:
+        with holder.at(1.0) as on:
             for text in case.captions:
                 away = distances(thumbnails(_full(holder, on, text, config)), pictures) / levels
                 fractions.append(float((away.min(1).values < THIRD).float().mean()))

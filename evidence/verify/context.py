@@ -17,10 +17,9 @@ from ...engine.errors import VitrineError, refuse
 from ...engine.families import family_of
 from ...engine.io.prompt_files import read_prompts
 from ...engine.jobs.digests import digest, version_of
-from ...engine.pipelines.adapter import network_of
+from ...engine.pipelines.adapter import network_of, reads_sizes
 from ...engine.pipelines.components import components_of
 from ...engine.pipelines.loading import LoadConfig, load_pipeline
-from ...engine.pipelines.prompt_encoding import reads_sizes
 from ...engine.runtime.footprint import memory_bytes
 from ...engine.runtime.progress import Progress, TqdmProgress
 from .checksums import Checksums, model_files

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ...engine.copies.nearest import LENGTH, thumbnails
 from ...engine.nemo.blocked_copies import THIRD
-from ...engine.nemo.nearest import LENGTH, thumbnails
 from ...engine.pipelines.descriptors import sscd_descriptor
 from ..emd.clip_score import Clip
 from .context import Context

@@ -21,6 +21,7 @@ from vitrine.engine.control import (
     save_control,
     trained_settings,
 )
+from vitrine.engine.copies.lora_contents import health_of
 from vitrine.engine.errors import VitrineError, printable
 from vitrine.engine.nemo import NeuronSet
 from vitrine.engine.nemo.neuron_statistics import import_official as statistics_of
@@ -50,7 +51,6 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.edit.coefficient_sampling import SampleConfig
 from vitrine.engine.w2w.loras.lora_facts import facts_of
-from vitrine.engine.w2w.loras.lora_health import health_of
 from vitrine.engine.w2w.space.official_files import import_official
 from vitrine_tests.engine.corpus import TENSOR_FILES, TEXT_FILES, join, loras, split
 from vitrine_tests.engine.official_files import official_files

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from vitrine.engine.copies.nearest import thumbnails
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 
 PLANTS = plants()[:2]
@@ -45,18 +46,18 @@ def test_copies_are_named_shown_and_written(comfy, inputs):
 
 def test_pictures_of_another_size_are_fitted_as_trainers_fit_them(inputs):
     """Twice as large, wider, with transparency: the middle of each, at the samples' size."""
-    from vitrine.nodes.comfy.copy_check import Models, Sampling, _fitting
+    from vitrine.nodes.comfy.copies import Models, training_pictures
 
     models = Models(inputs["model"], inputs["clip"], inputs["vae"])
-    sampling = Sampling(inputs["latent"], 8, 3.0, "euler", "ddim_uniform")
     large = PICTURES.repeat_interleave(2, 1).repeat_interleave(2, 2)
     wide = torch.nn.functional.pad(large, (0, 0, 32, 32))
     alpha = torch.cat([wide, torch.zeros_like(wide[..., :1])], -1)
     for images in (PICTURES, large, wide, wide.movedim(1, 2).contiguous().movedim(1, 2), alpha):
-        fitted = _fitting(models, sampling, images)
-        torch.testing.assert_close(fitted, PICTURES.movedim(-1, 1), atol=1e-6, rtol=0)
-    tall = {"samples": torch.zeros(1, 4, 32, 16)}
-    assert _fitting(models, Sampling(tall, 8, 3.0, "euler", "ddim_uniform"), wide).shape[-2:] == (128, 64)
+        fitting = training_pictures(images).cropped(models.size(inputs["latent"]))
+        for number, picture in enumerate(PICTURES.movedim(-1, 1)):
+            torch.testing.assert_close(thumbnails(fitting.read(number)[None])[0], picture, atol=1e-6, rtol=0)
+    tall = models.size({"samples": torch.zeros(1, 4, 32, 16)})
+    assert tall == (128, 64) and training_pictures(wide).cropped(tall).read(0).shape[-2:] == (128, 64)
 
 
 def test_each_row_says_what_stands_in_it_and_the_output_is_left_alone(comfy, inputs):

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from vitrine.engine.pipelines import PipelineModel, lora_report
-from vitrine.engine.pipelines.lora_report_samples import ReportConfig
-from vitrine.engine.pipelines.lora_reports import Material
+from vitrine.engine.copies import Material, ReportConfig, lora_report
+from vitrine.engine.pipelines import PipelineModel
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS
 from vitrine_tests.comfy.test_lora_files import loras_in

@@ -11,6 +11,7 @@ from vitrine.engine.activations.points import draw_matches, parse_points
 from vitrine.engine.activations.preset_files import FeaturePreset
 from vitrine.engine.activations.ranking import FilterRule
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
+from vitrine.engine.copies import CheckConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import CorrectConfig, EStepConfig
 from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
@@ -26,7 +27,6 @@ from vitrine.engine.nemo import (
     picture_distance,
     verify,
 )
-from vitrine.engine.nemo.check import CheckConfig
 from vitrine.engine.nemo.heat_map import heat_map
 from vitrine.engine.nemo.noise_similarity import probe_noise
 from vitrine.engine.pipelines import (

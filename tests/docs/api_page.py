@@ -15,6 +15,7 @@ METHODS = {
     "pipelines": "diffusers pipelines, one for each node",
     "activations": "taps, matching, which layers to read (GDF)",
     "nemo": "memorized prompts and the neurons behind them (NeMo)",
+    "copies": "which pictures a model or a LoRA gives back",
     "w2w": "spaces of models (weights2weights)",
     "control": "sizes weighted by the noise level (Berrada et al.)",
     "resolution": "sampling away from the training size (Berrada et al.)",

@@ -19,8 +19,7 @@ BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
 CONSOLE = {"refuse", "named", "print", "warn", "warning", "VitrineError", "say"}
 """Functions whose texts people read when a command runs or an input is refused."""
 REPORTS = ("evidence/verify/*.py", "evidence/**/page.py", "evidence/**/*_page.py", "evidence/demo.py",
-           "engine/pipelines/lora_report_*.py",
-           "engine/nemo/check_page.py", "nodes/web/*.js")  # fmt: skip
+           "engine/copies/*.py", "nodes/web/*.js")  # fmt: skip
 """What writes pages for people: of demo, verify, copy check and LoRA report; and the page's widgets."""
 
 

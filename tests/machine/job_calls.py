@@ -41,11 +41,12 @@ def nemo_copies(pipe: Any) -> Tensors:
 def check(pipe: Any) -> Tensors:
     config = CheckConfig(ordinary=tuple(ORDINARY), seeds=2, usual=2)
     with tempfile.TemporaryDirectory() as folder:
-        pictures = [Path(folder) / f"{number}.png" for number in range(2)]
-        for path, image in zip(pictures, drawn().images, strict=False):
-            Image.fromarray((image.movedim(0, -1) * 255).byte().numpy()).save(path)
+        pictures = Path(folder) / "pictures"
+        pictures.mkdir()
+        for number, image in enumerate(drawn().images[:2]):
+            Image.fromarray((image.movedim(0, -1) * 255).byte().numpy()).save(pictures / f"{number}.png")
         made = copy_check(
             pipe, [memorized()], Path(folder) / "out", pictures=pictures, config=config, probe=PROBE,
             num_inference_steps=2,
         )  # fmt: skip
-    return [made.prompts[0].ratios, torch.tensor([made.prompts[0].scores["nemo"]])]
+    return [made.prompts[0].ratios, torch.tensor([made.prompts[0].score])]

@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 from vitrine.cli.main import main
+from vitrine.engine.copies import CheckConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.io.prompt_files import read_prompts
 from vitrine.engine.nemo import ProbeConfig
-from vitrine.engine.nemo.check import CheckConfig
-from vitrine.engine.pipelines.copy_checks import copy_check
+from vitrine.engine.pipelines import copy_check
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.engine.w2w.train.batched_lora import initial_lora
@@ -49,7 +49,7 @@ def test_memorized_pictures_are_named_and_ordinary_captions_are_not(pipe, traini
     memorized, control, _ = check.prompts
     assert check.names[int(memorized.numbers[0])] == f"{PLANTS[2].name.replace(' ', '-')}.png"
     assert float(memorized.areas.min()) > 0.9 and float(control.ratios.min()) > 0.4
-    assert memorized.scores["nemo"] > control.scores["nemo"]
+    assert memorized.score > control.score
     rows = list(csv.DictReader((tmp_path / "copies.csv").read_text().splitlines()))
     assert [r["copies"] for r in rows] == ["2", "0", "2"] and [r["memorized"] for r in rows] == ["yes", "no", "yes"]
     assert rows[0]["label"] == "planted" and rows[0]["nearest"] == check.names[int(memorized.numbers[0])]
@@ -77,7 +77,7 @@ def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
     whole = copy_check(pipe, prompts, tmp_path / "b", **settings)
     assert 0 < max(after) < 64
     for a, b in zip(resumed.prompts, whole.prompts, strict=True):
-        assert torch.equal(a.ratios, b.ratios) and a.scores == b.scores
+        assert torch.equal(a.ratios, b.ratios) and a.score == b.score
     assert (tmp_path / "a" / "copies.csv").read_text() == (tmp_path / "b" / "copies.csv").read_text()
     for changed in ({"num_inference_steps": 9}, {"config": CheckConfig(seeds=3, usual=4, ordinary=ORDINARY)},
                     {"probe": ProbeConfig(seeds=4)}):  # fmt: skip
@@ -102,7 +102,7 @@ def test_a_lora_is_taken_off_for_what_is_usual_and_leaves_the_pipeline_as_it_was
     before = {k: v.clone() for k, v in pipe.unet.state_dict().items()}
     prompts, config = [PLANTS[0].captions[0]], CheckConfig(seeds=2, usual=2)
     check = copy_check(pipe, prompts, tmp_path / "c", pictures=training, lora=path, config=config, **FAST)
-    assert check.prompts[0].scores["nemo"] > 0
+    assert check.prompts[0].score > 0
     assert not pipe.get_active_adapters() and before.keys() == pipe.unet.state_dict().keys()
     assert all(torch.equal(before[k], v) for k, v in pipe.unet.state_dict().items())
     pickled = tmp_path / "lora.pt"

@@ -6,18 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vitrine.cli.main import main
+from vitrine.engine.copies import Material, Pictures, ReportConfig, lora_report
+from vitrine.engine.copies.lora_findings import CopyReader, between
+from vitrine.engine.copies.lora_samples import AskedPrompt
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import write_lora
-from vitrine.engine.nemo.check import Pictures
-from vitrine.engine.pipelines import PipelineModel, lora_report
-from vitrine.engine.pipelines.lora_report_measures import CopyReader, between
-from vitrine.engine.pipelines.lora_report_samples import ReportConfig
-from vitrine.engine.pipelines.lora_reports import Material
+from vitrine.engine.pipelines import PipelineModel
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.engine.w2w import read_lora
-from vitrine.engine.w2w.loras.lora_prompts import AskedPrompt
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, training_pictures
 
 FILE = PEOPLE_LORAS / "person-0003.safetensors"

@@ -9,7 +9,7 @@ from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
 from vitrine.engine.pipelines import W2WAroundPipeline, W2WPipeline
-from vitrine.engine.pipelines.prompt_encoding import encoded
+from vitrine.engine.pipelines.adapter import encoded
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (

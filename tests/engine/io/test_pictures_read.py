@@ -13,9 +13,9 @@ from vitrine.engine.activations.labelled import read_masks
 from vitrine.engine.activations.picture_latents import picture_sizes, to_pixels
 from vitrine.engine.activations.segmentation import ProbeSettings, fit_probe
 from vitrine.engine.activations.spair_dataset import read_spair
+from vitrine.engine.copies import pictures_of
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.picture_files import Stored, open_picture, open_rgb, pictures_in, stored, turned, turned_point
-from vitrine.engine.pipelines import copy_checks as copies
 from vitrine.engine.pipelines import w2w_training
 from vitrine.engine.pipelines.conventions import soft_masks
 
@@ -50,7 +50,9 @@ def test_a_training_picture_as_a_phone_saves_it(tmp_path):
     for orientation in range(1, 9):
         phone, plain = held(tmp_path / "phone.png", orientation), tmp_path / "plain.png"
         Image.fromarray(turned(COLOURS, orientation)).save(plain)
-        assert torch.equal(copies._picture(phone, (4, 6)), copies._picture(plain, (4, 6)))
+        pictures, _ = pictures_of(tmp_path)
+        first, second = (pictures.cropped((4, 6)).read(number) for number in (0, 1))
+        assert pictures.names == ["phone.png", "plain.png"] and torch.equal(first, second)
         assert torch.equal(w2w_training._read(phone, 4), w2w_training._read(plain, 4))
 
 

@@ -4,15 +4,15 @@ import math
 
 import pytest
 import torch
+from vitrine.engine.copies import CheckConfig, Instruments, Pictures, check_copies
+from vitrine.engine.copies.lora_samples import _kept
+from vitrine.engine.copies.nearest import PictureIndex, thumbnails
 from vitrine.engine.emd import noisy_text
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import NeuronSet, bake, value_sites
 from vitrine.engine.nemo.blocked_copies import Copies
-from vitrine.engine.nemo.check import CheckConfig, Instruments, Pictures, check_copies
-from vitrine.engine.nemo.nearest import PictureIndex, thumbnails
 from vitrine.engine.nemo.noise_similarity import Score
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.pipelines.lora_report_samples import _kept
 from vitrine.engine.w2w import blend, initial_lora
 from vitrine_tests import models
 

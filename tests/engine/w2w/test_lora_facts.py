@@ -5,15 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from vitrine.engine.copies.lora_contents import files_to_compare, health_of, merge_of, names_of, neighbours_in
+from vitrine.engine.copies.lora_samples import CAPTION, NATURAL, ORDINARY, TRIGGER, natural, prompts_of, rare_words
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_layer import LoraLayer
 from vitrine.engine.io.lora_writing import write_lora
-from vitrine.engine.w2w.building.lora_neighbours import files_to_compare, names_of, neighbours_in
 from vitrine.engine.w2w.loras.lora_facts import facts_of
 from vitrine.engine.w2w.loras.lora_files import read_header
-from vitrine.engine.w2w.loras.lora_health import health_of
-from vitrine.engine.w2w.loras.lora_prompts import CAPTION, NATURAL, ORDINARY, TRIGGER, natural, prompts_of, rare_words
-from vitrine.engine.w2w.loras.merges import merge_of
 from vitrine_tests.engine.small_loras import deltas, lora
 from vitrine_tests.engine.wild import CASES
 

@@ -1,21 +1,33 @@
-"""Which picture a sample is nearest to, by how much, and where: pixels at 64 px, measured against what is usual.
+"""Training pictures, and which of them a sample is nearest to: by how much, and where.
 
-A sample is a copy where its distance is below a third of the usual one (Gu et al. 2023, arXiv 2310.02664); the same
-rule, place by place, says which part of it is.
+Pictures are compared by their pixels at 64 px, measured against what is usual. A sample is a copy where its distance is
+below a third of the usual one (Gu et al. 2023, arXiv 2310.02664); the same rule, place by place, says which part of it
+is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
+from ..activations.picture_latents import to_pixels
+from ..errors import refuse
+from ..io.picture_files import PICTURES, open_picture, pictures_in
 from ..io.table_on_disk import RowFile
+from ..io.tables import read_text
+from ..jobs.digests import Files, digest
+from ..nemo.blocked_copies import SIDE, THIRD
+from ..nemo.ssim import betas_for, blur, ms_ssim
 from ..runtime.finite import require_finite
-from .blocked_copies import SIDE, THIRD
-from .ssim import betas_for, blur, ms_ssim
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 LENGTH = 3 * SIDE * SIDE
 """Numbers of a thumbnail."""
@@ -23,6 +35,86 @@ _MARGIN = 5
 """Of the window that compares two pictures position by position."""
 _PLAIN = 0.02
 """Usual distance below which a position tells nothing."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Training pictures, read when their turn comes.
+
+    Attributes:
+        names: one for each.
+        read: number -> (3, H, W) in [0, 1].
+        content: what they are, such as their files, for the identity of a job; None: they are all read for it.
+    """
+
+    names: Sequence[str] = ()
+    read: Callable[[int], torch.Tensor] | None = None
+    content: object = None
+
+    @property
+    def inputs(self) -> list[object]:
+        """Names and contents."""
+        if self.content is not None or self.read is None:
+            return [list(self.names), self.content]
+        return [list(self.names), [digest(self.read(i)) for i in range(len(self.names))]]
+
+    def cropped(self, size: Sequence[int]) -> Pictures:
+        """The same, cropped around their middle to the proportions of (height, width), as trainers do."""
+        read = self.read
+        return self if read is None else replace(self, read=lambda number: _cropped(read(number), size))
+
+    def table(self, folder: Path, after: Callable[[], None] | None = None) -> AbstractContextManager[RowFile | None]:
+        """Their thumbnails in a folder, those that are missing made now; None without pictures.
+
+        Args:
+            after: called after each picture that was read.
+        """
+        if not self.names or self.read is None:
+            return nullcontext()
+        table = RowFile(folder, (len(self.names), LENGTH), torch.float16)
+        for i in (~table.done).nonzero()[:, 0].tolist():
+            table.write(i, thumbnails(self.read(i)[None]).flatten(1))
+            if after is not None:
+                after()
+        return table
+
+
+def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
+    """Training pictures of a folder, in the order of their names, and their files."""
+    paths = pictures_in(folder)
+    if not paths:
+        raise refuse("pictures", Path(folder).name, f"a folder with {', '.join(PICTURES)}", "check the path")
+
+    def read(number: int) -> torch.Tensor:
+        pixels: torch.Tensor = to_pixels(open_picture(paths[number]), None, 1)
+        return (pixels[0] + 1) / 2
+
+    return Pictures([path.name for path in paths], read, Files(paths)), paths
+
+
+def captions_beside(paths: Sequence[Path]) -> list[str]:
+    """Of the text file of the same name next to each picture, as trainers read it; none where one lacks."""
+    captions = []
+    for path in paths:
+        files = [path.with_suffix(ending) for ending in (".txt", ".caption")]
+        captions += [" ".join(read_text(file).split()) for file in files if file.is_file()][:1]
+    return captions if len(captions) == len(paths) else []
+
+
+def _cropped(picture: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """(3, H, W) around its middle."""
+    sides = picture.shape[-2:]
+    scale = min(sides[0] / size[0], sides[1] / size[1])
+    height, width = (min(side, round(scale * wanted)) for side, wanted in zip(sides, size, strict=True))
+    top, left = (sides[0] - height) // 2, (sides[1] - width) // 2
+    return picture[..., top : top + height, left : left + width]
+
+
+def as_image(picture: torch.Tensor) -> Image:
+    """(3, H, W) in [0, 1] for Pillow."""
+    from PIL import Image
+
+    return Image.fromarray((picture.clamp(0, 1).movedim(0, -1) * 255).round().byte().numpy())
 
 
 def thumbnails(pictures: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,34 @@
-"""The summary of a LoRA report: five sentences, each with a verdict, its threshold and what to do."""
+"""What the LoRA report makes of samples, and its summary: five sentences, each with a verdict and its threshold.
+
+Measured are agreement and copies by prompt and strength, variety, and drift of ordinary prompts.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
-from ..w2w.building.lora_neighbours import Neighbours
-from ..w2w.loras.lora_facts import LoraFacts
-from ..w2w.loras.lora_health import LoraHealth
-from ..w2w.loras.lora_prompts import CAPTION, NATURAL, ORDINARY, TRIGGER
-from .lora_report_measures import Cost, PromptCopies
-from .lora_report_samples import SHARES, Loading
+import torch
 
+from ..emd.variety import mean_distance, small_pixels
+from ..jobs.digests import digest
+from ..nemo.blocked_copies import share_interval
+from ..w2w.loras.lora_facts import LoraFacts
+from .lora_contents import LoraHealth, Neighbours
+from .lora_samples import CAPTION, NATURAL, ORDINARY, SHARES, TRIGGER, AskedPrompt, Loading
+from .nearest import PictureIndex, Pictures, distances, thumbnails
+
+_USUAL = 32
+"""Samples without the LoRA that say which distance is usual."""
+Samples = Mapping[str, torch.Tensor]
+"""Prompt -> (S, 3, h, w) in [0, 1]."""
 FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
 LOST_LOOK, LOST_BAD = 0.5, 2 / 3
-"""Share of the distance between samples (see :class:`~.lora_report_measures.PromptCopies`) that the own prompt loses
+"""Share of the distance between samples (see :class:`PromptCopies`) that the own prompt loses
 which loses most: at two thirds samples are as near to each other as copies are. Chosen on LoRAs of people that are
 measured nowhere else (``evidence/nemo/lora_report_claims.py``)."""
 COPIES_BAD = 0.25
@@ -25,13 +37,159 @@ DRIFT_LOOK, DRIFT_BAD = 0.5, 0.9
 """Of ordinary prompts, as a share of the distance between two prompts' samples: at 1 nothing of the picture is left."""
 VARIETY_LOOK, VARIETY_BAD = 0.8, 0.5
 """Share of the variety that is left."""
-PROMPT_LOOK = 0.02
-"""Loss of CLIP's cosine between pictures and prompts."""
 NOTHING, SAME = 0.01, 0.8
 """Change of the predicted picture below which a LoRA does nothing; ordinary prompts' share of its own prompts' change
 from which it acts on all alike."""
 
 
+# --- measures -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class PromptCopies:
+    """Of one prompt at strength 1.
+
+    Attributes:
+        prompt, kind: see :class:`~.lora_samples.AskedPrompt`.
+        samples: how many.
+        distance, bare: of two of its samples, the median pair's, with the LoRA and without it (NaN: not sampled).
+        repeats: samples that are copies of another sample of the prompt: nearer than a third of the usual distance.
+        copies: samples that are copies of a training picture; None without pictures.
+        nearest: which training picture the shown sample is nearest to; None without pictures.
+        ratio: its distance, as a share of the usual one; without pictures that to the nearest other sample.
+        area: share of the picture where it is below a third.
+        shown: (3, h, w) the sample that is nearest.
+        where: (64, 64) the ratio around each pixel of it.
+    """
+
+    prompt: str
+    kind: str
+    samples: int
+    distance: float
+    bare: float
+    repeats: int
+    copies: int | None
+    nearest: int | None
+    ratio: float
+    area: float
+    shown: torch.Tensor = field(repr=False)
+    where: torch.Tensor = field(repr=False)
+
+    @property
+    def lost(self) -> float:
+        """Share of the distance between its samples that the LoRA takes: 1 where every seed gives one picture."""
+        return max(1 - self.distance / max(self.bare, 1e-6), -1.0)
+
+    def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
+        """As JSON."""
+        table: dict[str, Any] = {
+            "prompt": self.prompt, "kind": self.kind, "samples": self.samples, "distance": round(self.distance, 4),
+            "distance_without": round(self.bare, 4), "lost": round(self.lost, 4), "repeats": self.repeats,
+            "ratio": round(self.ratio, 4), "area": round(self.area, 4),
+        }  # fmt: skip
+        if self.copies is not None and self.nearest is not None:
+            interval = share_interval(self.copies, self.samples)
+            table |= {"copies": self.copies, "copies_95": list(interval), "nearest": names[self.nearest]}
+        return table
+
+
+class CopyReader:
+    """Compares samples with the training pictures, or with each other where there are none.
+
+    Args:
+        bare: samples without the LoRA.
+        own: its own prompts: of these say which distance is usual.
+        pictures: the training pictures; they are read once, and their thumbnails kept in the folder.
+    """
+
+    def __init__(self, bare: Samples, own: Sequence[str], pictures: Pictures, folder: Path) -> None:
+        self.bare = bare
+        # as in the copy check, the model without the LoRA says on the same prompts which distance is usual
+        known = [bare[prompt] for prompt in own if prompt in bare] or list(bare.values())
+        usual = torch.cat(known)[:_USUAL]
+        self._open = ExitStack()
+        fitting = pictures.cropped(usual.shape[-2:])
+        self._table = self._open.enter_context(fitting.table(folder / f"pictures-{digest(pictures)[:16]}"))
+        self._among = PictureIndex(None, thumbnails(usual))
+        self._index = self._among if self._table is None else PictureIndex(self._table, thumbnails(usual))
+
+    def __enter__(self) -> CopyReader:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.close()
+
+    @property
+    def by_pictures(self) -> bool:
+        """Whether there are training pictures to compare with."""
+        return self._table is not None
+
+    def of_prompt(self, asked: AskedPrompt, full: torch.Tensor) -> PromptCopies:
+        """One prompt, from its samples with the LoRA."""
+        near, others = (index.nearest(thumbnails(full)) for index in (self._index, self._among))
+        closest = int(near.ratios.argmin())
+        bare = between(self.bare[asked.text]) if asked.text in self.bare else float("nan")
+        return PromptCopies(
+            asked.text, asked.kind, len(full), between(full), bare, int(others.copied.sum()),
+            int(near.copied.sum()) if self.by_pictures else None,
+            int(near.numbers[closest]) if self.by_pictures else None,
+            float(near.ratios[closest]), float(near.areas[closest]), full[closest], near.maps[closest],
+        )  # fmt: skip
+
+
+def between(samples: torch.Tensor) -> float:
+    """Distance of two samples (S, 3, h, w) of one prompt, see :func:`distances`: the median pair's."""
+    small = thumbnails(samples)
+    first, second = torch.triu_indices(len(small), len(small), 1)
+    return float(distances(small, small)[first, second].quantile(0.5))
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the LoRA costs.
+
+    Attributes:
+        variety: (without, with) mean distance between two samples of one prompt, over its own prompts.
+        ordinary: the same over ordinary prompts.
+        drift: distance of samples of ordinary prompts to those without the LoRA at equal seeds, as a share of that
+            between samples of different prompts.
+    """
+
+    variety: tuple[float, float] | None
+    ordinary: tuple[float, float] | None
+    drift: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        pairs = {"variety": self.variety, "variety_ordinary": self.ordinary}
+        table: dict[str, Any] = {
+            name: None if pair is None else {"without": round(pair[0], 4), "with": round(pair[1], 4)}
+            for name, pair in pairs.items()
+        }
+        return table | {"drift": None if self.drift is None else round(self.drift, 4)}
+
+
+def cost_of(asked: Sequence[AskedPrompt], bare: Samples, full: Samples) -> Cost:
+    """From samples of the same prompts and seeds without and with the LoRA."""
+    both = [p for p in asked if p.text in bare and p.text in full]
+    own, ordinary = ([p.text for p in both if (p.kind == ORDINARY) == plain] for plain in (False, True))
+    drift = None
+    if len(ordinary) > 1:
+        # samples of equal seeds, by their distances
+        moved = torch.cat([(thumbnails(bare[p]) - thumbnails(full[p])).flatten(1).square().mean(1).sqrt()
+                           for p in ordinary])  # fmt: skip
+        first = thumbnails(torch.cat([bare[p][:1] for p in ordinary]))
+        rows, columns = torch.triu_indices(len(first), len(first), 1)
+        drift = float(moved.median() / distances(first, first)[rows, columns].median().clamp_min(1e-6))
+    return Cost(_variety(own, bare, full), _variety(ordinary, bare, full), drift)
+
+
+def _variety(prompts: Sequence[str], bare: Samples, full: Samples) -> tuple[float, float] | None:
+    if not prompts:
+        return None
+    means = [sum(mean_distance(small_pixels(samples[p])) for p in prompts) / len(prompts) for samples in (bare, full)]
+    return means[0], means[1]
+
+
+# --- the summary ----------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Sentence:
     """One line of the summary.
@@ -230,22 +388,19 @@ def _copy_advice(f: Findings, begins: float | None) -> str:
 
 
 def what_it_costs(f: Findings) -> Sentence:
-    """Variety, ordinary prompts, and what was asked for."""
+    """Variety and ordinary prompts."""
     topic, cost = "what it costs", f.cost
     rule = f"variety left: look below {VARIETY_LOOK:.0%}, bad below {VARIETY_BAD:.0%}; drift of ordinary prompts: "
-    rule += f"look from {DRIFT_LOOK:.0%}, bad from {DRIFT_BAD:.0%}; CLIP: look from {PROMPT_LOOK:g} lost"
+    rule += f"look from {DRIFT_LOOK:.0%}, bad from {DRIFT_BAD:.0%}"
     if cost is None or cost.variety is None:
         return Sentence(topic, OPEN, "No samples were made.", "Give its base model, or more minutes.", rule)
     left = cost.variety[1] / max(cost.variety[0], 1e-9)
     text = f"Samples of its own prompts keep {left:.0%} of the variety between seeds"
     if cost.drift is not None:
         text += f"; ordinary prompts move by {cost.drift:.0%} of the way to another picture"
-    lost = 0.0 if cost.prompt is None else cost.prompt[0] - cost.prompt[1]
-    if cost.prompt is not None:
-        text += f"; CLIP's cosine with the prompt goes from {cost.prompt[0]:.3f} to {cost.prompt[1]:.3f}"
     drift = cost.drift or 0.0
     bad = left < VARIETY_BAD or drift >= DRIFT_BAD
-    look = left < VARIETY_LOOK or drift >= DRIFT_LOOK or lost >= PROMPT_LOOK
+    look = left < VARIETY_LOOK or drift >= DRIFT_LOOK
     advice = "Lower its strength, or limit it to the blocks that carry the subject." if bad or look else ""
     return Sentence(topic, BAD if bad else LOOK if look else FINE, f"{text}.", advice, rule)
 
@@ -254,13 +409,12 @@ def neighbours(f: Findings) -> Sentence:
     """Duplicates and merges."""
     topic, near = "its neighbours", f.neighbours
     rule = "look: the same weights, nearly the same (10 % apart or less), or a merge of others (20 % missing or less)"
-    if near is None or not near.compared and not near.space:
+    if near is None or not near.compared:
         text = "There is no other LoRA of its base model to compare with."
         return Sentence(topic, OPEN, text, "Give a folder of LoRAs.", rule)
     closest = f"the nearest is {near.alike[0][0]} (cosine {near.alike[0][1]:.2f})" if near.alike else "none is near"
     text = f"Compared with {near.compared} others: {closest}."
     text += "".join(f" {copy}." for copy in near.copies[:3])
     text += f" {near.merge}." if near.merge is not None else ""
-    text += f" In the space: {near.space}." if near.space else ""
     twin = bool(near.copies) or near.merge is not None
     return Sentence(topic, LOOK if twin else FINE, text, "Keep one of the two." if near.copies else "", rule)

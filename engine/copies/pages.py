@@ -1,30 +1,124 @@
-"""The LoRA report as one HTML page."""
+"""The copy check as a table (CSV) and a page, and the LoRA report as a page: HTML that needs no other file."""
 
 from __future__ import annotations
 
+import csv
+import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from ..io.files import write_text
 from ..io.html_page import Report
-from ..nemo.check import Pictures
-from ..nemo.nearest import overlay
-from .lora_report_measures import PromptCopies
-from .lora_report_samples import SHARES
-from .lora_report_verdicts import BAD, FINE, LOOK, OPEN, Findings
+from ..io.picture_files import open_rgb
+from .copy_check import CheckedPrompt, CopyCheck
+from .lora_findings import BAD, FINE, LOOK, OPEN, Findings, PromptCopies
+from .lora_samples import SHARES
+from .nearest import Pictures, as_image, overlay
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+CHECK_TABLE, CHECK_PAGE = "copies.csv", "copies.html"
 WIDTH = 168
-"""Of a picture on the page, in CSS pixels; larger ones are scaled down to twice that."""
+"""Of a picture on a page, in CSS pixels; larger ones are scaled down to twice that."""
+SHOWN = 50
+"""Prompts of a copy check that have their pictures on the page; the table has all."""
 _MOST_BLOCKS = 24
-Table = Sequence[Sequence[object]]
 
 
+def _small(image: Image) -> Image:
+    image.thumbnail((2 * WIDTH, 2 * WIDTH))
+    return image
+
+
+# --- the copy check -------------------------------------------------------------------------------------------------
+def write_check(folder: str | Path, check: CopyCheck, pictures: Pictures) -> tuple[Path, Path]:
+    """(table, page) in the folder, whole or not at all."""
+    folder = Path(folder)
+    return write_text(folder / CHECK_TABLE, _table(check)), _page(check, pictures).write(folder / CHECK_PAGE)
+
+
+def _table(check: CopyCheck) -> str:
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator="\n")
+    head = ["prompt", "label", "samples", "copies", "share", "share low", "share high", "nearest ratio", "seed"]
+    written.writerow([*head, "nearest", "copied area", "MS-SSIM", "nemo", "memorized", "file"])
+    for p in check.prompts:
+        low, high = p.interval
+        i = p.closest
+        numbers = [f"{p.share:.4f}", low, high, f"{float(p.ratios[i]):.4f}", p.seeds[i]]
+        where = [_nearest_name(check, p), f"{float(p.areas[i]):.4f}", f"{float(p.similar[i]):.4f}"]
+        score = "" if p.score is None else f"{p.score:.6g}"
+        row = [p.prompt, p.label, len(p.ratios), p.copies, *numbers, *where, score, _verdict(check, p), p.file.name]
+        written.writerow(row)
+    return text.getvalue()
+
+
+def _verdict(check: CopyCheck, prompt: CheckedPrompt) -> str:
+    """NeMo's, ``yes`` or ``no``; empty without a threshold that was measured on this model."""
+    if check.tau is None or prompt.score is None:
+        return ""
+    return "yes" if prompt.score > check.tau else "no"
+
+
+def _nearest_name(check: CopyCheck, prompt: CheckedPrompt) -> str:
+    """The picture that a prompt's shown sample is nearest to; without pictures, the other sample."""
+    number = int(prompt.numbers[prompt.closest])
+    return str(check.names[number]) if check.names else f"seed {prompt.seeds[number]}"
+
+
+def _page(check: CopyCheck, pictures: Pictures) -> Report:
+    report = Report("Copy check", check.text().split("\n")[0])
+    report.add_paragraph(_method(check))
+    ranked = check.ranked
+    scored = any(p.score is not None for p in ranked)
+    labelled = any(p.label for p in ranked)
+    head = ["prompt", *(["label"] if labelled else []), "copies", "95 %", "nearest", "ratio", "area"]
+    head += (["nemo"] if scored else []) + (["memorized"] if check.tau is not None else [])
+    rows: list[Sequence[object]] = [head]
+    for p in ranked[:200]:
+        i, low, high = p.closest, *p.interval
+        row = [p.prompt[:90], *([p.label] if labelled else []), f"{p.copies} of {len(p.ratios)}", f"{low} to {high}"]
+        row += [_nearest_name(check, p), f"{float(p.ratios[i]):.2f}", f"{float(p.areas[i]):.0%}"]
+        row += ["" if p.score is None else f"{p.score:.3g}"] if scored else []
+        rows.append([*row, _verdict(check, p)] if check.tau is not None else row)
+    report.add_table(rows)
+    report.add_heading("Beside each other")
+    report.add_paragraph("The sample that is nearest; what of it is copied, in colour; and what it is nearest to.")
+    for p in ranked[:SHOWN]:
+        report.add_paragraph(f"`{p.copies} of {len(p.ratios)}` {p.prompt}")
+        report.add_images(_check_pictures(check, p, pictures), WIDTH)
+    return report
+
+
+def _method(check: CopyCheck) -> str:
+    others = "the nearest training picture" if check.names else "the nearest other sample of the same prompt"
+    text = (
+        f"Each prompt was sampled with {check.config.seeds} seeds from {check.config.first_seed} on. A sample is a "
+        f"copy where it is nearer to {others} than a third of the distance that is usual (Gu et al. 2023), by pixels "
+        "at 64 px. The ratio is that distance divided by the usual one. The area is the "
+        "fraction of the picture where it is below a third."
+    )
+    if not check.names:
+        text += " Without training pictures this says that a prompt repeats itself, not what it repeats."
+    if check.tau is None:
+        text += " The scores have no verdict: no threshold was calibrated for this model at this size."
+    return text
+
+
+def _check_pictures(check: CopyCheck, prompt: CheckedPrompt, pictures: Pictures) -> list[tuple[Image, str]]:
+    i = prompt.closest
+    images = [(_small(open_rgb(prompt.file)), f"seed {prompt.seeds[i]}, ratio {float(prompt.ratios[i]):.2f}"),
+              (_small(open_rgb(prompt.overlay_file)), f"copied: {float(prompt.areas[i]):.0%}")]  # fmt: skip
+    if pictures.read is not None and check.names:
+        picture = _small(as_image(pictures.read(int(prompt.numbers[i]))))
+        images.append((picture, f"training picture: {_nearest_name(check, prompt)}"))
+    return images
+
+
+# --- the LoRA report ------------------------------------------------------------------------------------------------
 def write_page(path: Path, loras: Sequence[Findings], table: Mapping[str, Any], pictures: Pictures) -> Path:
     """The page of all LoRAs, whole or not at all.
 
@@ -46,17 +140,22 @@ def write_page(path: Path, loras: Sequence[Findings], table: Mapping[str, Any], 
 def _add_lora(page: Report, lora: Findings, pictures: Pictures) -> None:
     page.add_heading(lora.name)
     page.add_verdicts(
-        (s.verdict, f"{s.topic.capitalize()}: {s.text}", _small_print(s.advice, s.threshold)) for s in lora.summary
+        (
+            s.verdict,
+            f"{s.topic.capitalize()}: {s.text}",
+            [s.advice and f"What to do: {s.advice}", f"Thresholds: {s.threshold}."],
+        )
+        for s in lora.summary
     )
     page.add_subheading("1. What it is")
-    page.add_table([["", ""], *what_rows(lora)])
+    page.add_table([["", ""], *_what_rows(lora)])
     if lora.health is not None and lora.health.total:
         _add_where(page, lora)
     if lora.copies:
         _add_copies(page, lora, pictures)
     if lora.cost is not None and lora.cost.variety is not None:
         page.add_subheading("4. What it costs")
-        page.add_table(cost_rows(lora))
+        page.add_table(_cost_rows(lora))
     if lora.neighbours is not None and lora.neighbours.alike:
         page.add_subheading("5. Its neighbours")
         page.add_paragraph("Cosine of the changes of the weights, estimated from random projections of every layer.")
@@ -65,11 +164,7 @@ def _add_lora(page: Report, lora: Findings, pictures: Pictures) -> None:
         page.add_paragraph(f"Left out for the budget: {'; '.join(lora.skipped)}. The same call resumes here.")
 
 
-def _small_print(advice: str, threshold: str) -> list[str]:
-    return [advice and f"What to do: {advice}", f"Thresholds: {threshold}."]
-
-
-def what_rows(lora: Findings) -> list[list[str]]:
+def _what_rows(lora: Findings) -> list[list[str]]:
     """What a file is, as a table of two columns."""
     facts = lora.facts.to_dict()
     rows = [["file", f"{facts['file']}, {facts['bytes'] / 2**20:.2f} MiB"], ["trainer", facts["trainer"]]]
@@ -154,28 +249,19 @@ def _copy_row(p: PromptCopies) -> list[str]:
 
 def _beside(p: PromptCopies, names: Sequence[str], pictures: Pictures) -> list[tuple[Image, str]]:
     agrees = f"agrees: {p.area:.0%} of the picture, ratio {p.ratio:.2f}"
-    images = [(_picture(p.shown), f"{p.kind}: {p.prompt[:60]}"), (_picture(overlay(p.shown, p.where)), agrees)]
+    shown = (p.shown, f"{p.kind}: {p.prompt[:60]}"), (overlay(p.shown, p.where), agrees)
+    images = [(_small(as_image(picture)), text) for picture, text in shown]
     if p.nearest is not None and pictures.read is not None:
-        images.append((_picture(pictures.read(p.nearest)), f"nearest training picture: {names[p.nearest]}"))
+        images.append((_small(as_image(pictures.read(p.nearest))), f"nearest training picture: {names[p.nearest]}"))
     return images
 
 
-def _picture(pixels: torch.Tensor) -> Image:
-    """(3, h, w) in [0, 1], scaled down where it is large."""
-    from PIL import Image
-
-    picture = Image.fromarray((pixels.clamp(0, 1).movedim(0, -1) * 255).round().byte().numpy())
-    picture.thumbnail((2 * WIDTH, 2 * WIDTH))
-    return picture
-
-
-def cost_rows(lora: Findings) -> Table:
+def _cost_rows(lora: Findings) -> Sequence[Sequence[object]]:
     """What it costs, as a table."""
     assert lora.cost is not None
     rows = [["", "without the LoRA", "with it", "left"]]
     pairs = {"variety between seeds, own prompts": lora.cost.variety,
-             "variety between seeds, ordinary prompts": lora.cost.ordinary,
-             "agreement with the prompt (CLIP)": lora.cost.prompt}  # fmt: skip
+             "variety between seeds, ordinary prompts": lora.cost.ordinary}  # fmt: skip
     rows += [[name, f"{a:.3f}", f"{b:.3f}", f"{b / max(a, 1e-9):.0%}"] for name, pair in pairs.items() if pair
              for a, b in [pair]]  # fmt: skip
     if lora.cost.drift is not None:

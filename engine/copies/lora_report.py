@@ -12,23 +12,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..activations.picture_latents import to_pixels
 from ..errors import VitrineError, refuse
-from ..io.file_names import as_name
 from ..io.files import refuse_pickle, write_json
-from ..io.picture_files import PICTURES, open_picture, pictures_in
-from ..jobs.digests import Files
-from ..nemo.check import Pictures
 from ..runtime.progress import Progress, silent
-from ..w2w.building.build_space import load_space
-from ..w2w.building.lora_neighbours import files_to_compare, names_of, neighbours_in
-from ..w2w.loras.lora_facts import LoraFacts, facts_of
-from ..w2w.loras.lora_health import readable_health
-from ..w2w.loras.lora_prompts import CAPTION, NATURAL, ORDINARY, TRIGGER, USUAL, AskedPrompt, prompts_of
-from .lora_report_measures import CopyReader, PromptJudge, Samples, cost_of
-from .lora_report_page import write_page
-from .lora_report_samples import Bench, Budget, ReportConfig, ReportModel
-from .lora_report_verdicts import Findings
+from ..w2w.loras.lora_facts import facts_of
+from .lora_contents import files_to_compare, names_of, neighbours_in, readable_health
+from .lora_findings import CopyReader, Findings, Samples, cost_of
+from .lora_samples import (
+    CAPTION,
+    NATURAL,
+    ORDINARY,
+    TRIGGER,
+    USUAL,
+    AskedPrompt,
+    Bench,
+    Budget,
+    ReportConfig,
+    ReportModel,
+    prompts_of,
+)
+from .nearest import Pictures
+from .pages import write_page
 
 PAGE, TABLE = "report.html", "report.json"
 _FORWARDS = 2
@@ -40,13 +44,11 @@ class Material:
     """What is known of the LoRAs besides their files.
 
     Attributes:
-        pictures: their training pictures, see :class:`~vitrine.engine.nemo.check.Pictures`.
+        pictures: their training pictures, see :class:`~.nearest.Pictures`.
         captions: of these.
         triggers: words that ask for what the LoRAs show; none: those that a file's header names.
         ordinary: prompts that have nothing to do with them.
         folder: of LoRAs to compare with; None: the report's own files.
-        space: a space's file.
-        judge: a CLIP, for agreement with the prompt.
     """
 
     pictures: Pictures = field(default_factory=Pictures)
@@ -54,8 +56,6 @@ class Material:
     triggers: tuple[str, ...] = ()
     ordinary: tuple[str, ...] = USUAL
     folder: Path | None = None
-    space: Path | None = None
-    judge: PromptJudge | None = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ def lora_report(
     if model is None:
         return report
     with budget.timed("loading the model"):
-        holder = model()
+        bench = Bench(folder, model(), config, budget, progress)
     for number, findings in enumerate(looked):
-        looked[number] = _measured(findings, folder, holder, material, config, budget, progress)
+        looked[number] = _measured(findings, bench, material)
         report = LoraReport(looked, folder, budget, config)
         _write(report, material)
     return report
@@ -147,76 +147,55 @@ def _look(path: Path, name: str, material: Material, paths: Sequence[Path]) -> F
     health, problem = readable_health(facts.file)
     if health is None or health.broken("NaN or infinite"):
         return Findings(name, facts, health, problem)
-    space = None if material.space is None else load_space(material.space)
     try:
-        near = neighbours_in(facts.file, files_to_compare(paths, material.folder), space)
+        near = neighbours_in(facts.file, files_to_compare(paths, material.folder))
     except VitrineError:  # its numbers are finite, yet no weights
         near = None
     return Findings(name, facts, health, problem, neighbours=near)
 
 
-def _measured(
-    findings: Findings, folder: Path, model: ReportModel, material: Material, config: ReportConfig, budget: Budget,
-    progress: Progress,
-) -> Findings:  # fmt: skip
-    """The same with everything that needs the model."""
-    facts = findings.facts
+def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
+    """The same with everything that needs the model: samples, most telling first, and what is made of them."""
+    facts, model, config, budget = findings.facts, bench.model, bench.config, bench.budget
     weights = getattr(model, "facts", None)
     if facts.file is None and "DoRA" in facts.problem and weights is not None:  # its change depends on the base weights
         facts = weights(facts.path)
-        findings = replace(_look_again(findings, facts), facts=facts)
+        if facts.file is not None:
+            health, problem = readable_health(facts.file)
+            findings = replace(findings, health=health, health_problem=problem)
+        findings = replace(findings, facts=facts)
     if facts.file is None or findings.health is None or findings.health.broken("NaN or infinite"):
         return findings
-    pictures = material.pictures
     asked = prompts_of(facts, material.captions, material.triggers, material.ordinary, config.prompts, model.pieces)
-    place = folder / as_name(f"lora {findings.name}")
-    with ExitStack() as stack:
-        try:
-            put = stack.enter_context(model.lora(facts))
-        except VitrineError as error:
-            return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
-        bench = stack.enter_context(Bench(place, model, put, facts, config, budget, progress))
-        findings = replace(findings, loadings=(put.loading,), pictures=tuple(pictures.names))
-        return _sampled(findings, bench, asked, folder, material)
-
-
-def _look_again(findings: Findings, facts: LoraFacts) -> Findings:
-    if facts.file is None:
-        return findings
-    health, problem = readable_health(facts.file)
-    return replace(findings, health=health, health_problem=problem)
-
-
-def _sampled(
-    findings: Findings, bench: Bench, asked: Sequence[AskedPrompt], folder: Path, material: Material
-) -> Findings:
-    """Samples, most telling first, and what is made of them."""
-    config, budget = bench.config, bench.budget
     ordinary, own = ([p.text for p in asked if (p.kind == ORDINARY) == plain] for plain in (True, False))
     captions = [p.text for p in asked if p.kind in (CAPTION, TRIGGER)][: config.prompts]
-    bench.total = 2 * len(asked) + len(config.strengths) * len(captions)
-    left_out = len(budget.skipped)
-    bare = bench.samples(ordinary, 0.0, "without the LoRA") | bench.samples(own, 0.0, "without the LoRA")
-    full = bench.samples(own, 1.0, "own prompts")
-    full |= bench.samples(ordinary, 1.0, "ordinary prompts")
-    chosen = [p for kind in (CAPTION, TRIGGER, NATURAL, ORDINARY) for p in _some(asked, kind)]
-    changes = bench.changes(chosen, "one forward at each timestep") if full else {}
-    at = {s: bench.samples(captions, s, f"strength {s:g}") for s in config.strengths}
-    findings = replace(
-        findings, changes=changes, kinds={p.text: p.kind for p in asked},
-        cost=cost_of(asked, bare, full, material.judge), skipped=tuple(budget.skipped[left_out:]),
-    )  # fmt: skip
-    if len(bare) < 2 or not full:
-        return findings
-    with CopyReader(bare, own, material.pictures, folder) as reader:
-        copies = [reader.of_prompt(p, full[p.text]) for p in asked if p.text in full]
-        at[1.0] = {p: full[p] for p in captions if p in full}
-        strengths = {s: _at_strength(reader, samples) for s, samples in sorted(at.items()) if samples}
-    return replace(findings, copies=tuple(copies), strengths=strengths)
-
-
-def _some(asked: Sequence[AskedPrompt], kind: str) -> list[str]:
-    return [p.text for p in asked if p.kind == kind][:_FORWARDS]
+    kinds = (CAPTION, TRIGGER, NATURAL, ORDINARY)
+    chosen = [text for kind in kinds for text in [p.text for p in asked if p.kind == kind][:_FORWARDS]]
+    with ExitStack() as stack:
+        try:
+            loading = stack.enter_context(model.lora(facts))
+        except VitrineError as error:
+            return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
+        stack.enter_context(bench.of(findings.name, facts))
+        bench.total = 2 * len(asked) + len(config.strengths) * len(captions)
+        left_out = len(budget.skipped)
+        bare = bench.samples(ordinary, 0.0, "without the LoRA") | bench.samples(own, 0.0, "without the LoRA")
+        full = bench.samples(own, 1.0, "own prompts")
+        full |= bench.samples(ordinary, 1.0, "ordinary prompts")
+        changes = bench.changes(chosen, "one forward at each timestep") if full else {}
+        at = {s: bench.samples(captions, s, f"strength {s:g}") for s in config.strengths}
+        findings = replace(
+            findings, loadings=(loading,), pictures=tuple(material.pictures.names), changes=changes,
+            kinds={p.text: p.kind for p in asked}, cost=cost_of(asked, bare, full),
+            skipped=tuple(budget.skipped[left_out:]),
+        )  # fmt: skip
+        if len(bare) < 2 or not full:
+            return findings
+        with CopyReader(bare, own, material.pictures, bench.folder) as reader:
+            copies = [reader.of_prompt(p, full[p.text]) for p in asked if p.text in full]
+            at[1.0] = {p: full[p] for p in captions if p in full}
+            strengths = {s: _at_strength(reader, samples) for s, samples in sorted(at.items()) if samples}
+        return replace(findings, copies=tuple(copies), strengths=strengths)
 
 
 def _at_strength(reader: CopyReader, samples: Samples) -> dict[str, float]:
@@ -226,29 +205,3 @@ def _at_strength(reader: CopyReader, samples: Samples) -> dict[str, float]:
     if reader.by_pictures:
         table["copies"] = max((p.copies or 0) / p.samples for p in rows)
     return {name: round(value, 4) for name, value in table.items()}
-
-
-def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
-    """Training pictures of a folder, and their files; each is read when its turn comes."""
-    import torch
-
-    paths = pictures_in(folder)
-    if not paths:
-        raise refuse("pictures", Path(folder).name, f"a folder with {', '.join(PICTURES)}", "check the path")
-
-    def read(number: int) -> torch.Tensor:
-        pixels: torch.Tensor = to_pixels(open_picture(paths[number]), None, 1)
-        return (pixels[0] + 1) / 2
-
-    return Pictures([path.name for path in paths], read, Files(paths)), paths
-
-
-def captions_beside(paths: Sequence[Path]) -> list[str]:
-    """Of the text file of the same name next to each picture, as trainers read it; none where one lacks."""
-    from ..io.tables import read_text
-
-    captions = []
-    for path in paths:
-        files = [path.with_suffix(ending) for ending in (".txt", ".caption")]
-        captions += [" ".join(read_text(file).split()) for file in files if file.is_file()][:1]
-    return captions if len(captions) == len(paths) else []

@@ -1,20 +1,27 @@
-"""Damage in a LoRA's tensors, and the distribution of its weight update; needs no model."""
+"""What a LoRA's file shows without a model: damage, where its weight update is, and which other LoRAs it is near."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ...errors import VitrineError
-from ...io.files import named
-from ...io.lora_layer import LoraLayer
-from .adapter_factors import factors_of
-from .lora_files import LoraFile
+from ..errors import VitrineError, printable
+from ..io.files import named
+from ..io.folders import files_in
+from ..io.lora_layer import LoraLayer
+from ..w2w.building.folder_summary import NUMBERS
+from ..w2w.loras.adapter_factors import factors_of
+from ..w2w.loras.lora_files import LoraFile, read_lora
+from ..w2w.loras.lora_folders import distinct_names, scan_folder
+from ..w2w.loras.near_copies import NEAR, Copy, near_copies, sketch
+from ..w2w.space.space_mode import read_or_problem
 
 LARGEST = {torch.float16: 65504.0, torch.bfloat16: 3.3e38, torch.float32: 3.4e38}
 """Largest finite numbers; 8-bit floats end at 448 (e4m3) and 57344 (e5m2)."""
@@ -165,3 +172,134 @@ def readable_health(file: LoraFile) -> tuple[LoraHealth | None, str]:
         return health_of(file), ""
     except VitrineError as error:
         return None, str(error)
+
+
+# --- neighbours -----------------------------------------------------------------------------------------------------
+MOST, LEAST = 4, 0.05
+"""Most parts of a merge, and the smallest weight of a part."""
+RESIDUAL = 0.2
+"""|LoRA - weighted sum| over |LoRA| below which it counts as a merge: re-factored merges are inexact."""
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A LoRA as a weighted sum of others.
+
+    Attributes:
+        name: of the LoRA.
+        parts: (name, weight) of each part, the largest first.
+        residual: |LoRA - sum| / |LoRA|.
+    """
+
+    name: str
+    parts: tuple[tuple[str, float], ...]
+    residual: float
+
+    def __str__(self) -> str:
+        terms = " + ".join(f"{weight:.2f} {name}" for name, weight in self.parts)
+        return f"{self.name} is {terms}, except for {self.residual:.0%}"
+
+
+def merge_of(row: torch.Tensor, others: torch.Tensor, name: str, names: Sequence[str]) -> Merge | None:
+    """The weighted sum of at most ``MOST`` other LoRAs that is nearest to a LoRA; None if it is not a merge.
+
+    Orthogonal matching pursuit (Pati et al. 1993): the LoRA most similar to the residual is added, then all weights are
+    refitted by least squares.
+
+    Args:
+        row: (D,) the LoRA's sketch (see :func:`~vitrine.engine.w2w.loras.near_copies.sketch`).
+        others: (N, D) the sketches of the others, without copies of it.
+    """
+    length, lengths = float(row.norm()), others.norm(dim=1)
+    usable = (lengths > 0).nonzero()[:, 0].tolist()
+    if not length or len(usable) < 2:
+        return None
+    target, table = row.double(), others.double()
+    chosen: list[int] = []
+    weights, missing = torch.zeros(0, dtype=torch.float64), target
+    while len(chosen) < min(MOST, len(usable)) and float(missing.norm()) > NEAR / 10 * length:
+        alike = (table @ missing).abs() / lengths.double().clamp_min(1e-30)
+        alike[[i for i in range(len(table)) if i not in usable or i in chosen]] = -1
+        chosen.append(int(alike.argmax()))
+        weights = torch.linalg.lstsq(table[chosen].T, target[:, None]).solution[:, 0]
+        missing = target - weights @ table[chosen]
+    residual = float(missing.norm()) / length
+    # the contribution of each weight, relative to the LoRA's norm
+    sizes = weights.abs() * lengths[chosen].double() / length
+    parts = sorted(zip(chosen, weights.tolist(), sizes.tolist(), strict=True), key=lambda part: -part[2])
+    shown = tuple((names[i], round(w, 3)) for i, w, size in parts if size >= LEAST)
+    return Merge(name, shown, round(residual, 4)) if residual <= RESIDUAL and len(shown) > 1 else None
+
+
+MOST_FILES = 300
+"""Most files that are compared with one LoRA, the first by name."""
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Neighbours of one LoRA.
+
+    Attributes:
+        compared: number of LoRAs of the same base model that it was compared with.
+        left_out: number of files that could not be compared: of another base model, or not readable as a LoRA.
+        copies: pairs of near-duplicates that it is in.
+        merge: the weighted sum of others that it equals, if any.
+        alike: (name, cosine of weight updates) of the nearest, at most five.
+    """
+
+    compared: int = 0
+    left_out: int = 0
+    copies: tuple[Copy, ...] = ()
+    merge: Merge | None = None
+    alike: tuple[tuple[str, float], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        merge = None if self.merge is None else {"parts": self.merge.parts, "residual": self.merge.residual}
+        return {
+            "compared": self.compared, "left_out": self.left_out, "copies": [copy.to_dict() for copy in self.copies],
+            "merge": merge, "alike": [[name, round(cosine, 4)] for name, cosine in self.alike],
+        }  # fmt: skip
+
+
+def neighbours_in(file: LoraFile, others: Sequence[Path]) -> Neighbours:
+    """Neighbours of a LoRA among other files; each is read once, one in memory at a time."""
+    own = read_lora(file)
+    paths = [p for p in others if p.resolve() != file.path.resolve()][:MOST_FILES]
+    scan = scan_folder([file.path, *paths], fewest=0)
+    usable = [f for f in scan.good if f.path != file.path]
+    if file.path not in {f.path for f in scan.good}:  # most others are of another base model
+        return Neighbours(0, len(paths))
+    shapes = {path: entry.outer for path, entry in file.entries.items()} | scan.shapes
+    side = max(2, min(64, math.isqrt(NUMBERS // len(shapes))))
+    row, rows, names = sketch(own, shapes, side), [], []
+    for other in usable:
+        lora, _ = read_or_problem(other)
+        if lora is not None:
+            rows.append(sketch(lora, shapes, side))
+            names.append(other.name)
+    if not rows:
+        return Neighbours(0, len(paths))
+    table = torch.stack(rows)
+    name = next(f.name for f in scan.good if f.path == file.path)
+    pairs = near_copies(torch.cat([row[None], table]), [name, *names])
+    copies = tuple(pair for pair in pairs if name in (pair.first, pair.second))
+    twins = {n for pair in copies for n in (pair.first, pair.second)}
+    kept = [i for i, n in enumerate(names) if n not in twins]
+    merge = merge_of(row, table[kept], name, [names[i] for i in kept]) if kept else None
+    cosines = torch.nn.functional.cosine_similarity(table, row[None])
+    order = cosines.argsort(descending=True)[:5].tolist()
+    alike = tuple((names[i], float(cosines[i])) for i in order)
+    return Neighbours(len(rows), len(paths) - len(rows), copies, merge, alike)
+
+
+def files_to_compare(files: Sequence[Path], folder: Path | None) -> list[Path]:
+    """Files to compare with: of a folder and its subfolders, or of the report."""
+    paths = list(files) if folder is None else [*files_in(folder, ".safetensors", deep=True), *files]
+    return list({p.resolve(): p for p in paths}.values())
+
+
+def names_of(files: Sequence[Path]) -> list[str]:
+    """A unique name per file of a report."""
+    names = [printable(name).replace("/", " ") for name in distinct_names(list(files))]
+    return [name if names.count(name) == 1 else f"{name} {i + 1}" for i, name in enumerate(names)]

@@ -1,16 +1,17 @@
-"""Few-step samples for the LoRA report: of which model, how many, kept in a folder, within a budget of time.
+"""What the LoRA report asks of a LoRA, and its few-step samples: kept in a folder, within a budget of time.
 
 Nothing here knows a library: ComfyUI and diffusers pass a :class:`ReportModel`.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ import torch.nn.functional as F
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
 from ..errors import refuse
+from ..io.file_names import as_name
 from ..io.files import named, read_safetensors, save_safetensors
 from ..jobs.digests import digest
 from ..jobs.run import Run
@@ -30,6 +32,92 @@ from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from ..w2w.loras.lora_facts import LoraFacts
 
+CAPTION, TRIGGER, NATURAL, ORDINARY = "caption", "trigger alone", "natural", "ordinary"
+CLASS_WORDS = frozenset({
+    "a", "an", "the", "of", "in", "on", "at", "by", "with", "and", "or", "to", "for", "from", "is", "are", "her", "his",
+    "its", "this", "that", "photo", "picture", "image", "portrait", "painting", "drawing", "illustration", "person",
+    "man", "woman", "boy", "girl", "child", "dog", "cat", "face", "style", "art", "character", "object",
+})  # fmt: skip
+"""Words that stay in a natural prompt even if they are part of a trigger phrase."""
+USUAL = (
+    "a dog in the snow", "a street at night", "a bowl of soup", "a woman reading a book", "a mountain lake",
+    "an old car", "a man playing the guitar", "a plate of fruit",
+)  # fmt: skip
+"""Default ordinary prompts."""
+
+
+@dataclass(frozen=True)
+class AskedPrompt:
+    """One prompt and its kind: ``caption``, ``trigger alone``, ``natural`` or ``ordinary``."""
+
+    text: str
+    kind: str
+
+
+def prompts_of(
+    facts: LoraFacts, captions: Sequence[str], triggers: Sequence[str], ordinary: Sequence[str] = USUAL, most: int = 4,
+    pieces: Callable[[str], int] | None = None,
+) -> list[AskedPrompt]:  # fmt: skip
+    """The prompts of a report on one LoRA: at most ``most`` captions, and all ordinary prompts, without repetition.
+
+    Without captions the header's tags replace them; without tags, the trigger before ordinary prompts; without either,
+    the ordinary prompts themselves, since such a LoRA affects all prompts.
+
+    Args:
+        captions: of its training images.
+        triggers: trigger words; none: those of the header.
+        pieces: word -> number of tokens: words of several tokens are unknown to the text encoder.
+    """
+    triggers = [*triggers] or [*facts.triggers]
+    own = _spread([c for c in dict.fromkeys(captions) if c.strip()], most)
+    if not own and facts.tags:
+        own = [", ".join([*triggers[:1], *(t for t in list(facts.tags)[:6] if t not in triggers)])]
+    if not own:
+        own = [f"{triggers[0]}, {text}" for text in ordinary[:most]] if triggers else list(ordinary[:most])
+    rare = rare_words(own, triggers, pieces)
+    asked = [AskedPrompt(text, CAPTION) for text in own]
+    asked += [AskedPrompt(triggers[0], TRIGGER)] if triggers else []
+    asked += [AskedPrompt(text, NATURAL) for text in (natural(caption, rare) for caption in own) if text]
+    asked += [AskedPrompt(text, ORDINARY) for text in ordinary]
+    first: dict[str, AskedPrompt] = {}
+    for prompt in asked:
+        first.setdefault(prompt.text, prompt)
+    return list(first.values())
+
+
+def rare_words(
+    captions: Sequence[str], triggers: Sequence[str], pieces: Callable[[str], int] | None = None
+) -> set[str]:
+    """Words specific to the LoRA: those of its triggers, and words of several tokens.
+
+    A long common word may have several tokens, too; it is then missing from natural prompts.
+    """
+    rare = {word for phrase in triggers for word in _words(phrase) if word not in CLASS_WORDS}
+    if pieces is not None:
+        rare |= {word for caption in captions for word in _words(caption) if pieces(word) > 1 and word.isalpha()}
+    return rare
+
+
+def natural(caption: str, rare: set[str]) -> str:
+    """A caption without rare words; empty if only class words remain."""
+    kept = re.sub(r"[\w'-]+", lambda match: "" if match[0].lower() in rare else match[0], caption)
+    kept = re.sub(r"\s+([,.;])", r"\1", " ".join(kept.split())).strip(" ,;")
+    kept = re.sub(r"([,;])(\s*[,;])+", r"\1", kept)
+    return kept if any(word not in CLASS_WORDS for word in _words(kept)) else ""
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[\w'-]+", text.lower())
+
+
+def _spread(texts: Sequence[str], most: int) -> list[str]:
+    """At most ``most`` texts, evenly spaced over the list."""
+    if len(texts) <= most:
+        return list(texts)
+    return [texts[round(i * (len(texts) - 1) / max(most - 1, 1))] for i in range(most)]
+
+
+# --- the model, and what is sampled of it ---------------------------------------------------------------------------
 KEPT = 256
 """Largest side of a sample as it is kept, in pixels: copies are judged at 64."""
 BARE = "without a LoRA"
@@ -92,15 +180,6 @@ class OnModel(NamedTuple):
     null: Condition
 
 
-class PutOn(Protocol):
-    """A LoRA next to a model."""
-
-    loading: Loading
-
-    def at(self, strength: float) -> AbstractContextManager[OnModel]:
-        """The model with the LoRA at a strength; 0 is the model without it."""
-
-
 class ReportModel(Protocol):
     """A text-to-image model that LoRAs can be put on, of whatever library.
 
@@ -114,8 +193,11 @@ class ReportModel(Protocol):
     shift: float
     identity: dict[str, object]
 
-    def lora(self, facts: LoraFacts) -> AbstractContextManager[PutOn]:
+    def lora(self, facts: LoraFacts) -> AbstractContextManager[Loading]:
         """Loads a LoRA; the model is as before when the block ends."""
+
+    def at(self, strength: float) -> AbstractContextManager[OnModel]:
+        """The model with that LoRA at a strength; 0 is the model without it."""
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """Latents (n, C, h, w) -> (n, 3, H, W) in [0, 1]."""
@@ -160,35 +242,36 @@ class Budget:
 
 
 class Bench:
-    """Samples of one LoRA and of the model without it, each made once and kept.
+    """Samples of LoRAs and of the model without them, each made once and kept.
 
     Attributes:
-        total: samplings that are planned, for the progress.
+        total: samplings of the LoRA at work that are planned, for the progress.
 
     Args:
-        place: the LoRA's folder, for resuming; samples of the model without a LoRA are next to it.
+        folder: of the report; each LoRA has a folder there, and so has the model without one.
     """
 
     def __init__(
-        self, place: Path, model: ReportModel, put: PutOn, facts: LoraFacts, config: ReportConfig, budget: Budget,
-        progress: Progress = silent,
-    ) -> None:  # fmt: skip
-        self.model, self.put, self.config, self.budget, self.progress = model, put, config, budget, progress
-        inputs = {**model.identity, "seeds": [config.first_seed, config.seeds], "steps": config.steps,
-                  "guidance": config.guidance, "latents": list(model.shape), "shift": model.shift}  # fmt: skip
-        begun = ("*.safetensors",)
-        self._runs = (Run(place.parent / BARE, "LoRA report, the model without a LoRA", inputs, begun),
-                      Run(place, "LoRA report", inputs | {"LoRA": facts.path}, begun))  # fmt: skip
-        self._open = ExitStack()
+        self, folder: Path, model: ReportModel, config: ReportConfig, budget: Budget, progress: Progress = silent
+    ) -> None:
+        self.folder, self.model, self.config, self.budget, self.progress = folder, model, config, budget, progress
         self.done, self.total = 0, 0
 
-    def __enter__(self) -> Bench:
-        for run in self._runs:
-            self._open.enter_context(run)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._open.close()
+    @contextmanager
+    def of(self, name: str, facts: LoraFacts) -> Iterator[Bench]:
+        """Takes samples of a LoRA, which was put on the model, while the block is open."""
+        config = self.config
+        inputs: dict[str, object] = self.model.identity | {
+            "seeds": [config.first_seed, config.seeds], "steps": config.steps, "guidance": config.guidance,
+            "latents": list(self.model.shape), "shift": self.model.shift,
+        }  # fmt: skip
+        begun = ("*.safetensors",)
+        self._folders = (self.folder / BARE, self.folder / as_name(f"lora {name}"))
+        bare = Run(self._folders[0], "LoRA report, the model without a LoRA", inputs, begun)
+        own = Run(self._folders[1], "LoRA report", inputs | {"LoRA": facts.path}, begun)
+        self.done, self.total = 0, 0
+        with bare, own:
+            yield self
 
     @property
     def seeds(self) -> list[int]:
@@ -201,7 +284,7 @@ class Bench:
         missing = [prompt for prompt, file in files.items() if not file.is_file()]
         self._advance(len(files) - len(missing))
         if missing and not self.budget.over:
-            with self.budget.timed(part), self.put.at(strength) as on:
+            with self.budget.timed(part), self.model.at(strength) as on:
                 for number, prompt in enumerate(missing):
                     if number and self.budget.over:
                         break
@@ -237,32 +320,33 @@ class Bench:
             with self.budget.timed(part):
                 latents = {p: self._read(known[p])["latents"].float() for p in ready}
                 bare, full = (self._predicted(latents, strength) for strength in (0.0, 1.0))
-                moved = {str(i): torch.stack([_moved(a, b) for a, b in zip(bare[p], full[p], strict=True)])
-                         for i, p in enumerate(ready)}  # fmt: skip
+                # () root mean square of the difference over the deviation of the prediction without the LoRA
+                moved = {
+                    str(i): (full[p] - bare[p]).square().flatten(1).mean(1).sqrt()
+                    / bare[p].flatten(1).std(1).clamp_min(1e-6)
+                    for i, p in enumerate(ready)
+                }
                 save_safetensors(file, moved)
         tensors = self._read(file)
         return {p: tensors[str(i)].tolist() for i, p in enumerate(ready)}
 
-    def _predicted(self, latents: dict[str, torch.Tensor], strength: float) -> dict[str, list[torch.Tensor]]:
-        """Clean predictions of each prompt at each timestep."""
-        with self.put.at(strength) as on, torch.no_grad():
-            return {p: self._at_each_time(on, p, x0) for p, x0 in latents.items()}
-
-    def _at_each_time(self, on: OnModel, prompt: str, x0: torch.Tensor) -> list[torch.Tensor]:
-        cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
-        noise = seeded_noise(self.seeds[: len(x0)], x0.shape[1:])
-        predicted = []
-        for fraction in SHARES:
-            t = fraction * on.denoiser.schedule.last
-            x = on.denoiser.network_input(x0, noise, t).to(cond.device)
-            predicted.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
-            self.budget.rows += len(x0)
+    def _predicted(self, latents: dict[str, torch.Tensor], strength: float) -> dict[str, torch.Tensor]:
+        """Prompt -> (T, n, C, h, w) clean predictions at each of ``SHARES``."""
+        predicted = {}
+        with self.model.at(strength) as on, torch.no_grad():
+            for prompt, x0 in latents.items():
+                cond = on.conditions([prompt])[0].take(torch.zeros(len(x0), dtype=torch.long))
+                noise, each = seeded_noise(self.seeds[: len(x0)], x0.shape[1:]), []
+                for t in (fraction * on.denoiser.schedule.last for fraction in SHARES):
+                    x = on.denoiser.network_input(x0, noise, t).to(cond.device)
+                    each.append(on.denoiser.predict(x, t, cond).x0.float().cpu())
+                    self.budget.rows += len(x0)
+                predicted[prompt] = torch.stack(each)
         return predicted
 
     def _file(self, key: Sequence[str], strength: float) -> Path:
-        run = self._runs[strength > 0]
-        assert run.path is not None
-        return run.path / f"{digest(list(key))[:16]}-{strength:g}.safetensors"
+        folder = self._folders[strength > 0]
+        return folder / f"{digest(list(key))[:16]}-{strength:g}.safetensors"
 
     @staticmethod
     def _read(file: Path) -> dict[str, torch.Tensor]:
@@ -282,8 +366,3 @@ def _kept(pictures: torch.Tensor) -> torch.Tensor:
         size = [max(1, round(side * scale)) for side in pictures.shape[-2:]]
         pictures = F.interpolate(pictures.float(), size, mode="area")
     return (pictures.float().clamp(0, 1) * 255).round().byte().cpu()
-
-
-def _moved(bare: torch.Tensor, full: torch.Tensor) -> torch.Tensor:
-    """() root mean square of the difference of two predictions over the deviation of the first."""
-    return (full - bare).square().mean().sqrt() / bare.std().clamp_min(1e-6)

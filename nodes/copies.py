@@ -1,0 +1,221 @@
+"""What comes back as a copy: *NEMO Copy Check* of prompts, and *LoRA Report* of a LoRA file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from comfy_api.latest import io, ui
+
+from ..engine.copies import (
+    CheckConfig,
+    CopyCheck,
+    LoraReport,
+    Material,
+    ReportConfig,
+    check_copies,
+    lora_report,
+    write_check,
+)
+from ..engine.copies.lora_samples import USUAL
+from ..engine.copies.nearest import overlay
+from ..engine.nemo import ProbeConfig
+from .captions import captioned
+from .comfy.copies import (
+    CHECKS,
+    REPORTS,
+    ComfyModel,
+    Models,
+    Sampling,
+    compared_stamp,
+    instruments_of,
+    lora_path,
+    page_entry,
+    side_by_side,
+    training_pictures,
+    work_folder,
+)
+from .comfy.progress import progress, show_on, text_on
+from .comfy.saved import known_files, stamp_of
+from .comfy.schedule import SAMPLERS, SCHEDULERS
+from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
+from .sockets import under_advanced
+
+SHOWN = 8
+"""Prompts on the picture; the page in the folder has fifty."""
+
+
+class NEMOCopyCheck(io.ComfyNode):
+    """Prompts, or a LoRA and its training pictures, checked for copies."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, prompts and training pictures in; report and pictures out."""
+        return io.Schema(
+            node_id="VitrineNEMOCopyCheck",
+            display_name="NEMO Copy Check",
+            category=CATEGORY,
+            description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "
+            "and of which training picture. Writes a page and a table.",
+            search_aliases=[
+                "memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo", "copyright",
+                "duplicate", "plagiarism", "overtrained LoRA", "copied training pictures", "check lora",
+                "duplicate pictures",
+            ],
+            hidden=[io.Hidden.unique_id],
+            inputs=under_advanced(("first_seed", "tau", "timestep_index", "name"), [
+                io.Model.Input("model", tooltip="The model to check, with its LoRA."),
+                io.Clip.Input("clip", tooltip="Its text encoder."),
+                io.Vae.Input("vae", tooltip="Its autoencoder."),
+                io.Latent.Input("latent", tooltip="Gives the size, and by its batch how many are sampled at once."),
+                io.String.Input("prompts", multiline=True, default="a smiling face with navy shirt on blue",
+                                tooltip="Prompts to check, one a line."),
+                io.String.Input(
+                    "ordinary", multiline=True, default=CAPTIONS,
+                    tooltip="Captions that have nothing to do with the pictures, one a line: they say which distance "
+                    "is usual. Not needed with bare_model.",
+                ),
+                io.Int.Input("seeds", default=8, min=2, max=256, tooltip="Samples of each prompt."),
+                io.Int.Input("first_seed", default=2000, min=0, max=2**31, tooltip="Of these samples."),
+                io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Of sampling."),
+                io.Float.Input("cfg", default=7.0, min=0.0, max=100.0, step=0.1, tooltip="Of sampling."),
+                io.Combo.Input("sampler_name", options=SAMPLERS, default="euler", tooltip="As in KSampler."),
+                io.Combo.Input("scheduler", options=SCHEDULERS, default="normal", tooltip="As in KSampler."),
+                TAU,
+                INDEX,
+                io.String.Input(
+                    "name", default="check", tooltip="Folder in output/vitrine_copy_check. It resumes there."
+                ),
+                io.Image.Input(
+                    "pictures", optional=True, tooltip="Training pictures. None: samples are compared with each other."
+                ),
+                io.Model.Input("bare_model", optional=True, tooltip="The model without the LoRA: what is usual."),
+            ]),
+            outputs=[
+                io.String.Output(display_name="report", tooltip="Which prompts are copied, in words."),
+                io.Image.Output(display_name="side by side", tooltip="Sample, what of it is copied, training picture."),
+                io.String.Output(display_name="folder", tooltip="Where copies.html and copies.csv are."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, clip: Any, vae: Any, latent: dict, prompts: str, ordinary: str, seeds: int, first_seed: int,
+        steps: int, cfg: float, sampler_name: str, scheduler: str, tau: float, timestep_index: int, name: str,
+        pictures: torch.Tensor | None = None, bare_model: Any = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Interrupt works between two steps of sampling; the same inputs resume where it stopped."""
+        config = CheckConfig(seeds, first_seed, ordinary=tuple(lines(ordinary, 0)))
+        models, folder = Models(model, clip, vae, bare_model), work_folder(CHECKS, name)
+        training = training_pictures(pictures)
+        training = training if pictures is None else training.cropped(models.size(latent))
+        sampling = Sampling(latent, steps, cfg, sampler_name, scheduler)
+        instruments = instruments_of(models, sampling, ProbeConfig(timestep_index=timestep_index))
+        check = check_copies(
+            lines(prompts, 1), folder, instruments, training, config, tau=tau or None, progress=progress()
+        )
+        write_check(folder, check, training)
+        text, rows = check.text(), side_by_side(check, pictures, SHOWN)
+        named = captioned(captioned(rows, columns(check)), [p.prompt for p in check.ranked[:SHOWN]])
+        show_on(cls.hidden, torch.cat(list(named))[None])  # instead of the last sample, which would stay
+        shown = ui.PreviewImage(named, cls=cls).as_dict() | text_on(text).as_dict()
+        return io.NodeOutput(text, rows, str(folder), ui=shown)
+
+
+def columns(check: CopyCheck) -> list[str]:
+    """What is in each row, from left to right."""
+    names = [f" | {check.names[int(p.numbers[p.closest])]}" if check.names else "" for p in check.ranked[:SHOWN]]
+    counts = [f"{p.copies} of {len(p.ratios)} copied" for p in check.ranked[:SHOWN]]
+    return [f"sample ({count}) | copied, in colour{name}" for count, name in zip(counts, names, strict=True)]
+
+
+class LoraReportNode(io.ComfyNode):
+    """One LoRA file, looked at from five sides."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, LoRA and what is known of it in; report, pictures and the page's folder out."""
+        return io.Schema(
+            node_id="VitrineLoRAReport",
+            display_name="LoRA Report",
+            category="Vitrine",
+            description="Is a LoRA overfitted? Says what it is, where it acts, what it copies, what it costs and what "
+            "is near it, with a verdict each, and writes a page.",
+            search_aliases=["is my lora overfitted", "overtrained lora", "lora info", "inspect lora", "lora metadata",
+                            "trigger words", "does my lora copy", "lora strength", "duplicate lora"],
+            hidden=[io.Hidden.unique_id],
+            inputs=under_advanced(("ordinary", "first_seed", "prompts", "compare", "name"), [
+                io.Model.Input("model", tooltip="The LoRA's base model, without the LoRA."),
+                io.Clip.Input("clip", tooltip="Its text encoder."),
+                io.Vae.Input("vae", tooltip="Its autoencoder."),
+                io.Latent.Input("latent", tooltip="Gives the size of the samples."),
+                io.Combo.Input("lora", options=known_files("loras"), tooltip="The LoRA file to look at."),
+                io.String.Input("captions", multiline=True, default="",
+                                tooltip="Captions that it was trained with, one a line. None: what the file says."),
+                io.String.Input("trigger", default="", tooltip="Trigger words. None: what the file says."),
+                io.String.Input("ordinary", multiline=True, default="",
+                                tooltip="Prompts that have nothing to do with it, one a line. None: eight usual ones."),
+                io.Int.Input("seeds", default=4, min=2, max=64, tooltip="Samples of each prompt."),
+                io.Float.Input("minutes", default=0.0, min=0.0, max=10000.0, step=0.5,
+                               tooltip="Budget; what it leaves out is named, and the next run resumes. 0: no limit."),
+                io.Int.Input("first_seed", default=2000, min=0, max=2**31, tooltip="Of these samples."),
+                io.Int.Input("steps", default=4, min=1, max=100, tooltip="Of sampling; four are enough to see a copy."),
+                io.Float.Input("cfg", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance of these samples."),
+                io.Int.Input("prompts", default=4, min=1, max=64, tooltip="Captions that are sampled, at most."),
+                io.Boolean.Input("compare", default=True,
+                                 tooltip="Look for duplicates and merges in the LoRA's folder."),
+                io.String.Input("name", default="report",
+                                tooltip="Folder in output/vitrine_lora_report. It resumes there."),
+                io.Image.Input("pictures", optional=True,
+                               tooltip="Its training pictures. None: samples are compared with each other."),
+            ]),
+            outputs=[
+                io.String.Output(display_name="report", tooltip="The five sentences, with verdicts and advice."),
+                io.Image.Output(display_name="side by side", tooltip="Of each prompt the nearest sample, and where."),
+                io.String.Output(display_name="folder", tooltip="Where report.html and report.json are."),
+            ],
+            is_output_node=True,
+        )  # fmt: skip
+
+    @classmethod
+    def fingerprint_inputs(cls, lora: str = "", compare: bool = True, **inputs: Any) -> str:
+        """Runs again once the file, or one that it is compared with, has changed."""
+        return compared_stamp(lora) if compare else stamp_of("loras", lora)
+
+    @classmethod
+    def execute(
+        cls, model: Any, clip: Any, vae: Any, latent: dict, lora: str, captions: str, trigger: str, ordinary: str,
+        seeds: int, minutes: float, first_seed: int, steps: int, cfg: float, prompts: int, compare: bool, name: str,
+        pictures: torch.Tensor | None = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Interrupt works between two prompts; the same inputs resume where it stopped."""
+        config = ReportConfig(seeds, first_seed, steps, cfg, prompts=prompts)
+        path = lora_path(lora)
+        words = tuple(part.strip() for part in trigger.split(",") if part.strip())
+        material = Material(
+            training_pictures(pictures), tuple(lines(captions, 0)), words, tuple(lines(ordinary, 0)) or USUAL,
+            path.parent if compare else None,
+        )  # fmt: skip
+        holder = ComfyModel(model, clip, vae, latent)
+        report = lora_report(
+            [path], work_folder(REPORTS, name), lambda: holder, material, config, minutes or None, progress()
+        )
+        text, rows, names = report.text(), *agreeing(report)
+        entries: dict[str, Any] = text_on(text).as_dict()
+        if names:
+            labelled = captioned(rows, names)
+            show_on(cls.hidden, torch.cat(list(labelled))[None])
+            entries = ui.PreviewImage(labelled, cls=cls).as_dict() | entries
+        return io.NodeOutput(text, rows, str(report.folder), ui=entries | {"vitrine_page": [page_entry(report)]})
+
+
+def agreeing(report: LoraReport) -> tuple[torch.Tensor, list[str]]:
+    """IMAGE (n, H, 2 W, 3): sample, and what of it agrees in colour; a name for each. Black where none was sampled."""
+    (findings,) = report.loras
+    if not findings.own:
+        return torch.zeros(1, 64, 64, 3), []
+    pairs = [torch.cat([p.shown, overlay(p.shown, p.where)], 2).movedim(0, -1) for p in findings.own]
+    return torch.stack(pairs), [f"{p.kind}: {p.prompt}" for p in findings.own]
+
+
+NODES = [NEMOCopyCheck, LoraReportNode]
