@@ -18,6 +18,7 @@ __all__ = [
     "ActivationTapPipeline",
     "ActivationTapTransformerPipeline",
     "ActivationTapXLPipeline",
+    "Calibration",
     "CheckConfig",
     "ControlConditionedPipeline",
     "ControlConditionedPixArtPipeline",
@@ -44,7 +45,6 @@ __all__ = [
     "ResolutionTransferConfig",
     "ResolutionTransferPipeline",
     "SampleConfig",
-    "SampleThreshold",
     "SearchConfig",
     "SegmentationPipeline",
     "SegmentationTransformerPipeline",
@@ -70,7 +70,7 @@ _HOMES = {
     ".engine.emd": ("CorrectConfig",),
     ".engine.errors": ("VitrineError",),
     ".engine.copies": ("CheckConfig", "lora_report"),
-    ".engine.nemo": ("FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
+    ".engine.nemo": ("Calibration", "FewStepConfig", "ProbeConfig", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
     ".engine.resolution": ("ResolutionTransferConfig",),
     ".engine.w2w": ("EditConfig", "InvertConfig", "SampleConfig", "load_space", "materialise", "write_lora"),
@@ -84,7 +84,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.diffusion.denoiser import Denoiser
     from .engine.emd import CorrectConfig
     from .engine.errors import VitrineError
-    from .engine.nemo import FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
+    from .engine.nemo import Calibration, FewStepConfig, ProbeConfig, SearchConfig
     from .engine.pipelines.activation_tap import (
         ActivationTapPipeline,
         ActivationTapTransformerPipeline,

@@ -15,6 +15,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.guidance import guide
 from ..errors import refuse
 from ..io.number_checks import refuse_unless_finite
+from ..jobs.run import Run
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
@@ -170,9 +171,12 @@ class Score:
         return bool(self.keep.any())
 
 
-def threshold(scores: Sequence[float], spread: float = 1.0) -> tuple[float, float, float]:
-    """(tau, mean, std) from the largest score of each of some ordinary captions."""
-    values = torch.tensor(list(scores), dtype=torch.float64)
-    mean, std = float(values.mean()), float(values.std())
-    # NeMo, section 3.1: tau = mean + std
-    return min(mean + spread * std, 1.0), mean, std
+def keep_scores(run: Run, scores: Sequence[Score]) -> None:
+    """Write the scores so far, whole or not at all."""
+    run.save({"scores": {"per_seed": torch.stack([s.per_seed for s in scores])}})
+
+
+def kept_scores(run: Run, tau: float | None) -> list[Score]:
+    """What :func:`keep_scores` wrote; nothing where nothing was."""
+    state = run.load()
+    return [] if state is None else [Score(row, tau) for row in state.tensors["scores"]["per_seed"]]

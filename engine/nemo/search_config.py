@@ -14,6 +14,7 @@ from ..settings.config import Config
 SIGNALS = ("eps_minus_noise", "x0")
 MODES = ("parity", "chain", "fast")
 PROTOCOLS = ("vitrine", "nemo")
+METHODS = ("samples", "one step")
 
 PAPER_TAU = 0.428
 """The authors' threshold for SD1.4 at 512 px (mean 0.358 + one std 0.070 of unmemorized captions)."""
@@ -32,6 +33,13 @@ def check_protocol(protocol: str) -> bool:
     if protocol not in PROTOCOLS:
         raise refuse("protocol", protocol, PROTOCOLS, "nemo is the published one, vitrine judges by samples")
     return protocol == PROTOCOLS[1]
+
+
+def check_method(method: str) -> bool:
+    """Whether the method of detection is the published one."""
+    if method not in METHODS:
+        raise refuse("method", method, METHODS, "one step is the published score, samples tells more")
+    return method == METHODS[1]
 
 
 @dataclass(frozen=True)

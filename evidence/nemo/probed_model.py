@@ -10,11 +10,12 @@ import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
+from ...engine.nemo.calibration import threshold
 from ...engine.nemo.few_step_detection import FewStepSampler, sample_agreement, sample_threshold
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.noise_similarity import Probe, probe_noise, threshold
+from ...engine.nemo.noise_similarity import Probe, probe_noise
 from ...engine.nemo.search_config import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition

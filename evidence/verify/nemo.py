@@ -63,7 +63,7 @@ def detection(context: Context) -> Measured:
     config = context.settings.detect
     state = context.state("scores.safetensors", config.to_dict(), texts)
     bar = context.bar("nemo.detection")
-    scores = context.nemo.score(texts, None, config, bar, state, memory=context.budget)
+    scores = context.nemo.detect(texts, None, "one step", config, bar, state, context.budget)
     values = torch.tensor([score.value for score in scores])
     positive, negative = values[: len(first)], values[len(first) :]
     figures = _figures(positive, negative, "")

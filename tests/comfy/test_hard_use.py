@@ -21,8 +21,9 @@ COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 HARD = bool(os.environ.get("VITRINE_HARD"))
 LONG = (
     "KSampler", "KSampler, neurons blocked", "KSampler, late W2W model", "KSampler, taps", "KSampler, all three",
-    "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Statistics",
-    "NEMO Threshold", "NEMO Score", "NEMO Find Neurons", "NEMO Verify", "EMD Repair Samples", "EMD One-Step Generator",
+    "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Calibrate",
+    "NEMO Calibrate, score", "NEMO Detect", "NEMO Find Neurons", "NEMO Verify", "EMD Repair Samples",
+    "EMD One-Step Generator",
     "Control-Conditioned Sampler", "EMD Train Student", "W2W Invert", "Train W2W Slider", "Build W2W Space",
 )  # fmt: skip
 

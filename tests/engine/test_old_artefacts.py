@@ -10,22 +10,10 @@ from safetensors.torch import save_file
 from vitrine.engine.control import ControlEmbedder, ControlSpec, GammaConfig, PaddingConfig, load_control
 from vitrine.engine.emd.student_preset import StudentPreset, read_student
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.nemo.neurons import NeuronSet
 
 PLACE = "mid-vit-block0-cross-v"
 KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
-
-
-def test_nemo_statistics(tmp_path):
-    """The header's entry said ``format`` where later files say ``kind``."""
-    path = tmp_path / "statistics.safetensors"
-    means, stds = torch.arange(6.0), torch.arange(6.0) + 1
-    info = {"format": "vitrine-nemo-statistics", "version": 1, "count": 12, "fingerprint": "SD1.4"}
-    save_file({f"mean/{PLACE}": means, f"std/{PLACE}": stds}, path, metadata={"vitrine": json.dumps(info)})
-    read = NeuronStatistics.load(path)
-    assert torch.equal(read.means[PLACE], means) and torch.equal(read.stds[PLACE], stds)
-    assert (read.count, read.fingerprint) == (12, "SD1.4")
 
 
 def test_neurons(tmp_path):

@@ -128,29 +128,14 @@ def _probe(s: Scene) -> dict:
     return {"model": s.model, "seeds": 2, "latent": s.latent(side=SMALL)}
 
 
-@case("VitrineNEMOStatistics")
-def nemo_statistics(s: Scene) -> Tensors:
-    return list(s.statistics.means.values())
-
-
-@case("VitrineNEMOThreshold")
-def nemo_threshold(s: Scene) -> Tensors:
-    return [torch.tensor(s.call("VitrineNEMOThreshold", clip=s.clip, prompts=CAPTIONS, **_probe(s))[0])]
-
-
-@case("VitrineNEMOScore")
-def nemo_score(s: Scene) -> Tensors:
-    score, _, previews = s.call("VitrineNEMOScore", positive=s.positive, vae=s.vae, **_probe(s))
-    return [torch.tensor(score), previews]
-
-
 def _sampled(s: Scene) -> dict:
     return {"model": s.model, "latent": s.latent(side=SMALL), "samples": 2, "steps": 2, "cfg": 3.0, "first_seed": 1}
 
 
-@case("VitrineNEMOSampleThreshold")
-def nemo_sample_threshold(s: Scene) -> Tensors:
-    return [s.call("VitrineNEMOSampleThreshold", clip=s.clip, prompts=CAPTIONS, **_sampled(s))[0].places]
+@case("VitrineNEMOCalibrate")
+def nemo_calibrate(s: Scene) -> Tensors:
+    made, tau, _ = s.call("VitrineNEMOCalibrate", clip=s.clip, prompts=CAPTIONS, **_sampled(s), seeds=2)
+    return [*made.statistics.means.values(), made.samples.places, torch.tensor(tau)]
 
 
 @case("VitrineNEMODetect")
@@ -158,13 +143,14 @@ def nemo_detect(s: Scene) -> Tensors:
     told = {"positive": s.positive, "negative": s.negative, "vae": s.vae}
     _, distance, report, samples, _ = s.call("VitrineNEMODetect", **told, **_sampled(s))
     assert "no verdict" in report
-    return [torch.tensor(distance), samples]
+    score, pictures = s.call("VitrineNEMODetect", **told, **_probe(s), method="one step")[1:4:2]
+    return [torch.tensor(distance), samples, torch.tensor(score), pictures]
 
 
 @case("VitrineNEMOFindNeurons")
 def nemo_find(s: Scene) -> Tensors:
     """By four seeds, of which random weights make two agree by more than this tau."""
-    told = {"statistics": s.statistics, "tau": 0.01, "effect_fraction": 0.9801, "mode": "fast"}
+    told = {"calibration": s.calibration, "effect_fraction": 0.9801, "mode": "fast"}
     neurons, report, picture = s.call("VitrineNEMOFindNeurons", positive=s.positive, **_probe(s) | told | {"seeds": 4})
     assert len(neurons) and "after" in report
     return [picture]

@@ -252,16 +252,6 @@ def choose_selection(f: Following, sd15: str, sdxl: str) -> None:
     f.set_everywhere("selection", sdxl if f.family == "sdxl" else sd15, f.of("Activation Tap"))
 
 
-def take_tau(f: Following) -> None:
-    """Over the captions that the workflow has already."""
-    (statistics,) = f.of("NEMO Statistics")
-    given = f.inputs(statistics)
-    probe = next(f.inputs(i) for i in f.of("NEMO Find Neurons"))
-    told = {k: probe[k] for k in ("model", "latent", "seeds", "timestep_index")}
-    threshold = f.add("VitrineNEMOThreshold", clip=given["clip"], prompts=given["prompts"], **told)
-    f.set_everywhere("tau", [threshold, 0])
-
-
 def choose_student(f: Following) -> None:
     for node_id in f.of("EMD One-Step Generator"):
         f.inputs(node_id).update(student=f.own["student"], contract=f.own["preset"])
@@ -377,7 +367,7 @@ WORDS: list[tuple[str, Callable[..., None]]] = [
     (r"empty the (layer) of (Activation Picture|Tap, save, and sample both)",
      lambda f, name, node: set_of(f, name, node, "")),
     (r"choose a published selection \(([\w.-]+), ([\w.-]+)\) in Activation Tap", choose_selection),
-    (r"take tau from NEMO Threshold(?: over 500 or more ordinary captions \(0\.428 for SD 1\.4\))?", take_tau),
+    (r"write 500 or more ordinary captions", lambda f: None),
     (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator",
      choose_student),
     (r"choose (?:your|a) student LoRA(?: of that base)? and its preset \([\w, ]+\) in EMD One-Step Generator and in "

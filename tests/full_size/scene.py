@@ -83,13 +83,14 @@ class Scene:
         return self.call("VitrineRankActivations", model=self.model, vae=self.vae, positive=self.positive, **told)
 
     @functools.cached_property
-    def statistics(self) -> Any:
-        return self.call("VitrineNEMOStatistics", model=self.model, clip=self.clip, prompts=CAPTIONS)[0]
+    def calibration(self) -> Any:
+        told = {"clip": self.clip, "prompts": CAPTIONS, "latent": self.latent(side=96), "measure": "statistics"}
+        return self.call("VitrineNEMOCalibrate", model=self.model, **told)[0]
 
     @functools.cached_property
     def neurons(self) -> NeuronSet:
         """Some, of this model."""
-        return NeuronSet({VALUES: tuple(range(40))}, self.statistics.fingerprint)
+        return NeuronSet({VALUES: tuple(range(40))}, self.calibration.statistics.fingerprint)
 
     @functools.cached_property
     def space(self) -> Any:
