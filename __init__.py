@@ -18,6 +18,7 @@ __all__ = [
     "ActivationTapPipeline",
     "ActivationTapTransformerPipeline",
     "ActivationTapXLPipeline",
+    "Calibration",
     "CheckConfig",
     "ControlConditionedPipeline",
     "ControlConditionedPixArtPipeline",
@@ -41,7 +42,6 @@ __all__ = [
     "ResolutionTransferConfig",
     "ResolutionTransferPipeline",
     "SampleConfig",
-    "SampleThreshold",
     "SearchConfig",
     "SegmentationPipeline",
     "SegmentationTransformerPipeline",
@@ -65,7 +65,7 @@ _HOMES = {
     ".engine.diffusion.denoiser": ("Denoiser",),
     ".engine.errors": ("VitrineError",),
     ".engine.copies": ("CheckConfig", "lora_report"),
-    ".engine.nemo": ("FewStepConfig", "ProbeConfig", "SampleThreshold", "SearchConfig"),
+    ".engine.nemo": ("Calibration", "FewStepConfig", "ProbeConfig", "SearchConfig"),
     ".engine.portraits": ("load_portraits",),
     ".engine.resolution": ("ResolutionTransferConfig",),
     ".engine.w2w": ("EditConfig", "InvertConfig", "SampleConfig", "load_space", "materialise", "write_lora"),
@@ -78,7 +78,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.copies import CheckConfig, lora_report
     from .engine.diffusion.denoiser import Denoiser
     from .engine.errors import VitrineError
-    from .engine.nemo import FewStepConfig, ProbeConfig, SampleThreshold, SearchConfig
+    from .engine.nemo import Calibration, FewStepConfig, ProbeConfig, SearchConfig
     from .engine.pipelines.activation_tap import (
         ActivationTapPipeline,
         ActivationTapTransformerPipeline,

@@ -45,8 +45,8 @@ class Check:
     """In pixels; 0: the model's default."""
     width: OwnSide = 0
     """In pixels; 0: the model's default."""
-    calibrated: Path | None = None
-    """The folder that calibrate wrote for this model: its threshold turns NeMo's score into a verdict."""
+    calibration: Path | None = None
+    """The file that calibrate wrote for this model: its threshold turns NeMo's score into a verdict."""
     memory: str = "2GB"
     """Memory in addition to the model."""
     load: Load = LoadConfig()
@@ -55,20 +55,19 @@ class Check:
         """0 on success."""
         from ..engine.copies import CheckConfig
         from ..engine.diffusion.denoiser import Denoiser
-        from ..engine.nemo import ProbeConfig, fingerprint_of
-        from ..engine.nemo.calibrated_threshold import Calibrated
+        from ..engine.nemo import Calibration, ProbeConfig, fingerprint_of
         from ..engine.pipelines.copies import copy_check
         from ..engine.pipelines.loading import load_pipeline
         from ..engine.runtime.progress import TqdmProgress
 
         prompts, labels = read_prompts(self.prompts)
         ordinary = () if self.ordinary is None else tuple(read_prompts(self.ordinary)[0])
-        calibrated = None if self.calibrated is None else Calibrated.load(self.calibrated)
+        score = None if self.calibration is None else Calibration.load(self.calibration).known("score")
         pipe: Any = load_pipeline(self.model, None, self.load)
         probe, tau = ProbeConfig(), None
-        if calibrated is not None:  # the LoRA is loaded later: the threshold belongs to the base model
-            calibrated.check(fingerprint_of(Denoiser.from_diffusers(pipe).backbone))
-            probe, tau = calibrated.probe, calibrated.tau
+        if score is not None:  # the LoRA is loaded later: the threshold belongs to the base model
+            score.check(fingerprint_of(Denoiser.from_diffusers(pipe).backbone))
+            probe, tau = score.probe, score.tau
         pipe.set_progress_bar_config(disable=True)
         size: dict[str, Any] = {k: v for k, v in (("height", self.height), ("width", self.width)) if v}
         check = copy_check(

@@ -82,14 +82,13 @@ def _tree() -> dict[str, type | Group]:
     from . import commands
     from . import copies_commands as copies
     from . import emd_commands as emd
-    from . import erase_command as nemo_erase
     from . import nemo_commands as nemo
     from . import tap_commands as taps
     from . import w2w_commands as w2w
 
     return {
         "taps": Group("Choose layers of a model to tap.", taps.COMMANDS),
-        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS | nemo_erase.COMMANDS),
+        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS),
         "lora": Group("Reports on LoRA files.", copies.COMMANDS),
         "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
         "emd": Group("Distil one-step students.", emd.COMMANDS),

@@ -1,10 +1,11 @@
-"""`vitrine nemo calibrate | score | find | bake | check`: NEMO for lists of prompts."""
+"""`vitrine nemo calibrate | detect | find | bake | check`: NEMO for lists of prompts."""
 
 from __future__ import annotations
 
 import csv
 import hashlib
 import io
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from ..engine.errors import refuse
-from ..engine.io.files import save_safetensors, write_json, write_text
+from ..engine.io.files import save_safetensors, write_text
 from ..engine.io.prompt_files import read_prompts
 from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
@@ -40,7 +41,7 @@ def _bar(label: str, workers: Any) -> Any:
 class Calibrate:
     """Calibrate detection and search on ordinary captions. The same command resumes.
 
-    Measures how much few-step samples of one caption usually differ, the statistics of neurons, and the threshold of
+    Measures the statistics of neurons, how much few-step samples of one caption usually differ, and the threshold of
     the published score of one-step predictions. Under `torchrun` or `accelerate launch` processes divide the
     captions.
     """
@@ -49,16 +50,14 @@ class Calibrate:
     """Ordinary captions, 500 or more: text, one per line; or CSV, TSV, JSON, JSONL with a column prompt or caption."""
     model: str = "portraits"
     """Pipeline folder or hub id of an SD1.x or SD2.x model."""
-    out: OutFolder = Path("nemo")
-    """Folder for samples.safetensors, statistics.safetensors and threshold.json."""
+    out: OutFile = Path("calibration.safetensors")
+    """The file that detect, find and check read."""
     scope: str = "down+mid"
     """down+mid (published) or all."""
     timestep_index: int = 1
     """Timestep index (of 50) for the search and the published score."""
     guidance: float = 0.0
-    """Guidance of the published score, at twice the cost; 0 is published. Also for `score --protocol nemo`."""
-    parity: bool = False
-    """Take the similarity's range from each batch, as in the authors' code. Detection uses it, too."""
+    """Guidance of the published score, at twice the cost; 0 is published. Also for `detect --method "one step"`."""
     scored: Count = 200
     """Number of captions scored and sampled for the thresholds."""
     samples: Annotated[int, AtLeast(2)] = 4
@@ -74,43 +73,27 @@ class Calibrate:
     def run(self) -> int:
         """0 on success."""
         from ..engine.jobs.run import forget
-        from ..engine.nemo import FewStepConfig, ProbeConfig, fingerprint_of, threshold
-        from ..engine.nemo.sample_threshold import NAME
-        from ..engine.nemo.search_config import AUTO
+        from ..engine.nemo import PARTS, FewStepConfig, ProbeConfig
         from ..engine.runtime.processes import launched
-        from ..engine.runtime.stages import Stages
 
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
-        probe = ProbeConfig(
-            timestep_index=self.timestep_index, guidance=self.guidance, data_range=None if self.parity else AUTO
-        )
-        sums, kept = self.out / "sums.safetensors", self.out / "scores.safetensors"
-        shared: dict[str, Any] = {"memory": self.memory, "workers": workers}
-        chosen = texts[: self.scored]
-        stages = Stages(self._batch_rows(len(chosen), probe.seeds), shown=not workers.index)
-        statistics = pipe.statistics(texts, self.scope, stages.bar("statistics"), sums, **shared)
-        scores = pipe.score(chosen, 1.0, probe, stages.bar("threshold"), kept, **shared)
-        tau, mean, std = threshold([s.value for s in scores])
-        facts = {"tau": tau, "mean": mean, "std": std, "captions": len(scores), "probe": probe.to_dict()}
-        facts |= {"scope": self.scope, "fingerprint": fingerprint_of(pipe._network)}
-        pictures = self.out / "usual.safetensors"
-        made = FewStepConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
-        usual = pipe.calibrate_samples(chosen, made, stages.bar("samples"), pictures, workers)
+        probe = ProbeConfig(timestep_index=self.timestep_index, guidance=self.guidance)
+        few_steps = FewStepConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
+        state = self.out.with_suffix(".state")
+        calibration = pipe.calibrate(
+            texts, scope=self.scope, probe=probe, few_steps=few_steps, scored=self.scored,
+            progress=_bar("calibrating", workers), state=state, memory=self.memory, workers=workers,
+        )  # fmt: skip
         if not workers.index:
-            usual.save(self.out / NAME)
-            print(usual.text())
-            statistics.save(self.out / "statistics.safetensors")
-            write_json(self.out / "threshold.json", facts)
-            print(f"tau {tau:.4f} (mean {mean:.4f} + std {std:.4f}); {len(texts)} captions -> {self.out}")
-        for state in (sums, kept, pictures):
-            forget(workers.own_file(state))
+            calibration.save(self.out)
+            print(f"{calibration.text()}\n-> {self.out}")
+        for part in PARTS:
+            forget(workers.own_file(state / f"{part}.safetensors"))
+        workers.meet()
+        if not workers.index:
+            with suppress(OSError):  # another run has files there
+                state.rmdir()
         return 0
-
-    def _batch_rows(self, captions: int, seeds: int) -> dict[str, float]:
-        """Batch rows of the network in each stage; the statistics have the text encoder and value projections only."""
-        threshold = float(captions * seeds * (2 if self.guidance else 1))
-        return {"statistics": 0.1 * threshold, "threshold": threshold,
-                "samples": 2.0 * captions * self.samples * self.sampling_steps}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -121,26 +104,20 @@ class ImportStatistics:
     """statistics_additional_laion_prompts_v1_4.pt of the official repository."""
     model: Positional[Annotated[str, arg(metavar="MODEL")]]
     """Pipeline folder or hub id of SD 1.4, or another model of SD 1.x's shape."""
-    out: OutFolder = Path("nemo")
-    """Folder for statistics.safetensors and threshold.json, which score and find read with --protocol nemo."""
+    out: OutFile = Path("calibration.safetensors")
+    """The file that detect --method "one step" and find --protocol nemo read."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.nemo import ProbeConfig
-        from ..engine.nemo.calibrated_threshold import NAME, PUBLISHED
-
-        pipe = _pipeline(self.model, self.load)
-        statistics = pipe.import_statistics(self.file)
-        statistics.save(self.out / "statistics.safetensors")
-        write_json(self.out / NAME, PUBLISHED | {"probe": ProbeConfig().to_dict(), "scope": "down+mid"})
-        neurons = sum(map(len, statistics.means.values()))
-        print(f"{neurons} neurons in {len(statistics.means)} layers, tau {PUBLISHED['tau']} as published -> {self.out}")
+        calibration = _pipeline(self.model, self.load).import_statistics(self.file)
+        calibration.save(self.out)
+        print(f"{calibration.text()}, as published\n-> {self.out}")
         return 0
 
 
 @dataclass(frozen=True)
-class ScorePrompts:
+class Detect:
     """Detect memorized prompts in a long list, without a search; the same command resumes.
 
     Under `torchrun` or `accelerate launch` processes divide the prompts.
@@ -148,14 +125,14 @@ class ScorePrompts:
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
     """Text, one prompt per line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
-    calibrated: Path = Path("nemo")
-    """The folder that calibrate wrote."""
+    calibration: Path = Path("calibration.safetensors")
+    """The file that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
-    out: OutFile = Path("scores.csv")
+    out: OutFile = Path("detected.csv")
     """A table, the most suspicious prompt first: distance of its samples, verdict, and their parts."""
-    protocol: str = "vitrine"
-    """vitrine compares samples of a few steps; nemo is the published score of one-step predictions."""
+    method: str = "samples"
+    """samples compares samples of a few steps; "one step" is the published score of one-step predictions."""
     two_stage: bool = False
     """Two samples first, the others only if these agree: about half the cost on ordinary prompts."""
     memory: str = "4GB"
@@ -165,47 +142,40 @@ class ScorePrompts:
     def run(self) -> int:
         """0 on success."""
         from ..engine.jobs.run import forget
-        from ..engine.nemo import SampleThreshold, fingerprint_of
-        from ..engine.nemo.calibrated_threshold import Calibrated
-        from ..engine.nemo.search_config import check_protocol
+        from ..engine.nemo import Calibration, fingerprint_of
+        from ..engine.nemo.search_config import check_method
         from ..engine.runtime.processes import launched
 
-        published, texts = check_protocol(self.protocol), read_prompts(self.prompts)[0]
-        calibrated: Any = (Calibrated if published else SampleThreshold).load(self.calibrated)
+        published, texts = check_method(self.method), read_prompts(self.prompts)[0]
+        calibration = Calibration.load(self.calibration)
+        known = calibration.known("score" if published else "samples")
         pipe, workers = _pipeline(self.model, self.load), launched()
-        calibrated.check(fingerprint_of(pipe._network))
-        state = self.out.with_suffix(".safetensors")
+        calibration.check(fingerprint_of(pipe._network))
+        state, config = self.out.with_suffix(".safetensors"), None
+        if not published:
+            config = replace(known.config, two_stage=self.two_stage)
+        results = pipe.detect(
+            texts, calibration, self.method, config, _bar("prompts", workers), state, self.memory, workers
+        )
         if published:
-            shared = {"memory": self.memory, "workers": workers}
-            scores = pipe.score(texts, calibrated.tau, calibrated.probe, _bar("scores", workers), state, **shared)
-            head, rows = ("prompt", "score", "memorized"), _score_rows(texts, scores)
+            ranked = sorted(zip(texts, results, strict=True), key=lambda row: -row[1].value)
+            head: tuple[str, ...] = ("prompt", "score", "memorized")
+            rows = [(text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in ranked]
+            level = f"above {known.tau:.4f}"
         else:
-            config = replace(calibrated.config, two_stage=self.two_stage)
-            scores = pipe.detect(texts, calibrated, config, _bar("samples", workers), state, workers)
-            head, rows = ("prompt", *scores[0].columns()), _sample_rows(texts, scores)
+            ranked = sorted(zip(texts, results, strict=True), key=lambda row: row[1].distance)
+            head = ("prompt", *results[0].columns())
+            rows = [(text, *agreement.columns().values()) for text, agreement in ranked]
+            level = f"below {known.distance:.4f}"
         if not workers.index:
             table = io.StringIO()
             written = csv.writer(table, lineterminator="\n")
             written.writerow(head)
             written.writerows(rows)
             write_text(self.out, table.getvalue())
-            level = calibrated.tau if published else calibrated.distance
-            memorized = sum(s.memorized for s in scores)
-            print(f"{memorized} of {len(scores)} {'above' if published else 'below'} {level:.4f} -> {self.out}")
+            print(f"{sum(r.memorized for r in results)} of {len(results)} {level} -> {self.out}")
         forget(workers.own_file(state))
         return 0
-
-
-def _score_rows(texts: list[str], scores: list[Any]) -> list[tuple[str, ...]]:
-    """The published score, the highest first."""
-    rows = sorted(zip(texts, scores, strict=True), key=lambda row: -row[1].value)
-    return [(text, f"{s.value:.6f}", "yes" if s.memorized else "no") for text, s in rows]
-
-
-def _sample_rows(texts: list[str], agreements: list[Any]) -> list[tuple[str, ...]]:
-    """Results by samples, the nearest first."""
-    rows = sorted(zip(texts, agreements, strict=True), key=lambda row: row[1].distance)
-    return [(text, *agreement.columns().values()) for text, agreement in rows]
 
 
 @dataclass(frozen=True)
@@ -217,14 +187,14 @@ class Find:
 
     prompts: Positional[Annotated[Path, arg(metavar="PROMPTS")]]
     """Text, one prompt per line; or CSV, TSV, JSON, JSONL with a column prompt, caption or text."""
-    calibrated: Path = Path("nemo")
-    """The folder that calibrate wrote."""
+    calibration: Path = Path("calibration.safetensors")
+    """The file that calibrate wrote."""
     model: str = "portraits"
     """The model it was calibrated on."""
     out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
-    share: float | None = None
-    """Stop at this fraction of the effect of blocking everything; none: 0.98, or at tau under the protocol nemo."""
+    effect_fraction: float = 0.98
+    """Stop at this fraction of the effect of blocking everything; the protocol nemo stops at tau."""
     mode: str = "chain"
     """parity, chain or fast."""
     protocol: str = "vitrine"
@@ -232,29 +202,30 @@ class Find:
     together: Count = 16
     """Prompts searched in one batch."""
     seed: int = 0
-    """Seed of the noise; 0: as calibrated. Use several searches in separate folders for vitrine nemo consensus."""
+    """Seed of the noise; 0: as calibrated."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
         """0 on success."""
         from ..engine.jobs.run import Run
-        from ..engine.nemo import NeuronStatistics, SampleThreshold, SearchConfig, fingerprint_of
-        from ..engine.nemo.calibrated_threshold import Calibrated
+        from ..engine.nemo import Calibration, ProbeConfig, SearchConfig, fingerprint_of
         from ..engine.nemo.find import settings_of
         from ..engine.runtime.processes import launched
 
-        calibrated = Calibrated.load(self.calibrated)
-        statistics = NeuronStatistics.load(self.calibrated / "statistics.safetensors")
-        workers, probe = launched(), calibrated.probe
+        calibration, workers = Calibration.load(self.calibration), launched()
+        scope, score = calibration.scope, calibration.score
+        probe = ProbeConfig() if score is None else score.probe
         probe = replace(probe, seed=self.seed or probe.seed)
         pipe = _pipeline(self.model, self.load)
-        calibrated.check(fingerprint_of(pipe._network))
-        config = SearchConfig(tau=calibrated.tau, share=self.share, mode=self.mode, protocol=self.protocol)
-        sampler = None if config.published else pipe.sampler(threshold=SampleThreshold.load(self.calibrated))
+        calibration.check(fingerprint_of(pipe._network))
+        config = SearchConfig(
+            tau=None if score is None else score.tau, effect_fraction=self.effect_fraction, mode=self.mode,
+            protocol=self.protocol,
+        )  # fmt: skip
         prompts, _ = read_prompts(self.prompts)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
-        settings = settings_of(pipe.probe(calibrated.scope, probe), config)
-        inputs = pipe.search_inputs(statistics) | {"settings": settings, "threshold": sampler and sampler.threshold}
+        settings = settings_of(pipe.probe(scope, probe), config)
+        inputs = pipe.search_inputs(calibration) | {"settings": settings}
         with Run(self.out, "NEMO find", inputs, ("*.json",), workers):
             own_prompts = list(paths)[workers.index :: workers.count]
             open_prompts = [p for p in own_prompts if not paths[p].is_file()]
@@ -265,7 +236,7 @@ class Find:
                 def after(step: int, total: int, preview: Any = None, done: int = i, count: int = len(group)) -> None:
                     bar(done + count * step // max(1, total), len(open_prompts))
 
-                for result in pipe.find(group, statistics, config, probe, calibrated.scope, after, sampler):
+                for result in pipe.find(group, calibration, config, probe, scope, after):
                     neurons = pipe.neurons(result)
                     neurons.save(paths[result.prompt])
                     print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
@@ -303,6 +274,6 @@ class Bake:
 
 
 COMMANDS: dict[str, type] = {
-    "calibrate": Calibrate, "import-statistics": ImportStatistics, "score": ScorePrompts, "find": Find, "bake": Bake,
+    "calibrate": Calibrate, "import-statistics": ImportStatistics, "detect": Detect, "find": Find, "bake": Bake,
     "check": Check,
 }  # fmt: skip

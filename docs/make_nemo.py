@@ -1,7 +1,6 @@
-"""Draw what `vitrine reproduce nemo.erase` and `nemo.copy_check` measure, for the eye, with their figures as JSON.
+"""Draw what `vitrine reproduce nemo.copy_check` measures, for the eye, with its figures as JSON.
 
-python docs/make_nemo.py erase [--smaller]   three quarters of an hour; --smaller: four of the eight pictures, no LoRA
-python docs/make_nemo.py copies [FOLDER]     minutes; a person's three LoRAs, kept in the folder with their reports
+python docs/make_nemo.py [FOLDER]     minutes; a person's three LoRAs, kept in the folder with their reports
 """
 
 import json
@@ -9,27 +8,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-import torch
 from PIL import Image, ImageDraw
 from vitrine.engine.copies import CheckedPrompt
 from vitrine.engine.runtime.progress import TqdmProgress
-from vitrine.evidence.contact_sheet import tile
 from vitrine.evidence.nemo import copy_claims
-from vitrine.evidence.nemo.attacked import erasing_seen
 
 FOLDER = Path(__file__).parent / "pictures"
 LABEL = 220
 """Width of the words beside the rows, in pixels."""
 SIDE = 128
 """Of a picture of the copy check."""
-
-
-def rows_of(target: torch.Tensor, seen: dict[str, dict[str, torch.Tensor]]) -> list[tuple[str, Image.Image]]:
-    """The memorized pictures, then what the prompt and each attack bring after each remedy: words, a strip."""
-    rows = [("memorized", target)]
-    for remedy, kinds in seen.items():
-        rows += [(f"{remedy},\n{kind}", pictures) for kind, pictures in kinds.items()]
-    return [(words, Image.fromarray(tile(pictures, len(pictures)).numpy())) for words, pictures in rows]
 
 
 def sheet(strips: list[tuple[str, Image.Image]]) -> Image.Image:
@@ -41,13 +29,6 @@ def sheet(strips: list[tuple[str, Image.Image]]) -> Image.Image:
         pen.text((4, number * height + height // 2 - 14), words, fill="black")
         image.paste(strip, (LABEL, number * height))
     return image
-
-
-def erase(quick: bool = False, smaller: bool = False, folder: Path = FOLDER) -> None:
-    """Write docs/pictures/nemo_erase.jpg."""
-    result, target, seen = erasing_seen(None, TqdmProgress("nemo.erase"), quick, smaller)
-    say({"value": result.value, "holds": result.holds, **result.details})
-    sheet(rows_of(target.pictures, seen)).save(folder / "nemo_erase.jpg", quality=85)
 
 
 def copies(work: Path, folder: Path = FOLDER) -> None:
@@ -77,7 +58,4 @@ def say(figures: dict) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["copies"]:
-        copies(Path(sys.argv[2]) if sys.argv[2:] else Path(tempfile.mkdtemp()))
-    else:
-        erase("--quick" in sys.argv, "--smaller" in sys.argv)
+    copies(Path(sys.argv[1]) if sys.argv[1:] else Path(tempfile.mkdtemp()))

@@ -12,8 +12,7 @@ from .comfy.node_inputs import checked
 
 FAMILIES = (
     "patches", "activations", "word_map", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
-    "w2w_make", "w2w_pairs", "nemo", "nemo_samples", "nemo_find", "nemo_block", "nemo_compare", "nemo_verify",
-    "copies", "emd", "reference",
+    "w2w_make", "w2w_pairs", "nemo", "nemo_block", "copies", "emd", "reference",
 )  # fmt: skip
 """Modules of this folder in menu order; each has a list ``NODES``."""
 

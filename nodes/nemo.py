@@ -1,49 +1,63 @@
-"""NEMO nodes: is a prompt memorized, and by which neurons."""
+"""NEMO nodes: what is usual for a model, whether a prompt is memorized, and by which neurons."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
+from ..engine.copies.nearest import overlay
 from ..engine.errors import refuse
 from ..engine.io.tables import lines_of
 from ..engine.nemo import (
+    PARTS,
+    Agreement,
+    Calibration,
+    FewStepConfig,
+    FewStepSampler,
+    NeuronSet,
     ProbeConfig,
+    SampleThreshold,
+    ScoreThreshold,
+    SearchConfig,
+    find_neurons,
     gather,
     make_probe,
+    sample_agreement,
     score_prompts,
-    threshold,
     value_activations,
     value_sites,
 )
+from ..engine.nemo.calibration import PUBLISHED
+from ..engine.nemo.few_step_detection import UsualSamples
+from ..engine.nemo.heat_map import BRIGHT, DARK, heat_map
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
-from ..engine.nemo.search_config import AUTO
+from ..engine.nemo.search_config import METHODS, MODES, PROTOCOLS, check_method
 from ..engine.nemo.sites import SCOPES
+from .captions import banded, captioned
 from .comfy import saved
-from .comfy.conditioning import condition_of, prompt_conditions
-from .comfy.model import active_fingerprint, blank_latents, denoiser_of
+from .comfy.conditioning import condition_of, literal, prompt_conditions
+from .comfy.model import active_fingerprint, backbone_of, blank_latents, decode, denoiser_of, fingerprint
 from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
-from .sockets import NeuronStatisticsSocket
+from .comfy.prompt_words import text_behind, words_at
+from .sockets import NEMOCalibrationSocket, NeuronsSocket, under_advanced
 
 CATEGORY = "Vitrine/memorization"
 STATISTICS, MEASURED = "vitrine_statistics", "none: measure captions"
 """Folder of published files, and the entry that takes none."""
+EVERYTHING = "everything"
 SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
 INDEX = io.Int.Input(
     "timestep_index", default=1, min=0, max=49,
     tooltip="Which of a run's 50 DDIM steps is looked at, from 0: 1 (timestep 961) is published; small models may need "
     "4 to 15.",
 )  # fmt: skip
-PARITY = io.Boolean.Input(
-    "parity", default=False, optional=True, advanced=True,
-    tooltip="Official numbers: the similarity's range is each batch's own, as in the authors' code.",
-)  # fmt: skip
 TAU = io.Float.Input(
     "tau", default=0.0, min=0.0, max=1.0, step=0.001,
-    tooltip="Threshold of memorization, from NEMO Threshold: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
+    tooltip="Threshold of memorization, from NEMO Calibrate: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
 )  # fmt: skip
 CAPTIONS = """a smiling face
 a pale face with long blond hair
@@ -57,6 +71,12 @@ PROMPTS = io.String.Input(
     "prompts", multiline=True, default=CAPTIONS,
     tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
 )  # fmt: skip
+_FEW_STEPS = (
+    io.Int.Input("samples", default=4, min=2, max=16, tooltip="Of each prompt, compared with each other."),
+    io.Int.Input("steps", default=4, min=1, max=50, tooltip="Of these samples: a few decide the picture."),
+    io.Float.Input("cfg", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="As you sample; 1 is without."),
+    io.Int.Input("first_seed", default=1, min=0, max=2**31, tooltip="Of the samples' noises."),
+)
 
 
 def lines(prompts: str, least: int) -> list[str]:
@@ -65,11 +85,6 @@ def lines(prompts: str, least: int) -> list[str]:
     if len(texts) < least:
         raise refuse("prompts", f"{len(texts)} lines", f"{least} or more, one a line", "paste ordinary captions")
     return texts
-
-
-def _probe(seeds: int, timestep_index: int, parity: bool) -> ProbeConfig:
-    """Settings of a score; with parity its range is each batch's, as in the authors' code."""
-    return ProbeConfig(seeds=seeds, timestep_index=timestep_index, data_range=None if parity else AUTO)
 
 
 def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
@@ -81,38 +96,52 @@ def shape_of(latents: torch.Tensor) -> tuple[int, int, int]:
     return channels, height, width
 
 
-class NEMOStatistics(io.ComfyNode):
-    """Mean and deviation of every value neuron over ordinary captions."""
+class NEMOCalibrate(io.ComfyNode):
+    """What is usual for a model: its neurons, its few-step samples, and its one-step score."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Model, text encoder and captions in; statistics out."""
+        """Model, text encoder and captions in; the calibration out."""
         return io.Schema(
-            node_id="VitrineNEMOStatistics",
-            display_name="NEMO Statistics",
+            node_id="VitrineNEMOCalibrate",
+            display_name="NEMO Calibrate",
             category=CATEGORY,
-            description="How active each cross-attention value neuron is for ordinary captions, once for a model.",
-            search_aliases=["memorization", "neuron statistics", "calibrate nemo"],
-            inputs=[
-                io.Model.Input("model", tooltip="The model whose neurons are measured."),
+            description="Once for a model: how active its neurons are for ordinary captions, how far samples of one "
+            "caption differ, and the score above which a prompt is memorized.",
+            search_aliases=[
+                "memorization", "neuron statistics", "calibrate nemo", "calibrate threshold", "calibrate detection",
+                "tau", "memorization threshold", "usual distance",
+            ],
+            inputs=under_advanced(("samples", "steps", "cfg", "first_seed", "seeds", "timestep_index"), [
+                io.Model.Input("model", tooltip="The model to calibrate for."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
+                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 PROMPTS,
-                io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
                 io.Combo.Input(
-                    "published",
-                    options=[MEASURED, *saved.listed(STATISTICS, ".pt")],
-                    default=MEASURED,
-                    optional=True,
+                    "measure", options=[EVERYTHING, *PARTS], default=EVERYTHING,
+                    tooltip="statistics is for NEMO Find Neurons, samples and score for NEMO Detect; everything takes "
+                    "longest.",
+                ),
+                io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
+                *_FEW_STEPS, SEEDS, INDEX,
+                io.Combo.Input(
+                    "published", options=[MEASURED, *saved.listed(STATISTICS, ".pt")], default=MEASURED, optional=True,
                     advanced=True,
                     tooltip="The authors' statistics of SD 1.4, a .pt file in models/vitrine_statistics, "
                     "instead of captions. The threshold is then 0.428.",
                 ),
-            ],
+            ]),
             outputs=[
-                NeuronStatisticsSocket.Output(display_name="STATISTICS", tooltip="For NEMO Find Neurons."),
-                io.String.Output(display_name="report", tooltip="Layers, neurons, captions."),
+                NEMOCalibrationSocket.Output(
+                    display_name="CALIBRATION", tooltip="For NEMO Detect and NEMO Find Neurons, same model."
+                ),
+                io.Float.Output(
+                    display_name="tau", tooltip="Threshold of the one-step score, for NEMO Verify and NEMO Copy Check; "
+                    "0 if it was not measured.",
+                ),
+                io.String.Output(display_name="report", tooltip="What was measured, one part a line."),
             ],
-        )
+        )  # fmt: skip
 
     @classmethod
     def fingerprint_inputs(cls, published: str = MEASURED, **_: Any) -> str:
@@ -120,128 +149,293 @@ class NEMOStatistics(io.ComfyNode):
         return "" if published == MEASURED else saved.changed(STATISTICS, published)
 
     @classmethod
-    def execute(cls, model: Any, clip: Any, prompts: str, scope: str, published: str = MEASURED) -> io.NodeOutput:
-        """One text encoding a caption; no denoising at all where the values depend on the text alone."""
-        denoiser = denoiser_of(model)
-        if published != MEASURED:
-            statistics = published_statistics(saved.path_of(STATISTICS, published), denoiser.backbone)
-            return io.NodeOutput(statistics, f"{_size(statistics)}, as published")
-        texts = lines(prompts, 2)
-        sites = value_sites(denoiser.backbone, scope)
-        channels = model.get_model_object("latent_format").latent_channels
-        blank = torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(1)).to(model.load_device)
-
-        def batches() -> Any:
-            for text in texts:
-                (cond,) = prompt_conditions(model, clip, [text], blank)
-                yield value_activations(denoiser, cond, sites, blank)
-
-        addresses = [s.address for s in sites]
-        statistics = gather(batches(), addresses, active_fingerprint(model), len(texts), progress())
-        return io.NodeOutput(statistics, f"{_size(statistics)}, {statistics.count} captions")
-
-
-def _size(statistics: NeuronStatistics) -> str:
-    return f"{len(statistics.means)} layers, {sum(map(len, statistics.means.values()))} neurons"
-
-
-class NEMOThreshold(io.ComfyNode):
-    """The threshold of memorization for this model."""
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        """Captions in, tau out."""
-        return io.Schema(
-            node_id="VitrineNEMOThreshold",
-            display_name="NEMO Threshold",
-            category=CATEGORY,
-            description="Mean plus one deviation of the scores of ordinary captions, under the settings you will use.",
-            search_aliases=["calibrate threshold", "tau", "memorization threshold"],
-            inputs=[
-                io.Model.Input("model", tooltip="The model to calibrate for."),
-                io.Clip.Input("clip", tooltip="Its text encoder."),
-                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                PROMPTS,
-                SEEDS,
-                INDEX,
-                PARITY,
-            ],
-            outputs=[
-                io.Float.Output(display_name="tau", tooltip="For NEMO Score and NEMO Find Neurons."),
-                io.String.Output(display_name="report", tooltip="Mean, deviation, number of captions."),
-            ],
-        )
-
-    @classmethod
     def execute(
-        cls, model: Any, clip: Any, latent: dict, prompts: str, seeds: int, timestep_index: int, parity: bool = False
-    ) -> io.NodeOutput:
-        """Score every caption: ``seeds`` network rows each."""
-        texts, blank = lines(prompts, 2), blank_latents(model, latent)[:1]
-        conds = prompt_conditions(model, clip, texts, blank)
-        probe = make_probe(denoiser_of(model), config=_probe(seeds, timestep_index, parity))
-        scores, _ = score_prompts(probe, conds, shape_of(blank), 1.0, progress())
-        tau, mean, std = threshold([s.value for s in scores])
-        return io.NodeOutput(tau, f"tau {tau:.4f} = mean {mean:.4f} + std {std:.4f} of {len(texts)} captions")
+        cls, model: Any, clip: Any, latent: dict, prompts: str, measure: str = EVERYTHING, scope: str = SCOPES[0],
+        samples: int = 4, steps: int = 4, cfg: float = 3.0, first_seed: int = 1, seeds: int = 10,
+        timestep_index: int = 1, published: str = MEASURED,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Interrupt works between two forwards."""
+        if published != MEASURED:
+            path = saved.path_of(STATISTICS, published)
+            calibration = Calibration(published_statistics(path, backbone_of(model)), score=PUBLISHED)
+            return io.NodeOutput(calibration, PUBLISHED.tau, f"{calibration.text()}, as published")
+        parts = PARTS if measure == EVERYTHING else (measure,)
+        texts, blank = lines(prompts, 2 if parts == ("statistics",) else 4), blank_latents(model, latent)[:1]
+        config = FewStepConfig(samples, first_seed, steps, cfg)
+        probe = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+        measured: dict[str, Any] = {}
+        if "statistics" in parts:
+            measured["statistics"] = _statistics(model, clip, texts, scope)
+        if "samples" in parts:
+            measured["samples"] = _usual_samples(model, clip, texts, blank, config)
+        if "score" in parts:
+            conds, asked = prompt_conditions(model, clip, texts, blank), make_probe(denoiser_of(model), config=probe)
+            scores, _ = score_prompts(asked, conds, shape_of(blank), 1.0, progress())
+            measured["score"] = ScoreThreshold.of([s.value for s in scores], probe, fingerprint(model))
+        calibration = Calibration(**measured)
+        tau = 0.0 if calibration.score is None else calibration.score.tau
+        return io.NodeOutput(calibration, tau, calibration.text())
 
 
-class NEMOScore(io.ComfyNode):
-    """Is a prompt memorized."""
+def _statistics(model: Any, clip: Any, texts: list[str], scope: str) -> NeuronStatistics:
+    """One text encoding a caption; no denoising at all where the values depend on the text alone."""
+    denoiser, sites = denoiser_of(model), value_sites(backbone_of(model), scope)
+    channels = model.get_model_object("latent_format").latent_channels
+    blank = torch.randn(1, channels, 16, 16, generator=torch.Generator().manual_seed(1)).to(model.load_device)
+
+    def batches() -> Any:
+        for text in texts:
+            (cond,) = prompt_conditions(model, clip, [text], blank)
+            yield value_activations(denoiser, cond, sites, blank)
+
+    return gather(batches(), [s.address for s in sites], active_fingerprint(model), len(texts), progress())
+
+
+def _usual_samples(
+    model: Any, clip: Any, texts: list[str], blank: torch.Tensor, config: FewStepConfig
+) -> SampleThreshold:
+    sampler, usual, after = _sampler_of(model, literal(clip, ""), blank, config), UsualSamples(), progress()
+    for start in range(0, len(texts), sampler.at_once):
+        conds = prompt_conditions(model, clip, texts[start : start + sampler.at_once], blank)
+        usual.add(sample_agreement(sampler, conds, shape_of(blank)))
+        after(len(usual.distances), len(texts), None)
+    return usual.threshold(config, fingerprint(model))
+
+
+def _sampler_of(
+    model: Any, negative: list | None, blank: torch.Tensor, config: FewStepConfig,
+    threshold: SampleThreshold | None = None,
+) -> FewStepSampler:  # fmt: skip
+    """Samples in few steps, guided against a negative prompt."""
+    if negative is None:
+        raise refuse("negative", None, "a condition, for the samples", "connect an empty prompt")
+    if threshold is not None:
+        threshold.check(fingerprint(model))
+    empty = condition_of(model, negative, blank)
+    return FewStepSampler(denoiser_of(model), config, empty, value_sites(backbone_of(model), "all"), threshold)
+
+
+class NEMODetect(io.ComfyNode):
+    """Is a prompt memorized, judged by samples or by one-step predictions."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Model and conditioning in; score, verdict and previews out."""
+        """Model and prompt in; verdict, pictures and map out."""
         return io.Schema(
-            node_id="VitrineNEMOScore",
-            display_name="NEMO Score",
+            node_id="VitrineNEMODetect",
+            display_name="NEMO Detect",
             category=CATEGORY,
-            description="Compares one-step predictions from several noises: a memorized prompt predicts one picture.",
+            description="A memorized prompt gives one picture from every seed: compares its samples of a few steps, or "
+            "its one-step predictions as published. Shows them, and where in the picture samples agree.",
             search_aliases=[
-                "memorization score",
-                "is this prompt memorized",
-                "training data replication",
-                "plagiarism",
-                "copyright",
-                "duplicate",
-                "is it copied",
+                "is this prompt memorized", "did my lora copy", "overfitting", "copyright", "memorization score",
+                "training data replication", "plagiarism", "duplicate", "is it copied",
             ],
+            is_output_node=True,
             hidden=[io.Hidden.unique_id],
-            inputs=[
-                io.Model.Input("model", tooltip="The model to check."),
+            inputs=under_advanced(("samples", "steps", "cfg", "first_seed", "seeds", "timestep_index"), [
+                io.Model.Input("model", tooltip="The model to test, with its LoRA."),
                 io.Conditioning.Input("positive", tooltip="The prompt."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                TAU,
-                SEEDS,
-                INDEX,
-                PARITY,
-                io.Vae.Input("vae", optional=True, tooltip="Connect it to see the predictions as pictures."),
-            ],
+                io.Combo.Input(
+                    "method", options=list(METHODS),
+                    tooltip="samples tells most; one step is the published score of one-step predictions.",
+                ),
+                *_FEW_STEPS, SEEDS, INDEX,
+                io.Conditioning.Input(
+                    "negative", optional=True,
+                    tooltip="An empty prompt, as the calibration's samples have; not for one step.",
+                ),
+                NEMOCalibrationSocket.Input(
+                    "calibration", optional=True,
+                    tooltip="From NEMO Calibrate: a verdict needs it, and its settings are used then.",
+                ),
+                io.Vae.Input("vae", optional=True, tooltip="Connect it to see the pictures."),
+            ]),
             outputs=[
-                io.Float.Output(display_name="score", tooltip="Largest similarity of two seeds, 0..1."),
-                io.Boolean.Output(display_name="memorized", tooltip="True if the score is above the threshold."),
-                io.Image.Output(display_name="previews", tooltip="One-step prediction of each seed (with a VAE)."),
+                io.Boolean.Output(display_name="memorized", tooltip="True if the prompt is memorized."),
+                io.Float.Output(
+                    display_name="value", tooltip="How far the samples differ, less is more alike; or the score of one "
+                    "step, more is more alike.",
+                ),
+                io.String.Output(display_name="report", tooltip="Verdict, seeds, settings and threshold."),
+                io.Image.Output(display_name="pictures", tooltip="One of each seed (with a VAE)."),
+                io.Image.Output(display_name="where", tooltip="In colour, where samples agree (VAE and calibration)."),
             ],
-        )
+        )  # fmt: skip
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, tau: float, seeds: int, timestep_index: int,
-        parity: bool = False, vae: Any = None,
+        cls, model: Any, positive: list, latent: dict, method: str = METHODS[0], samples: int = 4, steps: int = 4,
+        cfg: float = 3.0, first_seed: int = 1, seeds: int = 10, timestep_index: int = 1, negative: list | None = None,
+        calibration: Calibration | None = None, vae: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
-        """One forward of ``seeds`` rows, and one more for the previews."""
+        """A few steps of ``samples`` rows, twice as many with guidance; or one forward of ``seeds`` rows."""
         blank = blank_latents(model, latent)[:1]
-        probe = make_probe(denoiser_of(model), config=_probe(seeds, timestep_index, parity))
-        cond = condition_of(model, positive, blank, probe.t)
-        shape = shape_of(blank)
-        ((score,), _) = score_prompts(probe, [cond], shape, tau or None, progress())
-        pictures = previews(model, vae, probe, cond, shape) if vae else torch.zeros(1, 8, 8, 3)
-        memorized = score.tau is not None and score.memorized
-        verdict = (
-            "no verdict: connect NEMO Threshold" if score.tau is None else "memorized" if memorized else "not memorized"
+        if check_method(method):
+            probe = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+            return _one_step(cls, model, positive, blank, probe, calibration, vae)
+        threshold = None if calibration is None else calibration.known("samples")
+        config = FewStepConfig(samples, first_seed, steps, cfg) if threshold is None else threshold.config
+        sampler = _sampler_of(model, negative, blank, config, threshold)
+        (agreement,) = sample_agreement(sampler, [condition_of(model, positive, blank)], shape_of(blank), progress())
+        pictures, where = _shown(model, vae, agreement)
+        text = agreement.text()
+        shown = text_on(text).as_dict()
+        if vae is not None:
+            named = captioned(pictures, [f"seed {config.first_seed + i}" for i in range(len(pictures))])
+            marked = [] if threshold is None else [*captioned(where, [f"{agreement.area:.0%} agrees"])]
+            shown = ui.PreviewImage(torch.stack([*named, *marked]), cls=cls).as_dict() | shown
+        memorized = agreement.threshold is not None and agreement.memorized
+        return io.NodeOutput(memorized, agreement.distance, text, pictures, where, ui=shown)
+
+
+def _one_step(
+    cls: Any, model: Any, positive: list, blank: torch.Tensor, config: ProbeConfig, calibration: Calibration | None,
+    vae: Any,
+) -> io.NodeOutput:  # fmt: skip
+    """The published score of a prompt, with the predictions that it compares."""
+    known = None if calibration is None else calibration.known("score").check(fingerprint(model))
+    probe = make_probe(denoiser_of(model), config=config if known is None else known.probe)
+    cond, shape = condition_of(model, positive, blank, probe.t), shape_of(blank)
+    ((score,), _) = score_prompts(probe, [cond], shape, known and known.tau, progress())
+    memorized = known is not None and score.memorized
+    verdict = "no verdict: connect NEMO Calibrate" if known is None else "memorized" if memorized else "not memorized"
+    level = "" if known is None else f", tau {known.tau:.3f}"
+    used = probe.config
+    text = (
+        f"{verdict}: score {score.value:.3f}{level}\n{used.seeds} seeds of one generator, seed {used.seed}, timestep "
+    )
+    text += f"index {used.timestep_index} of {used.steps}; {score.metric}"
+    nothing, shown = torch.zeros(1, 8, 8, 3), text_on(text).as_dict()
+    pictures = nothing if vae is None else previews(model, vae, probe, cond, shape)
+    if vae is not None:
+        shown = (
+            ui.PreviewImage(
+                captioned(pictures, [f"prediction {i + 1}" for i in range(len(pictures))]), cls=cls
+            ).as_dict()
+            | shown
         )
-        made = f"{seeds} seeds of one generator, seed {probe.config.seed}, timestep index {timestep_index} of 50"
-        text = f"{verdict}: score {score.value:.3f}, tau {tau:.3f}\n{made}; {score.metric}"
-        return io.NodeOutput(score.value, memorized, pictures, ui=text_on(text))
+    return io.NodeOutput(memorized, score.value, text, pictures, nothing, ui=shown)
 
 
-NODES = [NEMOStatistics, NEMOThreshold, NEMOScore]
+def _shown(model: Any, vae: Any, agreement: Agreement) -> tuple[torch.Tensor, torch.Tensor]:
+    """IMAGE of the samples, and of the first with what all agree on in colour."""
+    assert agreement.samples is not None
+    if vae is None:
+        return torch.zeros(1, 8, 8, 3), torch.zeros(1, 8, 8, 3)
+    pictures = decode(model, vae, agreement.samples.to(model.load_device))
+    if agreement.threshold is None:
+        return pictures, torch.zeros_like(pictures[:1])
+    return pictures, overlay(pictures[0].movedim(-1, 0), agreement.map).movedim(0, -1)[None]
+
+
+class NEMOFindNeurons(io.ComfyNode):
+    """The neurons that encode a memorized picture."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        """Model, conditioning and statistics in; neurons, report and heat map out."""
+        return io.Schema(
+            node_id="VitrineNEMOFindNeurons",
+            display_name="NEMO Find Neurons",
+            category=CATEGORY,
+            description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
+            "a negative prompt, samples before and after say what it did.",
+            search_aliases=[
+                "localize memorization", "find memorization neurons", "nemo", "memorized picture", "copied picture",
+                "find neurons", "stop copying", "training picture",
+            ],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
+            inputs=under_advanced(("mode", "scope", "protocol"), [
+                io.Model.Input("model", tooltip="The model to search."),
+                io.Conditioning.Input("positive", tooltip="The prompt to search."),
+                io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
+                NEMOCalibrationSocket.Input("calibration", tooltip="From NEMO Calibrate, same model."),
+                io.Float.Input(
+                    "effect_fraction", default=0.98, min=0.01, max=1.0, step=0.01,
+                    tooltip="The search ends when blocking has this fraction of the effect of blocking everything. The "
+                            "protocol nemo ends at the threshold instead.",
+                ),
+                io.Combo.Input("mode", options=list(MODES), default="chain",
+                               tooltip="chain tests several neurons at once; parity one, measured as the authors do."),
+                SEEDS,
+                INDEX,
+                io.Combo.Input("scope", options=list(SCOPES), tooltip="Layers that are searched first."),
+                io.Combo.Input(
+                    "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
+                    tooltip="vitrine searches the prompt you give; nemo only one that scores above the threshold, as "
+                    "published.",
+                ),
+                io.Conditioning.Input(
+                    "negative", optional=True,
+                    tooltip="An empty prompt: samples before and after then judge the search, where the calibration "
+                    "has them.",
+                ),
+                io.Clip.Input(
+                    "clip", optional=True,
+                    tooltip="The prompt's text encoder: neurons are then listed with words instead of positions.",
+                ),
+            ]),
+            outputs=[
+                NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
+                io.String.Output(display_name="report", tooltip="Verdict, scores, neurons of each layer."),
+                io.Image.Output(display_name="heat_map", tooltip="Layers by neurons; kept ones are bright."),
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def execute(
+        cls, model: Any, positive: list, latent: dict, calibration: Calibration, effect_fraction: float, mode: str,
+        seeds: int, timestep_index: int, scope: str, protocol: str = PROTOCOLS[0], negative: list | None = None,
+        clip: Any = None,
+    ) -> io.NodeOutput:  # fmt: skip
+        """Search, judge; interrupt works between two forwards."""
+        model_id, statistics = fingerprint(model), calibration.known("statistics")
+        calibration.check(model_id)
+        statistics.check(backbone_of(model), active_fingerprint(model))
+        blank, asked = blank_latents(model, latent)[:1], ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+        tau = calibration.tau_at(asked)
+        config = SearchConfig(tau=tau, effect_fraction=effect_fraction, mode=mode, protocol=protocol)
+        probe = make_probe(denoiser_of(model), scope, asked, config.rows)
+        cond, shape, sampler = condition_of(model, positive, blank), shape_of(blank), None
+        if negative is not None and calibration.samples is not None:
+            sampler = _sampler_of(model, negative, blank, calibration.samples.config, calibration.samples)
+        prompt = text_behind(cls.hidden, "positive")
+        (result,) = find_neurons(probe, [prompt or "prompt"], [cond], statistics, shape, config, progress(), sampler)
+        if clip is not None and prompt is not None and cond.text is not None:
+            result = result.with_words(words_at(clip, prompt, cond.text.shape[1]))
+        neurons = result.neurons(model_id)
+        widths = {s.address: len(statistics.means[s.address]) for s in probe.sites}
+        text, picture = describe(neurons), heat_map(neurons, widths)
+        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(text).as_dict()
+        return io.NodeOutput(neurons, text, picture[None], ui=shown)
+
+
+def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:
+    """The heat map with each layer's name above it, and what the colours mean below."""
+    kept = {a: neurons.neurons.get(a, ()) for a in widths}
+    bands = {f"{a}: {len(kept[a])} of {w}": heat_map(NeuronSet({a: kept[a]}), {a: w}) for a, w in widths.items()}
+    bright, dark = ("#{:02x}{:02x}{:02x}".format(*(round(255 * v) for v in c)) for c in (BRIGHT, DARK))
+    return banded(bands, {bright: "holds the picture", dark: "does not"})
+
+
+def describe(neurons: NeuronSet) -> str:
+    """Verdict and neurons by layer, in words."""
+    lines = [f"{neurons.info.get('verdict', 'imported')}: {len(neurons)} neurons"]
+    if "score_after" in neurons.info:
+        lines.append(
+            f"seeds agree by {neurons.info['score_before']:.3f} before, {neurons.info['score_after']:.3f} after"
+            f" ({neurons.info.get('metric', 'MS-SSIM')})"
+        )
+    if "samples_after" in neurons.info:
+        before, after = (neurons.info[f"samples_{when}"] for when in ("before", "after"))
+        lines.append(
+            f"{after['samples']} samples differ by {before['distance']:.4f} before, {after['distance']:.4f} after"
+            f" (memorized is below {after['threshold']:.4f}; {after['settings']['steps']} steps, guidance "
+            f"{after['settings']['guidance']:g}, first seed {after['settings']['first_seed']})"
+        )
+    return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
+
+
+NODES = [NEMOCalibrate, NEMODetect, NEMOFindNeurons]

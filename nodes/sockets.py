@@ -15,11 +15,8 @@ RecorderSocket = io.Custom("VITRINE_RECORDER")
 NeuronsSocket = io.Custom("VITRINE_NEURONS")
 """A ``vitrine.engine.nemo.NeuronSet``."""
 
-NeuronStatisticsSocket = io.Custom("VITRINE_NEURON_STATISTICS")
-"""A ``vitrine.engine.nemo.NeuronStatistics``."""
-
-SampleThresholdSocket = io.Custom("VITRINE_SAMPLE_THRESHOLD")
-"""A ``vitrine.engine.nemo.SampleThreshold``."""
+NEMOCalibrationSocket = io.Custom("VITRINE_NEMO_CALIBRATION")
+"""A ``vitrine.engine.nemo.Calibration``."""
 
 FeaturePresetSocket = io.Custom("VITRINE_FEATURE_PRESET")
 """A ``vitrine.engine.activations.presets.FeaturePreset``."""

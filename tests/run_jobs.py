@@ -33,7 +33,6 @@ from vitrine.engine.emd.train_config import EMDTrainConfig
 from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.jobs.stored_text import StoredText
-from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData, erase
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.w2w import (
     BuildConfig,
@@ -161,12 +160,6 @@ def copies(folder, network, prompts, pictures, captions, config, progress):
     return {p.prompt: torch.stack([p.ratios, p.areas]) for p in check.prompts}
 
 
-def erasing(folder, network, scheduler, prompts, pictures, surrogates, captions, ordinary, config, progress):
-    data = EraseData(prompts, pictures, surrogates, captions, ordinary)
-    denoiser = Denoiser.from_diffusers(network, scheduler)
-    return erase(denoiser, data, config, folder=folder, progress=progress).weights
-
-
 # --- W2W ----------------------------------------------------------------------------------------------------------
 def lora_folder(folder, seeds, strength=0.05, names="abcdef"):
     for name, seed in zip(names, seeds, strict=False):
@@ -271,7 +264,6 @@ EMD_SETTINGS = EMDTrainConfig.from_dict(
 CONTROL_SETTINGS = ControlTrainConfig.from_dict(
     {"steps": 3, "batch": 4, "lr": 3e-3, "augment": AugmentConfig(8), "save_every": 1}
 )
-ERASE_SETTINGS = EraseConfig(2, 2, batch=2, attack=AttackConfig(steps=1, batch=1), save_every=1)
 INVERT_SETTINGS = InvertConfig(components=4, steps=4, check_every=1)
 LORA_SETTINGS = LoraTrainConfig(rank=1, alpha=1.0, targets=("attn2.to_v",), steps=2)
 PICTURES = {"latents": noise(1, 8, 4, 16, 16), "prompts": text(2)}
@@ -294,13 +286,6 @@ JOBS = {
          "captions": ("x", "yy"), "config": CheckConfig(2, usual=2)},
         {"network": other_unet, "prompts": ("a cat", "a mouse"), "pictures": [noise(6, 3, 64, 64).sigmoid()],
          "captions": ("x", "yyy"), "config": CheckConfig(2, 2001, usual=2)}, copies, lambda step, total: step == 4),
-    "erase": Job(
-        NETWORKS | {"prompts": noise(0, 2, 5, 12), "pictures": noise(1, 2, 4, 8, 8),
-                    "surrogates": noise(2, 2, 1, 4, 8, 8), "captions": noise(3, 3, 5, 12),
-                    "ordinary": noise(4, 3, 4, 8, 8), "config": ERASE_SETTINGS},
-        OTHER_NETWORKS | {"prompts": noise(5, 2, 5, 12), "pictures": noise(6, 2, 4, 8, 8),
-                          "surrogates": noise(7, 2, 1, 4, 8, 8), "captions": noise(8, 3, 5, 12),
-                          "ordinary": noise(9, 3, 4, 8, 8), "config": replace(ERASE_SETTINGS, lr=1e-3)}, erasing),
     "build, factors": Job(
         {"loras": {"seeds": (1, 2, 3, 4)}, "config": BuildConfig("factors")},
         {"loras": {"seeds": (1, 2, 3, 5)}, "config": BuildConfig("factors", 2)}, build, lambda s, n: n == 1),

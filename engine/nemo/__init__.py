@@ -3,25 +3,22 @@
 from .block import BlockConfig, bake, block
 from .blocked_copies import Copies, picture_distance
 from .blocking_checks import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
-from .consensus import consensus, jaccard
-from .erase import EraseConfig, Erased, EraseData, erase
+from .calibration import PARTS, Calibration, SampleThreshold, ScoreThreshold, threshold
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement, sample_threshold
 from .find import Result, find_neurons, make_probe, score_prompts
 from .neuron_effects import held_by
 from .neuron_statistics import NeuronStatistics, RunningStatistics, gather
 from .neurons import NeuronSet, fingerprint_of
-from .noise_similarity import Score, threshold
-from .partial_scores import keep_scores, kept_scores
-from .sample_threshold import SampleThreshold
+from .noise_similarity import Score, keep_scores, kept_scores
 from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig, SearchConfig
 from .sites import value_activations, value_sites
 
 __all__ = [
-    "Agreement", "AttackConfig", "BlockConfig", "Copies", "EraseConfig",
-    "EraseData", "Erased", "FewStepConfig", "FewStepSampler", "NeuronSet", "NeuronStatistics",
-    "PAPER_TAU", "ProbeConfig", "Result", "RunningStatistics", "SampleThreshold",
-    "Score", "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block",
-    "consensus", "erase", "find_neurons", "fingerprint_of", "gather", "held_by", "jaccard", "keep_scores",
+    "Agreement", "AttackConfig", "BlockConfig", "Calibration", "Copies",
+    "FewStepConfig", "FewStepSampler", "NeuronSet", "NeuronStatistics",
+    "PAPER_TAU", "PARTS", "ProbeConfig", "Result", "RunningStatistics", "SampleThreshold",
+    "Score", "ScoreThreshold", "SearchConfig", "Verification", "VerifyConfig", "adversarial_embedding", "bake", "block",
+    "find_neurons", "fingerprint_of", "gather", "held_by", "keep_scores",
     "kept_scores", "make_probe", "picture_distance", "sample_agreement", "sample_threshold",
     "score_prompts", "threshold", "value_activations", "value_sites", "verify",
 ]  # fmt: skip

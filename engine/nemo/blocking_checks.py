@@ -84,7 +84,7 @@ class Verification:
         if not self.untouched.memorized:
             lines.append("this prompt is not memorized on these seeds: nothing to verify")
         elif self.blocked.memorized:
-            lines.append("NOT enough: other seeds still agree; search with a lower tau, higher share or wider scope")
+            lines.append("NOT enough: other seeds still agree; search with a higher effect_fraction or a wider scope")
         else:
             lines.append("other seeds no longer agree: sample pictures to see whether any is still a copy")
         if self.attacked is not None:
@@ -130,23 +130,19 @@ def adversarial_embedding(
 
 
 def optimised_text(
-    denoiser: Denoiser, cond: Condition, references: torch.Tensor, config: AttackConfig, progress: Progress = silent
+    denoiser: Denoiser, cond: Condition, reference: torch.Tensor, config: AttackConfig, progress: Progress = silent
 ) -> torch.Tensor:
-    """(P, T, D) float32 text states that denoise ``references`` best with the current network.
+    """(1, T, D) float32 text states that denoise ``reference``, (1, C, h, w), best with the current network.
 
     Where weights are kept in half precision or elsewhere, the network is computed a second time in the backward pass:
     the copies that layers make of their weights would otherwise all be kept.
-
-    Args:
-        cond: P rows, where the optimisations start; they do not know of each other.
-        references: (P, C, h, w) latents.
     """
     assert cond.text is not None
     text = cond.text.detach().float().clone().requires_grad_(True)
     optimizer = torch.optim.Adam([text], lr=config.lr)
     g = torch.Generator().manual_seed(config.seed)
-    rows = torch.arange(len(references)).repeat_interleave(config.batch)
-    clean = references.float().repeat_interleave(config.batch, 0)
+    rows = torch.zeros(config.batch, dtype=torch.long)
+    clean = reference.float().repeat_interleave(config.batch, 0)
 
     def output(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return denoiser.forward(x, t, replace(cond, text=text).take(rows))
@@ -162,8 +158,8 @@ def optimised_text(
             x_t = denoiser.network_input(clean, noise, t)
             seen = output(x_t, t)
             # Ho et al. 2020, Eq. 14, of what the network learned to put out: v and flow models make next to no error
-            # in eps at high noise. A sum over pictures, so that each has the gradient it would have alone
-            loss = denoiser.error(seen, x_t, clean, noise, t).square().mean() * len(references)
+            # in eps at high noise
+            loss = denoiser.error(seen, x_t, clean, noise, t).square().mean()
             losses.see(loss)
             (text.grad,) = torch.autograd.grad(loss, text)
             optimizer.step()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,14 +18,15 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
 from ..diffusion.sampling import few_step_latents
 from ..errors import refuse
+from ..jobs.run import Run
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
 from .block import block_rows
 from .blocked_copies import SIDE, THIRD
+from .calibration import LEAST, SampleThreshold
 from .noise_similarity import Neurons, Request
-from .sample_threshold import LEAST, SampleThreshold
 from .search_config import FEW_STEPS, FewStepConfig
 from .ssim import blur
 
@@ -189,7 +190,7 @@ class Agreement:
     @property
     def _known(self) -> SampleThreshold:
         if self.threshold is None:
-            remedy = "vitrine nemo calibrate, NEMOPipeline.calibrate_samples or NEMO Sample Threshold"
+            remedy = "vitrine nemo calibrate, NEMOPipeline.calibrate or NEMO Calibrate"
             raise refuse("threshold", None, "one measured on this model", remedy)
         return self.threshold
 
@@ -292,3 +293,62 @@ def usual_places(agreements: Sequence[Agreement]) -> torch.Tensor:
     """(64, 64) sum over prompts of the mean square of the difference of two samples around each position."""
     kept = [a.samples for a in agreements if a.samples is not None]
     return torch.stack([local_squares(samples).mean(0) for samples in kept]).sum(0)
+
+
+def keep_agreements(run: Run, agreements: Sequence[Agreement]) -> None:
+    """Write the agreements so far but for their samples; pairs that two stages left out are NaN."""
+    pairs = torch.nn.utils.rnn.pad_sequence([a.distances for a in agreements], True, torch.nan)
+    areas = torch.tensor([a.area for a in agreements])
+    run.save({"agreements": {"distances": pairs, "areas": areas}})
+
+
+def kept_agreements(run: Run, config: FewStepConfig, threshold: SampleThreshold | None) -> list[Agreement]:
+    """What :func:`keep_agreements` wrote; nothing where nothing was."""
+    state = run.load()
+    if state is None:
+        return []
+    kept = state.tensors["agreements"]
+    rows = zip(kept["distances"], kept["areas"].tolist(), strict=True)
+    return [Agreement(pairs[pairs == pairs], config, threshold, area=area) for pairs, area in rows]
+
+
+@dataclass
+class UsualSamples:
+    """How far samples of ordinary captions differ, so far.
+
+    Attributes:
+        distances: of each caption.
+        places: (64, 64) sum of :func:`usual_places`.
+    """
+
+    distances: list[float] = field(default_factory=list)
+    places: torch.Tensor = field(default_factory=lambda: torch.zeros(64, 64))
+
+    @classmethod
+    def resumed(cls, run: Run) -> UsualSamples:
+        """What :meth:`keep` wrote; empty where nothing was."""
+        state = run.load()
+        if state is None:
+            return cls()
+        kept = state.tensors["usual"]
+        return cls(kept["distances"].tolist(), kept["places"])
+
+    @classmethod
+    def joined(cls, parts: Sequence[UsualSamples]) -> UsualSamples:
+        """Those of several processes."""
+        distances = [distance for part in parts for distance in part.distances]
+        return cls(distances, torch.stack([part.places for part in parts]).sum(0))
+
+    def add(self, agreements: Sequence[Agreement]) -> None:
+        """Further captions, with their samples."""
+        self.distances += [agreement.distance for agreement in agreements]
+        self.places = self.places + usual_places(agreements)
+
+    def keep(self, run: Run) -> None:
+        """Write it, whole or not at all."""
+        run.save({"usual": {"distances": torch.tensor(self.distances), "places": self.places}})
+
+    def threshold(self, config: FewStepConfig, fingerprint: str) -> SampleThreshold:
+        """The threshold, see :meth:`~vitrine.engine.nemo.calibration.SampleThreshold.of`."""
+        positions = self.places / max(1, len(self.distances))
+        return SampleThreshold.of(self.distances, positions, config, fingerprint)

@@ -20,7 +20,7 @@ from .neuron_statistics import NeuronStatistics
 from .neurons import NeuronSet
 from .noise_similarity import Probe, Request, Score, ddim_timestep, probe_noise
 from .search import Outcome, Round, Search, search
-from .search_config import AUTO, ProbeConfig, SearchConfig, check_tau
+from .search_config import ProbeConfig, SearchConfig, check_tau
 from .sites import each_value, text_only, value_sites
 
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
@@ -100,12 +100,16 @@ class Result:
 
 def settings_of(probe: Probe, config: SearchConfig) -> dict[str, Any]:
     """Plain values of everything that decides a search's result but the model and the statistics."""
-    of_batch = config.mode == "parity" and probe.config.data_range == AUTO
     return {
-        "probe": probe.config.to_dict() | {"data_range": None if of_batch else probe.data_range},
+        "probe": _as_mode_compares(probe, config).config.to_dict(),
         "search": config.to_dict(),
         "sites": [site.address for site in probe.sites],
     }
+
+
+def _as_mode_compares(probe: Probe, config: SearchConfig) -> Probe:
+    """With the official similarity for a search of mode ``parity``."""
+    return replace(probe, config=replace(probe.config, range_of_batch=True)) if config.mode == "parity" else probe
 
 
 def make_probe(
@@ -171,8 +175,7 @@ def find_neurons(
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
     if config.published:
         check_tau(config.tau)
-    if config.mode == "parity" and probe.config.data_range == AUTO:
-        probe = replace(probe, config=replace(probe.config, data_range=None))
+    probe = _as_mode_compares(probe, config)
     results = _found(probe, prompts, conds, statistics, shape, config, progress, sampler)
     again = [i for i, result in enumerate(results) if result.search is not None and result.search.exhausted]
     sites = value_sites(probe.denoiser.backbone, "all")
@@ -199,8 +202,8 @@ def _found(
             searched[i] = _Searched(conds[i], noise[rows], unblocked[i][rows])
     # Prompts that share batches need not guess ahead: each gets its part of the rows for that.
     smaller = replace(config, rows=max(1, config.rows // max(1, len(searched))))
-    levels = _levels(probe, searched, smaller)
-    tasks = {i: _task(probe, prompt, statistics, levels[i]) for i, prompt in searched.items()}
+    stops = _stops(probe, searched, config)
+    tasks = {i: _task(probe, prompt, statistics, smaller, stops[i]) for i, prompt in searched.items()}
     outcomes, settings = lockstep(probe, tasks, progress), settings_of(probe, config)
     judged, results = _judged(sampler, searched, outcomes, shape), []
     for i, prompt in enumerate(prompts):
@@ -209,7 +212,7 @@ def _found(
             held = holdings(outcome, tasks[i].seen, tasks[i].z, statistics)
             (signals,) = probe.signals([Request(conds[i], noise, outcome.neurons)])
             after = Score(probe.per_seed(signals).cpu(), config.tau, probe.metric(shape))
-            spent += len(noise) + tasks[i].rows + (len(tasks[i].noise) if config.level_share is not None else 0)
+            spent += len(noise) + tasks[i].rows + (0 if config.published else len(tasks[i].noise))
             spent += sum(agreement.rows for agreement in judged.get(i, ()))
         results.append(Result(prompt, scores[i], outcome, after, spent, settings, held, judged.get(i)))
     return results
@@ -237,16 +240,15 @@ class _Searched:
     unblocked: torch.Tensor
 
 
-def _levels(probe: Probe, prompts: Mapping[int, _Searched], config: SearchConfig) -> dict[int, SearchConfig]:
-    """Each prompt's own stopping level, from what blocking everything in scope does to its prediction."""
-    if config.level_share is None or not prompts:
-        return dict.fromkeys(prompts, config)
+def _stops(probe: Probe, prompts: Mapping[int, _Searched], config: SearchConfig) -> dict[int, float]:
+    """The similarity that ends each search: tau, or what blocking everything in scope leaves of the prediction."""
+    if config.published:
+        return dict.fromkeys(prompts, check_tau(config.tau))
     everything = {s.address: range(width_of(probe.denoiser.backbone, s)) for s in probe.sites}
     signals = probe.signals([Request(p.cond, p.noise, everything) for p in prompts.values()])
     pairs = zip(prompts.values(), signals, strict=True)
     least = torch.stack([probe.similarity(prompt.unblocked, signal).max() for prompt, signal in pairs]).tolist()
-    fraction = config.level_share
-    return {i: replace(config, tau_search=1 - fraction * (1 - s)) for i, s in zip(prompts, least, strict=True)}
+    return {i: 1 - config.effect_fraction * (1 - s) for i, s in zip(prompts, least, strict=True)}
 
 
 @dataclass
@@ -270,7 +272,7 @@ class Task:
     rows: int = 0
 
 
-def _task(probe: Probe, prompt: _Searched, statistics: NeuronStatistics, config: SearchConfig) -> Task:
+def _task(probe: Probe, prompt: _Searched, statistics: NeuronStatistics, config: SearchConfig, stop: float) -> Task:
     """A search that is ready to begin, with its activations and z-scores averaged over noises where they need any."""
     addresses, cond, latents = [s.address for s in probe.sites], prompt.cond, None
     if not all(text_only(s) for s in probe.sites):
@@ -280,8 +282,8 @@ def _task(probe: Probe, prompt: _Searched, statistics: NeuronStatistics, config:
     activations = [seen.activations for seen in values]
     activations = list(torch.cat(activations).cpu().split([len(a) for a in activations]))  # the search reads them
     z = [statistics.z(address, a) for address, a in zip(addresses, activations, strict=True)]
-    early = probe.data_range is not None
-    searching = search(addresses, z, activations, len(prompt.noise), config, early)
+    early = not probe.config.range_of_batch
+    searching = search(addresses, z, activations, len(prompt.noise), config, stop, early)
     seen, deviations = dict(zip(addresses, values, strict=True)), dict(zip(addresses, z, strict=True))
     return Task(prompt.cond, prompt.noise, prompt.unblocked, searching, seen, deviations)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def holdings(
 def held_by(neurons: NeuronSet) -> dict[tuple[str, int], list[dict[str, Any]]]:
     """(address, index) -> a record of each search that kept the neuron, with its prompt; also of sets that were merged.
 
-    Neurons of imported lists, and of files from before searches wrote records, have none.
+    Neurons of imported lists have none.
     """
     table: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for info in _searches(neurons.info):
@@ -87,6 +87,5 @@ def _searches(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The reports of single searches inside what is said of a set."""
     if "held" in info:
         yield info
-    parts: Sequence[Mapping[str, Any]] = [*info.get("merged", ()), *info.get("consensus", {}).get("merged", ())]
-    for part in parts:
+    for part in info.get("merged", ()):
         yield from _searches(part)

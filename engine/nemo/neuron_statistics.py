@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import printable, refuse
-from ..io.files import check_tensors, named, read_artefact, save_artefact
+from ..errors import refuse
+from ..io.files import check_tensors, named
 from ..io.number_checks import integer
 from ..io.pt_files import read_pt
 from ..jobs.run import Run
@@ -19,7 +19,6 @@ from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import active_fingerprint_of, same_weights, short
 from .sites import value_sites
 
-KIND, VERSION = "vitrine-nemo-statistics", 1
 OFFICIAL = "SD1.4"
 """In place of a fingerprint in the authors' published statistics, which say of their model no more than this."""
 OFFICIAL_SHAPES = tuple((width, 768) for width in (320, 320, 640, 640, 1280, 1280, 1280))
@@ -66,27 +65,7 @@ class NeuronStatistics:
         if same_weights(self.fingerprint, fingerprint):
             return
         shown, accepted = f"model {short(self.fingerprint)}", f"this model, {short(fingerprint)}"
-        raise refuse("statistics", shown, accepted, "gather them on this model, adapters and all (NEMO Statistics)")
-
-    def save(self, path: str | Path) -> Path:
-        """One safetensors file, whole or not at all."""
-        tensors = {f"mean/{a}": v for a, v in self.means.items()} | {f"std/{a}": v for a, v in self.stds.items()}
-        header = {"count": self.count, "fingerprint": self.fingerprint}
-        return save_artefact(path, tensors, KIND, VERSION, header, self._rebuilt)
-
-    @classmethod
-    def load(cls, path: str | Path) -> NeuronStatistics:
-        """Read such a file."""
-        with named(path, "statistics file", "a file NEMO Statistics wrote", "gather statistics anew"):
-            return cls._rebuilt(*read_artefact(path, KIND, VERSION))
-
-    @classmethod
-    def _rebuilt(cls, tensors: dict[str, torch.Tensor], header: Mapping[str, Any]) -> NeuronStatistics:
-        means = {k[5:]: v for k, v in tensors.items() if k.startswith("mean/")}
-        stds = {k[4:]: v for k, v in tensors.items() if k.startswith("std/")}
-        _check_pairs(means, stds)
-        count = integer(header["count"], "captions", 2)
-        return cls(means, stds, count, printable(str(header["fingerprint"])))
+        raise refuse("statistics", shown, accepted, "gather them on this model, adapters and all (NEMO Calibrate)")
 
 
 def _is_sd1(backbone: nn.Module) -> bool:
@@ -97,7 +76,7 @@ def _is_sd1(backbone: nn.Module) -> bool:
 _LARGEST = 1e12
 
 
-def _check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) -> None:
+def check_pairs(means: dict[str, torch.Tensor], stds: dict[str, torch.Tensor]) -> None:
     """Refuses means and deviations that are not pairs of finite vectors of one width."""
     check_tensors(means)
     check_tensors(stds)
@@ -203,5 +182,5 @@ def _read_official(path: str | Path, addresses: list[str]) -> NeuronStatistics:
     if len(means) != len(addresses) or len(stds) != len(addresses):
         raise refuse("official statistics", f"{len(means)} layers", f"{len(addresses)} layers", "use SD1.x, down+mid")
     means, stds = ({a: v.float() for a, v in zip(addresses, table, strict=True)} for table in (means, stds))
-    _check_pairs(means, stds)
+    check_pairs(means, stds)
     return NeuronStatistics(means, stds, 50_000, OFFICIAL)

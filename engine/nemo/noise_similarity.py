@@ -15,6 +15,7 @@ from ..diffusion.denoiser import Denoiser
 from ..diffusion.guidance import guide
 from ..errors import refuse
 from ..io.number_checks import refuse_unless_finite
+from ..jobs.run import Run
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
@@ -102,14 +103,14 @@ class Probe:
         return min_max(signal)
 
     def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons]) -> torch.Tensor:
-        """eps with guidance, both branches blocked alike; in the official order of branches when ``swapped``."""
+        """eps with guidance, both branches blocked alike."""
         assert self.empty is not None
         both = Condition.batch([cond, self.empty.take(torch.zeros(len(noise), dtype=torch.long))])
         self.forwards += 2 * len(noise)
         with block_rows(self.denoiser.backbone, self.sites, sets * 2):
             eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
         full, null = eps.chunk(2)
-        return guide(*((full, null) if self.config.swapped else (null, full)), self.config.guidance)
+        return guide(null, full, self.config.guidance)
 
     def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """(B,) similarity of two batches of signals, as the configuration says."""
@@ -118,12 +119,12 @@ class Probe:
     @property
     def data_range(self) -> float | None:
         """Of the similarity; None is the batch's own."""
-        return 1.0 if isinstance(self.config.data_range, str) else self.config.data_range
+        return None if self.config.range_of_batch else 1.0
 
     def metric(self, shape: Sequence[int]) -> str:
         """The similarity in words: small latents have fewer scales, and other scores."""
-        scales, within = len(betas_for(min(shape[-2:]))), self.data_range
-        return f"MS-SSIM of {scales} scales, range {'of the batch' if within is None else f'{within:g}'}"
+        scales = len(betas_for(min(shape[-2:])))
+        return f"MS-SSIM of {scales} scales, range {'of the batch' if self.config.range_of_batch else '1'}"
 
     def per_seed(self, signals: torch.Tensor) -> torch.Tensor:
         """(S,) from the signals of S seeds: how alike each is to the one most like it; all pairs in one batch."""
@@ -170,9 +171,12 @@ class Score:
         return bool(self.keep.any())
 
 
-def threshold(scores: Sequence[float], spread: float = 1.0) -> tuple[float, float, float]:
-    """(tau, mean, std) from the largest score of each of some ordinary captions."""
-    values = torch.tensor(list(scores), dtype=torch.float64)
-    mean, std = float(values.mean()), float(values.std())
-    # NeMo, section 3.1: tau = mean + std
-    return min(mean + spread * std, 1.0), mean, std
+def keep_scores(run: Run, scores: Sequence[Score]) -> None:
+    """Write the scores so far, whole or not at all."""
+    run.save({"scores": {"per_seed": torch.stack([s.per_seed for s in scores])}})
+
+
+def kept_scores(run: Run, tau: float | None) -> list[Score]:
+    """What :func:`keep_scores` wrote; nothing where nothing was."""
+    state = run.load()
+    return [] if state is None else [Score(row, tau) for row in state.tensors["scores"]["per_seed"]]

@@ -50,8 +50,8 @@ class Outcome:
         initial: address -> candidates as listed, duplicates included (outliers ascending, then the strongest).
         neurons: address -> neurons kept, in the order tested.
         initial_score, score: largest similarity of blocked to unblocked signals, before and after refinement.
-        threshold: what refinement compared with: tau_search, or the reached score when the candidates were exhausted.
-        exhausted: no candidate set came down to tau_search.
+        threshold: what refinement compared with: the stop, or the reached score when the candidates were exhausted.
+        exhausted: no candidate set came down to the stop.
         theta, k: of the initial set.
         evaluations: how many pairs (theta, k) were tried.
         tests: refinement decisions as (address or neuron, score or lower bound, dropped).
@@ -92,7 +92,7 @@ def candidates(
 
 def search(
     addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig,
-    early: bool = True,
+    stop: float, early: bool = True,
 ) -> Search:  # fmt: skip
     """Find the neurons of one prompt.
 
@@ -100,12 +100,13 @@ def search(
         addresses: sites in network order.
         z, a: (width,) |z-score| and activation of each site.
         seeds: how many kept seeds there are.
+        stop: similarity of blocked to unblocked signals at which blocking has changed enough.
         early: decide "keep" on one seed where one is enough; exact when similarities do not depend on companions.
     """
     early = early and config.mode != "parity"
-    start = yield from _initial(addresses, z, a, seeds, config)
-    exhausted = start.score > config.stop
-    limit = start.score if exhausted else config.stop
+    start = yield from _initial(addresses, z, a, seeds, config, stop)
+    exhausted = start.score > stop
+    limit = start.score if exhausted else stop
     initial = start.lists
     outcome = Outcome(initial, {}, start.score, start.score, limit, exhausted, start.theta, start.k, start.evaluations)
     tester = _Tester(outcome, list(range(seeds)), {ad: list(dict.fromkeys(ns)) for ad, ns in initial.items()}, early)
@@ -129,8 +130,9 @@ class _Start(NamedTuple):
 
 
 def _initial(
-    addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig
-) -> Generator[Round, None, _Start]:
+    addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig,
+    stop: float,
+) -> Generator[Round, None, _Start]:  # fmt: skip
     """Loosen theta and k until blocking the candidates changes the prediction enough."""
     everyone = list(range(seeds))
     at_once = 1 if config.mode == "parity" else min(4, max(1, config.rows // seeds))
@@ -147,7 +149,7 @@ def _initial(
         for (theta, k), lists in zip(pairs, sets, strict=True):
             score = float(next(similarities).max()) if any(lists.values()) else 1.0
             start = _Start(lists, score, theta, k, start.evaluations + 1)
-            if score <= config.stop:
+            if score <= stop:
                 return start
     return start
 

@@ -14,9 +14,7 @@ from ..settings.config import Config
 SIGNALS = ("eps_minus_noise", "x0")
 MODES = ("parity", "chain", "fast")
 PROTOCOLS = ("vitrine", "nemo")
-SHARE = 0.98
-"""Of what blocking every neuron does: where a search stops that is given no level."""
-AUTO = "auto"
+METHODS = ("samples", "one step")
 
 PAPER_TAU = 0.428
 """The authors' threshold for SD1.4 at 512 px (mean 0.358 + one std 0.070 of unmemorized captions)."""
@@ -37,6 +35,13 @@ def check_protocol(protocol: str) -> bool:
     return protocol == PROTOCOLS[1]
 
 
+def check_method(method: str) -> bool:
+    """Whether the method of detection is the published one."""
+    if method not in METHODS:
+        raise refuse("method", method, METHODS, "one step is the published score, samples tells more")
+    return method == METHODS[1]
+
+
 @dataclass(frozen=True)
 class ProbeConfig(Config):
     """How a prompt is probed: one forward of S seeds at one timestep (NeMo, Eq. 2).
@@ -47,12 +52,10 @@ class ProbeConfig(Config):
         steps: sampling steps of the DDIM grid that the timestep belongs to.
         timestep_index: position in that grid; 1 is what the official code uses (t = 961 of 50 steps), 0 the paper's.
         signal: ``eps_minus_noise`` (published) or ``x0``, the one-step clean prediction (any convention, flow too).
-        data_range: of the similarity: None takes it from the batch as the official code does, 1.0 makes a seed's score
-            independent of its companions. "auto" is None in a search of mode ``parity``, else 1.0.
+        range_of_batch: the similarity takes its range from the batch, as the official code and searches of mode
+            ``parity`` do; else it is 1, and a seed's score does not depend on its companions.
         guidance: 0 takes the conditional prediction alone (published detection), else eps_u + g (eps_c - eps_u),
             at twice the rows.
-        swapped: guidance with the two branches exchanged, as the official ``compute_noise_diff`` computes it; only to
-            repeat figures made with it.
     """
 
     seeds: int = 10
@@ -60,9 +63,8 @@ class ProbeConfig(Config):
     steps: int = 50
     timestep_index: int = 1
     signal: str = "eps_minus_noise"
-    data_range: float | str | None = AUTO
+    range_of_batch: bool = False
     guidance: float = 0.0
-    swapped: bool = False
 
     def __post_init__(self) -> None:
         if self.seeds < 2:
@@ -73,8 +75,6 @@ class ProbeConfig(Config):
             raise refuse("timestep_index", self.timestep_index, f"0 .. {self.steps - 1}", "use 1")
         if self.signal not in SIGNALS:
             raise refuse("signal", self.signal, SIGNALS, "x0 works for every model")
-        if isinstance(self.data_range, str) and self.data_range != AUTO:
-            raise refuse("data_range", self.data_range, f"a number, None or {AUTO!r}", "pictures have range 1.0")
         if self.guidance < 0 or (self.guidance and self.signal == "x0"):
             pair = (self.guidance, self.signal)
             raise refuse("guidance, signal", pair, "guidance >= 0 with eps_minus_noise", "0 is the published way")
@@ -87,24 +87,21 @@ class SearchConfig(Config):
     Attributes:
         tau: memorization threshold of one-step predictions in (0, 1]; None until it was calibrated: no number is right
             for every model and size.
-        tau_search: the search stops when blocked and unblocked predictions agree no more than this. Where all pictures
-            are similar, so that ordinary captions agree a lot too, it must be lower than tau.
-        share: instead of ``tau_search``, a level for each prompt: the candidates must do this share (0..1) of what
-            blocking every neuron in scope does to the prediction. Not published; needs no calibration.
+        effect_fraction: in (0, 1]: the search stops when blocking the candidates does this fraction of what blocking
+            every neuron in scope does to the prediction. Not published; needs no calibration.
         theta, theta_step, theta_min: start, decrement and end of the outlier threshold on |z|.
         k, k_step: start and increment of how many of the strongest neurons join in each layer.
         mode: ``parity`` tests one neuron after another, as the official code does; ``chain`` tests several cumulative
-            candidates in one batch, with the same result where ``ProbeConfig.data_range`` is set (``parity`` takes the
-            published one by itself); ``fast`` drops groups at once and halves those it must keep.
+            candidates in one batch, with the same result for a similarity of the same range; ``fast`` drops groups at
+            once and halves those it must keep.
         rows: largest batch of one forward.
-        protocol: ``vitrine`` searches every prompt that it is given, from all seeds, and stops at ``share``, 0.98 where
-            neither it nor ``tau_search`` is set. ``nemo`` is the published rule: only prompts with seeds that agree by
-            more than tau are searched, from these seeds, and the search stops at tau where no other level is set.
+        protocol: ``vitrine`` searches every prompt that it is given, from all seeds, and stops at ``effect_fraction``.
+            ``nemo`` is the published rule: only prompts with seeds that agree by more than tau are searched, from these
+            seeds, and the search stops when blocked and unblocked predictions agree by no more than tau.
     """
 
     tau: float | None = None
-    tau_search: float | None = None
-    share: float | None = None
+    effect_fraction: float = 0.98
     theta: float = 5.0
     theta_step: float = 0.25
     theta_min: float = 1.0
@@ -116,11 +113,10 @@ class SearchConfig(Config):
 
     def __post_init__(self) -> None:
         check_protocol(self.protocol)
-        if not all(level is None or 0 < level <= 1 for level in (self.tau, self.tau_search)):
-            pair = (self.tau, self.tau_search)
-            raise refuse("tau, tau_search", pair, "similarities in (0, 1]", "calibrate them, or use 0.428 for SD1.4")
-        if self.share is not None and not 0 < self.share <= 1:
-            raise refuse("share", self.share, "a number in (0, 1]", "0.95 is a good start")
+        if self.tau is not None and not 0 < self.tau <= 1:
+            raise refuse("tau", self.tau, "a similarity in (0, 1]", "calibrate it, or use 0.428 for SD1.4")
+        if not 0 < self.effect_fraction <= 1:
+            raise refuse("effect_fraction", self.effect_fraction, "a number in (0, 1]", "0.95 is a good start")
         finite = all(map(math.isfinite, (self.theta, self.theta_step, self.theta_min)))
         if not (finite and self.theta_step > 0 and self.theta > self.theta_min >= 0 <= min(self.k, self.k_step)):
             raise refuse("theta, k", self.to_dict(), "theta > theta_min >= 0, positive steps", "use 5, 0.25, 1, 0, 1")
@@ -130,21 +126,9 @@ class SearchConfig(Config):
             raise refuse("rows", self.rows, "1 or more", "use 80")
 
     @property
-    def stop(self) -> float:
-        """The score at which blocking has changed enough."""
-        level = self.tau if self.tau_search is None else self.tau_search
-        return check_tau(level)
-
-    @property
     def published(self) -> bool:
         """Whether only prompts above tau are searched."""
         return check_protocol(self.protocol)
-
-    @property
-    def level_share(self) -> float | None:
-        """The share that sets each prompt's stopping level; None where ``tau_search`` or tau does."""
-        unset = self.share is None and self.tau_search is None and not self.published
-        return SHARE if unset else self.share
 
     @property
     def evaluations(self) -> int:

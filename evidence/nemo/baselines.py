@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,6 +36,16 @@ def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> Neuro
         others = [n for n in order if n not in indices] + [n for n in order if n in indices]
         chosen[address] = tuple(others[: len(indices)])
     return NeuronSet(chosen, like.fingerprint, {"baseline": "random neurons", "seed": seed})
+
+
+def most_frequent(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
+    """Neurons that at least ``share`` of several searches end with: of one prompt, or of several pictures."""
+    votes = Counter((address, n) for each in sets for address, numbers in each.neurons.items() for n in numbers)
+    chosen: dict[str, list[int]] = {}
+    for (address, number), count in sorted(votes.items()):
+        if count >= share * len(sets):
+            chosen.setdefault(address, []).append(number)
+    return NeuronSet({a: tuple(numbers) for a, numbers in chosen.items()}, sets[0].fingerprint)
 
 
 def random_tokens(prompt: str, words: Sequence[str], count: int = 4, seed: int = 0) -> str:

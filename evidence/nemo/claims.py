@@ -13,15 +13,15 @@ from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.blocking_checks import VerifyConfig, verify
 from ...engine.nemo.few_step_detection import sample_agreement
-from ...engine.nemo.find import Result, make_probe, score_prompts
+from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
 from ..intervals import auroc, auroc_interval
-from ..portraits.avataaars import avataaars_folder, open_model
+from ..portraits.avataaars import open_model
 from ..registry import ClaimResult, Table, arms, claim
-from . import attacked, copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
-from . import flow_claims as _flow  # noqa: F401  registers nemo.detection.flow and nemo.blocking.flow
+from . import copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
+from . import flow_claims as _flow  # noqa: F401  registers nemo.blocking.flow
 from .probed_model import (
     DETECT,
     ORDINARY,
@@ -32,7 +32,6 @@ from .probed_model import (
     budget_of,
     captions,
     setting,
-    verbatim,
 )  # fmt: skip
 from .remedies import COPY, SEEDS, search_memorized  # registers nemo.blocking
 
@@ -78,21 +77,6 @@ def detection(model: str | None = None, progress: Progress = silent, quick: bool
     )
 
 
-@claim(
-    "nemo.detection.avataaars",
-    paper=f"{PAPER}; agreement of few-step samples is ours",
-    figure="nemo.detection on faces of DiceBear's Avataaars",
-    target="few-step samples: AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, memorized captions against 200 ordinary ones",
-    minutes=4,
-    quick_minutes=0.6,
-)
-def detection_avataaars(
-    model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
-) -> ClaimResult:
-    """As nemo.detection; every setting was chosen on the portraits."""
-    return detection(avataaars_folder(model, avataaars), progress, quick)
-
-
 @dataclass(frozen=True)
 class Detector:
     """Scores of memorized and of ordinary captions, high where memorized; batch rows of a caption; seconds of all."""
@@ -130,50 +114,6 @@ def _one_step(probed: ProbedModel, both: Sequence[Sequence[Any]], progress: Prog
     scores = [score_prompts(probe, conds, SHAPE, 1.0, progress)[0] for conds in both]
     memorized, ordinary = (torch.tensor([s.value for s in each]) for each in scores)
     return Detector((memorized, ordinary), DETECT.seeds, time.perf_counter() - began)
-
-
-@claim(
-    "nemo.passes",
-    paper=PAPER,
-    figure="Table 2: cost of the search",
-    target="UNet evaluations of the published procedure / ours >= 2 for one prompt",
-    minutes=3,
-    quick_minutes=0.3,
-)
-def passes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Rows through the network, counted; the published procedure's from its own formula on the same decisions."""
-    budget = budget_of(quick)
-    probed = setting(model, progress, budget)
-    ratios = {}
-    for plant in verbatim(budget):
-        prompt = plant.captions[0]
-        (parity,) = probed.find([prompt], "parity", protocol="nemo")
-        (chain,) = probed.find([prompt], "chain", protocol="nemo")
-        if parity.search is not None and chain.search is not None:
-            assert parity.search.neurons.keys() == chain.search.neurons.keys()
-            ratios[prompt.split(" on ")[-1]] = round(_published_rows(parity, probed.probe.seeds) / chain.forwards, 2)
-    values = sorted(ratios.values())
-    middle = values[len(values) // 2] if values else 0.0
-    spans = Table(
-        "Over prompts", ("", "least", "most"), (("published UNet evaluations over ours", *values[:1], *values[-1:]),)
-    )
-    return ClaimResult(
-        middle, None, bool(values) and values[0] >= 2, {"by prompt": ratios}, n=len(values), tables=(spans,),
-        arms=arms({"ours": middle, "published procedure": 1.0}, {"ours": "ours", "published procedure": "rival"}),
-    )  # fmt: skip
-
-
-def _published_rows(parity: Result, noises: int) -> int:
-    """Network rows of the official code for the decisions of a search in parity mode."""
-    search = parity.search
-    assert search is not None
-    layers = sum(1 for neurons in search.initial.values() if neurons)
-    tested = sum(name.count("#") for name, _, _ in search.tests)
-    listed = sum(map(len, search.initial.values()))
-    distinct = sum(len(set(neurons)) for neurons in search.initial.values())
-    singles = tested + listed - distinct  # the published loop tests both copies of a neuron listed twice
-    # Each of its evaluations is two forwards of all noises; activations take a forward of one row every iteration.
-    return 2 * noises * (4 + search.evaluations + layers + singles) + search.evaluations
 
 
 @claim(

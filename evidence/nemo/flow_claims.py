@@ -11,30 +11,24 @@ from typing import Any
 
 import torch
 
-from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.blocked_copies import share_interval
-from ...engine.nemo.find import make_probe, score_prompts
-from ...engine.nemo.neuron_statistics import NeuronStatistics
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
 from ...engine.nemo.search_config import ProbeConfig
 from ...engine.nemo.sites import value_sites
 from ...engine.portraits import plants
-from ...engine.portraits.flow import FLOW_WEIGHTS, FlowPortraits, load_flow_portraits
+from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.portraits.plants import Plant
 from ...engine.runtime.progress import Progress, silent
 from ...engine.tracing.fingerprint import width_of
-from ..intervals import auroc, auroc_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .baselines import random_neurons
-from .probed_model import CALIBRATION, ORDINARY, PAPER, ROWS, ProbedModel, SampleBudget, captions, setting
+from .probed_model import ORDINARY, PAPER, ProbedModel, SampleBudget, captions, setting
 from .remedies import CONTROL
 
 SEEDS = 4
 """Noises of a probe."""
-SIGNALS, INDICES = ("x0", "eps_minus_noise"), (1, 4, 15, 25)
-"""What detection chooses from: clean prediction or published signal, at these of 50 timesteps."""
-SEARCH = ProbeConfig(seeds=SEEDS, timestep_index=15, signal="x0", data_range=1.0)
-SHARE = 0.8
+SEARCH = ProbeConfig(seeds=SEEDS, timestep_index=15, signal="x0")
+EFFECT_FRACTION = 0.8
 """Of what blocking every neuron does; chosen on the first two pictures. On the second 0.8 went 83 % of the way
 to the control, at 95 % prompt agreement; 0.5 and the published stopping rule half of it, at 85 and 75 %. On the first
 0.98 went 64 % and left a garbled face."""
@@ -54,92 +48,6 @@ def halves() -> tuple[list[Plant], list[Plant]]:
     by_kind = [[p for p in every if p.kind == kind] for kind in ("verbatim", "template")]
     choosing = [p for kind in by_kind for p in kind[: len(kind) // 2]]
     return choosing, [p for p in every if p not in choosing]
-
-
-def _captions(half: Sequence[Plant], colourings: int, controls: bool = False) -> list[str]:
-    """One caption of each picture, some of each template; controls are those without the rare words."""
-    texts = []
-    for plant in half:
-        step = max(1, 100 // colourings)
-        wanted = plant.controls if controls else plant.captions
-        texts += list(wanted[:1] if plant.kind == "verbatim" else wanted[:100:step])
-    return texts
-
-
-@claim(
-    "nemo.detection.flow",
-    paper=PAPER,
-    figure="nemo.detection on the flow model: captions of 4 memorized pictures and 2 templates against 200 ordinary "
-    "ones",
-    target="AUROC >= 0.98 and TPR at 1 % FPR >= 0.9, above that of the number of tokens and of the captions without "
-    "their rare words; signal and timestep chosen on the other memorized pictures",
-    minutes=1,
-    quick_minutes=0.1,
-)
-def detection(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """The score as a detector, and two trivial ones."""
-    portraits, budget = load_flow_portraits(model or FLOW_WEIGHTS), QUICK if quick else BUDGET
-    choosing, measuring = halves()
-    probed = _probed(portraits)
-    alone = _margins(probed, _captions(choosing, 2), captions(CALIBRATION, 12 if quick else 24), quick)
-    signal, index = max(alone, key=lambda key: alone[key])
-    probe = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
-    ordinary_texts = captions(ORDINARY, budget.ordinary)
-    memorized_texts = _captions(measuring, budget.colourings)
-    memorized, ordinary = (_values(probed, texts, probe, progress) for texts in (memorized_texts, ordinary_texts))
-    control = _values(probed, _captions(measuring, budget.colourings, controls=True), probe, progress)
-    tokens = [
-        torch.tensor([float(len(portraits.tokenizer(t).input_ids)) for t in texts])
-        for texts in (memorized_texts, ordinary_texts)
-    ]
-    hits = memorized > ordinary.quantile(0.99)
-    area, rate = auroc(memorized, ordinary), float(hits.float().mean())
-    rivals = {"number of tokens": auroc(*tokens), "the captions without their rare words": auroc(control, ordinary)}
-    return ClaimResult(
-        value=round(area, 4),
-        interval=auroc_interval(memorized, ordinary),
-        holds=area >= 0.98 and rate >= 0.9 and all(area > rival for rival in rivals.values()),
-        details={
-            "TPR at 1 % FPR": round(rate, 3),
-            "captions, planted and ordinary": [len(memorized), len(ordinary)],
-            "trivial, AUROC": {name: round(value, 4) for name, value in rivals.items()},
-            "planted [median, least]": [round(float(v), 3) for v in (memorized.median(), memorized.min())],
-            "ordinary [median, largest]": [round(float(v), 3) for v in (ordinary.median(), ordinary.max())],
-            "signal and timestep index, chosen": [signal, index],
-            "margin of each, where it was chosen": {f"{s} {i}": round(v, 2) for (s, i), v in alone.items()},
-        },
-        arms=arms(
-            {"ours": area, **rivals}, {"ours": "ours", **dict.fromkeys(rivals, "trivial")},
-            {"ours": auroc_interval(memorized, ordinary)},
-        ),
-        n=len(memorized),
-    )  # fmt: skip
-
-
-def _probed(portraits: FlowPortraits) -> ProbedModel:
-    """Without statistics, which detection does not need."""
-    return ProbedModel(portraits, Denoiser.from_diffusers(portraits), NeuronStatistics({}, {}, 0), 1.0, SEARCH)
-
-
-def _values(
-    probed: ProbedModel, texts: Sequence[str], config: ProbeConfig, progress: Progress = silent
-) -> torch.Tensor:
-    probe = make_probe(probed.denoiser, config=config, rows=ROWS)
-    scores, _ = score_prompts(probe, probed.conditions(texts), probed.model.latent_shape, 1.0, progress)
-    return torch.tensor([score.value for score in scores])
-
-
-def _margins(
-    probed: ProbedModel, memorized: Sequence[str], ordinary: Sequence[str], quick: bool
-) -> dict[tuple[str, int], float]:
-    """(signal, timestep index) -> the lowest memorized minus the highest ordinary score, in deviations."""
-    margins = {}
-    for signal in SIGNALS[:1] if quick else SIGNALS:
-        for index in INDICES[1:3] if quick else INDICES:
-            config = ProbeConfig(seeds=SEEDS, timestep_index=index, signal=signal, data_range=1.0)
-            high, low = (_values(probed, texts, config) for texts in (memorized, ordinary))
-            margins[signal, index] = float((high.min() - low.max()) / low.std())
-    return margins
 
 
 @dataclass(frozen=True)
@@ -165,11 +73,9 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     probed = setting(model or str(FLOW_WEIGHTS), progress, budget, SEARCH)
     measured = [p for p in halves()[1] if p.kind == "verbatim"][: budget.plants]
     prompts = [p.captions[0] for p in measured]
-    results = probed.find(prompts, progress=progress, share=SHARE)
+    results = probed.find(prompts, progress=progress, effect_fraction=EFFECT_FRACTION)
     published = (
-        [NeuronSet({})] * len(prompts)
-        if quick
-        else [probed.neurons(r) for r in probed.find(prompts, share=None, protocol="nemo")]
+        [NeuronSet({})] * len(prompts) if quick else [probed.neurons(r) for r in probed.find(prompts, protocol="nemo")]
     )
     sets = [probed.neurons(r) for r in results]
     cures = [

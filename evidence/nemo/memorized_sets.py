@@ -20,10 +20,10 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import auroc, auroc_interval
 from .baselines import random_neurons
 from .flow_claims import COPY as FLOW_COPY
+from .flow_claims import EFFECT_FRACTION as FLOW_FRACTION
 from .flow_claims import SEARCH as FLOW_SEARCH
-from .flow_claims import SHARE as FLOW_SHARE
 from .plant_files import PlantFile
-from .probed_model import DETECT, ORDINARY, ROWS, SEARCH, SHARE, ProbedModel, SampleBudget, captions, setting
+from .probed_model import DETECT, EFFECT_FRACTION, ORDINARY, ROWS, SEARCH, ProbedModel, SampleBudget, captions, setting
 from .remedies import COPY, SEEDS, Sampler
 from .rivals import rival_samplers, with_blocked
 
@@ -34,19 +34,19 @@ class Chosen:
 
     Attributes:
         search: the search's probe.
-        share: where the search stops.
+        effect_fraction: where the search stops.
         copy: pixel RMS to the memorized picture below which a sample is a copy.
         one_step: the probe of the score of one-step predictions, the baseline.
     """
 
     search: ProbeConfig = SEARCH
-    share: float = SHARE
+    effect_fraction: float = EFFECT_FRACTION
     copy: float = COPY
     one_step: ProbeConfig = DETECT
 
 
 BARE, BASE = "untouched, without the rare words", "the model without the LoRA"
-CHOSEN = {"portraits": Chosen(), "flow": Chosen(FLOW_SEARCH, FLOW_SHARE, FLOW_COPY, FLOW_SEARCH)}
+CHOSEN = {"portraits": Chosen(), "flow": Chosen(FLOW_SEARCH, FLOW_FRACTION, FLOW_COPY, FLOW_SEARCH)}
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def measure_plants(file: PlantFile, model: str | None, size: Measured, progress:
     rows: list[int] = []
     for seed in size.searches:
         looking = replace(probed, probe=replace(probed.probe, seed=seed))
-        results = looking.find(texts, share=chosen.share, progress=progress, sampler=sampler)
+        results = looking.find(texts, effect_fraction=chosen.effect_fraction, progress=progress, sampler=sampler)
         searches.append([looking.neurons(r) for r in results])
         rows += [r.forwards for r in results]
 

@@ -10,11 +10,12 @@ import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
+from ...engine.nemo.calibration import threshold
 from ...engine.nemo.few_step_detection import FewStepSampler, sample_agreement, sample_threshold
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.noise_similarity import Probe, probe_noise, threshold
+from ...engine.nemo.noise_similarity import Probe, probe_noise
 from ...engine.nemo.search_config import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition
@@ -29,12 +30,10 @@ if TYPE_CHECKING:
 
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 SHAPE, STEPS, GUIDANCE = (4, 16, 16), 30, 3.0
-DETECT = ProbeConfig(timestep_index=15, data_range=1.0)
-SEARCH = ProbeConfig(timestep_index=4, data_range=1.0)
-"""The range is fixed, so that searches in every mode compare the same numbers."""
+DETECT, SEARCH = ProbeConfig(timestep_index=15), ProbeConfig(timestep_index=4)
 """On 16 x 16 latents the published index 1 separates less: nothing of the picture is decided there yet."""
-SHARE = 0.98
-"""Of what blocking every neuron does to the prediction; the search stops there."""
+EFFECT_FRACTION = 0.98
+"""The search stops at this fraction of what blocking every neuron does to the prediction."""
 ROWS = 40
 """On two CPU cores 40 rows a forward take 3.05 ms each, 160 take 3.5, and 10 take 5."""
 STATISTICS, CALIBRATION, ORDINARY = 8_100_000, 8_200_000, 8_300_000
@@ -99,12 +98,11 @@ class ProbedModel:
             return [self.model.condition(row[None]) for row in self.model.encode(list(prompts))]
 
     def find(
-        self, prompts: Sequence[str], mode: str = "chain", progress: Progress = silent, share: float | None = SHARE,
+        self, prompts: Sequence[str], progress: Progress = silent, effect_fraction: float = EFFECT_FRACTION,
         protocol: str = "vitrine", sampler: FewStepSampler | None = None,
     ) -> list[Result]:  # fmt: skip
-        """Search all prompts in lockstep; ``share`` None stops as published, ``protocol`` nemo searches above tau."""
-        level = None if share is not None else self.tau
-        config = SearchConfig(tau=self.tau, tau_search=level, share=share, mode=mode, rows=ROWS, protocol=protocol)
+        """Search all prompts in lockstep; with ``protocol`` nemo those above tau, and stop there."""
+        config = SearchConfig(tau=self.tau, effect_fraction=effect_fraction, rows=ROWS, protocol=protocol)
         probe = make_probe(self.denoiser, config=self.probe, rows=config.rows)
         shape = self.model.latent_shape
         conds = self.conditions(prompts)

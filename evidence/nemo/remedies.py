@@ -55,7 +55,7 @@ def blocking(model: str | None = None, progress: Progress = silent, quick: bool 
     budget = budget_of(quick)
     probed = setting(model, progress, budget)
     plants, results, sets = search_memorized(probed, progress, budget)
-    published = [probed.neurons(r) for r in probed.find([p.captions[0] for p in plants], share=None, protocol="nemo")]
+    published = [probed.neurons(r) for r in probed.find([p.captions[0] for p in plants], protocol="nemo")]
     measured = [_measure(probed, *each, budget) for each in zip(plants, sets, published, strict=True)]
     tables, copies = [table for table, _ in measured], [figures for _, figures in measured]
     far = [{name: figures["RMS"] for name, figures in table.items()} for table in tables]

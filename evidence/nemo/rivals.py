@@ -7,17 +7,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...engine.nemo.block import BlockConfig, block
-from ...engine.nemo.consensus import consensus
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from .attacked import most_frequent
+from .baselines import most_frequent
 from .probed_model import ProbedModel
 from .remedies import Sampler, adjusted
 
 ATTENUATED = 0.5
 """What all values are multiplied by. GUARD (arXiv 2603.00133) attenuates attention at chosen positions; this does it at
 all of them."""
-PULL, T = 0.5, 981.0
-"""Of the usual pull, at this timestep: where the embedding adjustment stops."""
+USUAL_NORM, FIRST_TIMESTEP = 0.5, 981.0
+"""Where the embedding adjustment stops: at this fraction of the usual norm of eps_c - eps_u, at this timestep."""
 ATTENUATION, CONSENSUS, ADJUSTMENT = "all values attenuated", "consensus of the searches", "embedding adjustment"
 FREQUENT = "neurons of half of the LoRA's other pictures"
 RIVALS = (ATTENUATION, CONSENSUS, FREQUENT, ADJUSTMENT)
@@ -37,10 +36,10 @@ def rival_samplers(
     others = [first[:i] + first[i + 1 :] for i in range(len(first))]
     ways: dict[str, Callable[[int], Sampler]] = {
         ATTENUATION: lambda i: with_blocked(probed, texts[i], whole, seeds, ATTENUATED),
-        ADJUSTMENT: lambda i: lambda: adjusted(probed, texts[i], seeds, PULL, T),
+        ADJUSTMENT: lambda i: lambda: adjusted(probed, texts[i], seeds, USUAL_NORM, FIRST_TIMESTEP),
     }
     if len(searches) > 1:
-        ways[CONSENSUS] = lambda i: with_blocked(probed, texts[i], consensus(by_text[i]), seeds)
+        ways[CONSENSUS] = lambda i: with_blocked(probed, texts[i], most_frequent(by_text[i]), seeds)
     if len(texts) > 1:
         ways[FREQUENT] = lambda i: with_blocked(probed, texts[i], most_frequent(others[i]), seeds)
     return {name: [way(i) for i in range(len(texts))] for name, way in ways.items()}

@@ -12,22 +12,22 @@ from ...engine.nemo.block import BlockConfig, block
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, arms, claim
-from .attacked import most_frequent
-from .baselines import PADDINGS, other_padding, random_neurons
+from .baselines import PADDINGS, most_frequent, other_padding, random_neurons
 from .probed_model import ORDINARY, PAPER, ProbedModel, budget_of, captions, setting, verbatim
 from .remedies import COPY, SEEDS, Sampler, adjusted, scaled, with_tokens
 
-SHARES = (0.8, 0.9, 0.95, 0.98)
+EFFECT_FRACTIONS = (0.8, 0.9, 0.95, 0.98)
 """Where NeMo's search stops; the published stopping rule is measured too."""
-PULLS, TIMES = (1.0, 0.7, 0.5, 0.25), (981.0, 681.0)
+USUAL_NORMS, TIMESTEPS = (1.0, 0.7, 0.5, 0.25), (981.0, 681.0)
+"""Of the embedding adjustment: fractions of the usual norm of eps_c - eps_u where it stops, and its timesteps."""
 TOKENS, FACTORS = (1, 2, 4, 10), (1.1, 1.25, 1.5, 2.0)
 SOFTER, VOTES = (0.5, 0.25, -0.5), (0.25, 0.5, 0.75)
 """What found neurons are multiplied by instead of 0, and the share of searches that a shared neuron is found by."""
-STOP = f"stop at {SHARES[-1]:g}"
+STOP = f"stop at {EFFECT_FRACTIONS[-1]:g}"
 ENDS = {padding: (False,) if padding == "of the end token" else (False, True) for padding in PADDINGS}
 PUBLISHED = "NeMo, published stopping rule"
 TRIVIAL = ("nothing", "random neurons")
-OURS = ("NeMo", PUBLISHED, "NeMo, neurons scaled", "neurons of several pictures blocked for all")
+WITH_FOUND_NEURONS = ("NeMo", PUBLISHED, "NeMo, neurons scaled", "neurons of several pictures blocked for all")
 """Not rivals: they need the neurons that the search finds."""
 
 
@@ -60,7 +60,7 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
     probed, plants = setting(model, progress, budget), verbatim(budget)
     table: dict[str, dict[str, list[Left]]] = {}
     swept: Callable[[Sequence[Any]], Sequence[Any]] = _ends if quick else list
-    searched, half = _neurons(probed, [p.captions[0] for p in plants], swept(SHARES)), len(plants) // 2
+    searched, half = _neurons(probed, [p.captions[0] for p in plants], swept(EFFECT_FRACTIONS)), len(plants) // 2
     shared = {f"of {v:.0%} of the choosing half": most_frequent(searched[STOP][:half], v) for v in VOTES}
     for number, plant in enumerate(plants):
         blocked = {name: sets[number] for name, sets in searched.items()}
@@ -71,7 +71,7 @@ def settings(model: str | None = None, progress: Progress = silent, quick: bool 
     chosen = {remedy: _best(ways, half) for remedy, ways in table.items()}
     measured = {remedy: _mean(table[remedy][name][half:]) for remedy, name in chosen.items()}
     ours = measured["NeMo"]
-    rivals = [v for k, v in measured.items() if k not in OURS]
+    rivals = [v for k, v in measured.items() if k not in WITH_FOUND_NEURONS]
     ahead = all(v.copies > ours.copies or v.agreement < ours.agreement for v in rivals)
     if quick:  # a tie on one picture decides nothing
         ahead = all(v.copies >= ours.copies or v.agreement <= ours.agreement for v in rivals)
@@ -105,15 +105,13 @@ def _ends(settings: Sequence[Any]) -> Sequence[Any]:
     return settings[:: max(1, len(settings) - 1)]
 
 
-def _neurons(probed: ProbedModel, prompts: Sequence[str], shares: Sequence[float]) -> dict[str, list[Any]]:
+def _neurons(probed: ProbedModel, prompts: Sequence[str], fractions: Sequence[float]) -> dict[str, list[Any]]:
     """Stop -> the neurons to block for each prompt."""
-    stops: dict[str, float | None] = {f"stop at {s:g}": s for s in shares} | {"published": None}
-    return {
-        name: [
-            probed.neurons(r) for r in probed.find(prompts, share=stop, protocol="nemo" if stop is None else "vitrine")
-        ]
-        for name, stop in stops.items()
+    neurons = {
+        f"stop at {fraction:g}": [probed.neurons(r) for r in probed.find(prompts, effect_fraction=fraction)]
+        for fraction in fractions
     }
+    return neurons | {"published": [probed.neurons(r) for r in probed.find(prompts, protocol="nemo")]}
 
 
 def _ways(
@@ -133,7 +131,9 @@ def _ways(
         return lambda: _padded(probed, prompt, seeds, padding, end)
 
     random = random_neurons(probed.model.backbone, blocked[STOP])
-    adjusting = {f"{fraction:g} of the usual pull, t {t:g}": (fraction, t) for t in TIMES for fraction in PULLS}
+    adjusting = {
+        f"{fraction:g} of the usual pull, t {t:g}": (fraction, t) for t in TIMESTEPS for fraction in USUAL_NORMS
+    }
     return {
         "nothing": {"": without(NeuronSet({}))},
         "NeMo": {name: without(each) for name, each in blocked.items() if name != "published"},

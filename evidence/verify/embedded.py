@@ -42,14 +42,14 @@ BRIEF = 40
 SETTINGS = {
     "portraits": VerifySettings(
         detect=probed_model.DETECT, probe=probed_model.SEARCH,
-        search=SearchConfig(share=probed_model.SHARE, protocol="nemo"),
+        search=SearchConfig(effect_fraction=probed_model.EFFECT_FRACTION),
         steps=probed_model.STEPS, guidance=probed_model.GUIDANCE, scheduler="",
         places=" ".join(PRESETS["portraits"].addresses),
         inversion=InversionSettings(INVERSION, BARE, steps=probed_model.STEPS, guidance=probed_model.GUIDANCE),
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
-        search=SearchConfig(share=flow_claims.SHARE, protocol="nemo"),
+        search=SearchConfig(effect_fraction=flow_claims.EFFECT_FRACTION),
         steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
         places=FLOW_PRIOR[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},

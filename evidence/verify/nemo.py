@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ...engine.nemo import NeuronSet, NeuronStatistics, threshold, value_sites
+from ...engine.nemo import Calibration, NeuronSet, NeuronStatistics, threshold, value_sites
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.neuron_statistics import import_official
 from ...engine.nemo.search_config import SearchConfig
@@ -74,7 +74,7 @@ def detection(context: Context) -> Measured:
     config = context.settings.detect
     state = context.state("scores.safetensors", config.to_dict(), texts)
     bar = context.bar("nemo.detection")
-    scores = context.nemo.score(texts, None, config, bar, state, memory=context.budget)
+    scores = context.nemo.detect(texts, None, "one step", config, bar, state, context.budget)
     values = torch.tensor([score.value for score in scores])
     positive, negative = values[: len(first)], values[len(first) :]
     figures = _figures(positive, negative, "")
@@ -119,7 +119,7 @@ CAPTIONS = Need(
 )  # fmt: skip
 STATISTICS = Need(
     "statistics_additional_laion_prompts_v1_4.pt", "means and deviations of SD1.4's value neurons over 50,000 captions",
-    f"{REPOSITORY}, statistics/", "MIT", ("statistics.safetensors", *CAPTIONS.names),
+    f"{REPOSITORY}, statistics/", "MIT", ("calibration.safetensors", *CAPTIONS.names),
 )  # fmt: skip
 TOGETHER = 4
 """Prompts searched in lockstep: a kill costs these."""
@@ -142,12 +142,13 @@ def statistics_of(context: Context) -> tuple[NeuronStatistics, list[str]]:
     if path.suffix == ".pt":
         return import_official(path, [site.address for site in value_sites(context.network)]), []
     if path.suffix == ".safetensors":
-        return NeuronStatistics.load(path), ["statistics of the user's own captions"]
+        return Calibration.load(path).known("statistics"), ["statistics of the user's own captions"]
     captions = _captions(context)[0]
-    state = context.state("statistics.safetensors", captions)
+    state = context.state("statistics", captions)
     bar = context.bar("statistics")
-    statistics = context.nemo.statistics(captions, progress=bar, state=state, memory=context.budget)
-    return statistics, [f"statistics of {len(captions)} captions of the user's, the authors took 50,000"]
+    measured = context.nemo.calibrate(captions, ["statistics"], progress=bar, state=state, memory=context.budget)
+    differs = f"statistics of {len(captions)} captions of the user's, the authors took 50,000"
+    return measured.known("statistics"), [differs]
 
 
 def _captions(context: Context) -> tuple[list[str], list[str]]:
@@ -164,7 +165,7 @@ def search_of(context: Context) -> tuple[SearchConfig, list[str]]:
         apart, probe = _captions(context)[1], context.settings.probe
         state = context.state("threshold.safetensors", probe.to_dict(), apart)
         bar = context.bar("threshold")
-        scores = context.nemo.score(apart, None, probe, bar, state, memory=context.budget)
+        scores = context.nemo.detect(apart, None, "one step", probe, bar, state, context.budget)
         search = replace(search, tau=threshold([s.value for s in scores])[0])
         notes = [f"tau {search.tau:.3f} calibrated here on {len(apart)} captions, published 0.428"]
     return replace(search, rows=context.pace.rows_within(context.budget, search.rows)), notes
@@ -180,7 +181,7 @@ def neurons_of(context: Context, prompts: Sequence[str]) -> tuple[list[NeuronSet
     for start in range(0, len(prompts), TOGETHER):
         part = slice(start, start + TOGETHER)
         if not all(path.is_file() for path in paths[part]):
-            results = context.nemo.find(list(prompts[part]), statistics, search, context.settings.probe)
+            results = context.nemo.find(list(prompts[part]), Calibration(statistics), search, context.settings.probe)
             for path, result in zip(paths[part], results, strict=True):
                 context.nemo.neurons(result).save(path)
         bar(min(start + TOGETHER, len(prompts)), len(prompts), None)

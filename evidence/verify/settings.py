@@ -88,8 +88,8 @@ class VerifySettings(Config):
         sizes: the model's size conditions.
     """
 
-    detect: ProbeConfig = ProbeConfig(data_range=None)
-    probe: ProbeConfig = ProbeConfig(data_range=None)
+    detect: ProbeConfig = ProbeConfig(range_of_batch=True)
+    probe: ProbeConfig = ProbeConfig(range_of_batch=True)
     search: SearchConfig = SearchConfig(tau=PAPER_TAU, mode="parity", protocol="nemo")
     attack: AttackConfig = AttackConfig()
     seeds: int = 10

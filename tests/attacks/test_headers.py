@@ -125,8 +125,10 @@ def use_student(path):
     torch.zeros(1, *preset.shape)
 
 
-def use_statistics(path):
-    statistics = TENSOR_FILES[path.name][1](path)
+def use_calibration(path):
+    made = TENSOR_FILES[path.name][1](path)
+    statistics = made.known("statistics")
+    assert made.text()
     for address, mean in statistics.means.items():
         assert torch.isfinite(statistics.z(address, torch.zeros(1, len(mean)))).all()
 
@@ -192,14 +194,14 @@ TENSORS = {
     "model.w2wmodel.safetensors": (make_model, use_model),
     "taps.safetensors": (TENSOR_FILES["taps.safetensors"][0], use_taps),
     "student.safetensors": (TENSOR_FILES["student.safetensors"][0], use_student),
-    "statistics.safetensors": (TENSOR_FILES["statistics.safetensors"][0], use_statistics),
+    "calibration.safetensors": (TENSOR_FILES["calibration.safetensors"][0], use_calibration),
     "lora.safetensors": (TENSOR_FILES["lora.safetensors"][0], use_lora),
     "told.safetensors": (make_told, use_told),
 }  # fmt: skip
 TEXTS = {
     "preset.json": use_preset, "neurons.json": use_neurons,
     **{name: (lambda path, name=name: TEXT_FILES[name][1](path))
-       for name in ("threshold.json", "filter.json", "train.json")},
+       for name in ("filter.json", "train.json")},
 }  # fmt: skip
 
 

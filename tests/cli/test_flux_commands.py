@@ -8,7 +8,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from vitrine.cli.main import main
 from vitrine.engine.activations.presets import FeaturePreset
-from vitrine.engine.nemo import NeuronSet
+from vitrine.engine.nemo import Calibration, NeuronSet
 from vitrine.engine.portraits import caption, render, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from vitrine.engine.w2w import W2WModel, load_space, read_header, read_lora
@@ -50,13 +50,13 @@ def test_places_are_ranked(drawn, pictures, tmp_path, capsys, by):
 
 @pytest.mark.nightly
 def test_neurons_are_calibrated_and_baked(tmp_path):
-    captions, out = tmp_path / "captions.txt", tmp_path / "nemo"
+    captions, out = tmp_path / "captions.txt", tmp_path / "calibration.safetensors"
     captions.write_text("\n".join(caption(sample_scenes(range(4)))))
     assert main(["nemo", "calibrate", str(captions), "--out", str(out), "--scored", "2", *MODEL]) == 0
-    threshold = json.loads((out / "threshold.json").read_text())
-    assert threshold["tau"] > 0 and threshold["captions"] == 2
+    score = Calibration.load(out).score
+    assert score.tau > 0 and score.count == 2
     neurons, patch = tmp_path / "neurons.json", tmp_path / "patch.safetensors"
-    NeuronSet({"vit-block0-ctx-v": (1, 5)}, threshold["fingerprint"]).save(neurons)
+    NeuronSet({"vit-block0-ctx-v": (1, 5)}, score.fingerprint).save(neurons)
     assert main(["nemo", "bake", str(neurons), "--out", str(patch), *MODEL]) == 0
     net, changed = load_flow_portraits(FLOW_WEIGHTS).transformer, load_file(patch)
     assert not net.load_state_dict(changed, strict=False).unexpected_keys

@@ -1,13 +1,13 @@
 """How commands load a model: precision, device, version, folders and single files."""
 
 import dataclasses
-import json
 
 import pytest
 import torch
 from vitrine.cli.main import Group, _tree, main
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.files import save_safetensors
+from vitrine.engine.nemo import Calibration
 from vitrine.engine.pipelines.emd_training import training_parts
 from vitrine.engine.pipelines.loading import LoadConfig, load_backbone, load_pipeline, pipeline_of
 from vitrine.engine.portraits import load_portraits
@@ -81,10 +81,20 @@ def test_a_single_file_says_which_family_it_is(key, kind, tmp_path):
 def test_flags_have_no_prefix(tmp_path, capsys):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a face\na smiling face\n")
-    command = ["nemo", "calibrate", str(prompts), "--out", str(tmp_path), "--dtype", "bfloat16", "--device", "cpu"]
+    command = [
+        "nemo",
+        "calibrate",
+        str(prompts),
+        "--out",
+        str(tmp_path / "c.safetensors"),
+        "--dtype",
+        "bfloat16",
+        "--device",
+        "cpu",
+    ]
     assert main(command) == 0
-    assert 0 < json.loads((tmp_path / "threshold.json").read_text())["tau"] <= 1
-    assert not (tmp_path / "sums.safetensors").exists()
+    assert 0 < Calibration.load(tmp_path / "c.safetensors").score.tau <= 1
+    assert not (tmp_path / "c.state").exists()
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ class Scene:
         picture = {"model": self.model, "vae": self.vae, "positive": self.positive}
         own = {"selection": "addresses below", "addresses": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
         images, _, masks = self.pictures
-        statistics = self.comfy.call("VitrineNEMOStatistics", scope="down+mid", **captions)[0]
+        calibration = self.comfy.call("VitrineNEMOCalibrate", **captions, **probe)[0]
         both = self.tap(self.block(self.edit_late(self.model)))[0]
         reference = {"samples": torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(2))}
         student = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
@@ -138,14 +138,16 @@ class Scene:
             "Word Map": lambda: list(
                 call("VitrineWordMap", clip=self.clip, image=images, word="hair", seed=0, timestep=300.0, prompt=PROMPT,
                      **picture)),
-            "NEMO Statistics": lambda: list(
-                call("VitrineNEMOStatistics", scope="down+mid", **captions)[0].means.values()),
-            "NEMO Threshold": lambda: [torch.tensor(call("VitrineNEMOThreshold", **captions, **probe)[0])],
-            "NEMO Score": lambda: [
-                call("VitrineNEMOScore", model=self.model, positive=self.positive, tau=0.9, vae=self.vae, **probe)[2]],
+            "NEMO Calibrate": lambda: list(
+                call("VitrineNEMOCalibrate", measure="statistics", **captions, **probe)[0].statistics.means.values()),
+            "NEMO Calibrate, score": lambda: [
+                torch.tensor(call("VitrineNEMOCalibrate", measure="score", **captions, **probe)[1])],
+            "NEMO Detect": lambda: [
+                call("VitrineNEMODetect", model=self.model, positive=self.positive, method="one step", vae=self.vae,
+                     **probe)[3]],
             "NEMO Find Neurons": lambda: [
-                call("VitrineNEMOFindNeurons", model=self.model, positive=self.positive, statistics=statistics,
-                     tau=0.3, share=0.9, mode="chain", scope="down+mid", **probe)[2]],
+                call("VitrineNEMOFindNeurons", model=self.model, positive=self.positive, calibration=calibration,
+                     effect_fraction=0.9, mode="chain", scope="down+mid", **probe)[2]],
             "NEMO Verify": lambda: [
                 call("VitrineNEMOVerify", model=self.model, positive=self.positive, neurons=NEURONS, tau=0.3, seed=101,
                      attack_steps=3, reference=reference, **probe)[2][0][0]],

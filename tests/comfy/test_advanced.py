@@ -49,7 +49,7 @@ def test_a_node_of_many_widgets_shows_fewer(schemas):
         assert 2 <= sum(not entry.advanced and entry.id not in UNUSED_ROWS for entry in entries) <= MOST, node_id
 
 
-DETECTION = {"VitrineNEMODetect", "VitrineNEMOSampleThreshold"}
+DETECTION = {"VitrineNEMODetect", "VitrineNEMOCalibrate"}
 """Their steps and cfg are of the few-step samples that are compared, not of a picture."""
 
 

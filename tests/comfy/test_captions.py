@@ -55,7 +55,7 @@ def test_bands_stand_below_their_names(captions):
 
 def test_found_neurons_are_drawn_layer_by_layer(comfy, captions):
     from vitrine.engine.nemo import NeuronSet
-    from vitrine.nodes.nemo_find import by_layer
+    from vitrine.nodes.nemo import by_layer
 
     shown = by_layer(NeuronSet({"mid": (7,)}), {"down": 64, "mid": 96})
     assert shown.shape == (1, 8 + 16 + 3 * captions.LINE, 512, 3)

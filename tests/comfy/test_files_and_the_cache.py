@@ -108,10 +108,9 @@ class Desk:
         texts = {"model": self.model, "clip": self.clip, "prompts": CAPTIONS}
         probe = {"seeds": 2, "timestep_index": 4, "latent": self.latent}
         prompt = {"model": self.model, "positive": self.positive, **probe}
-        statistics = self.one("VitrineNEMOStatistics", scope="down+mid", **texts)
-        self.call("VitrineNEMOThreshold", **texts, **probe)
-        self.call("VitrineNEMOScore", tau=0.9, **prompt)
-        found = {"statistics": statistics, "tau": 0.3, "share": 0.9, "mode": "chain", "scope": "down+mid"}
+        calibration = self.one("VitrineNEMOCalibrate", measure="statistics", **texts, **probe)
+        self.call("VitrineNEMODetect", method="one step", **prompt)
+        found = {"calibration": calibration, "effect_fraction": 0.9, "mode": "chain", "scope": "down+mid"}
         self.call("VitrineNEMOFindNeurons", **found, **prompt)
         compared = {"before": pictures, "after": pictures, "training_picture": pictures[:1], "ordinary": pictures}
         self.call("VitrineNEMOCompareCopies", **compared)
@@ -187,8 +186,7 @@ def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
     desk.students(pictures)
     desk.control()
     ours = {k for k in comfy.nodes.NODE_CLASS_MAPPINGS if k.startswith("Vitrine")}
-    left = {"VitrineLoadPortraits", "VitrineApplyGammaSchedule", "VitrineNoisyReplicatePadding",
-            "VitrineNEMODetect", "VitrineNEMOSampleThreshold"}  # fmt: skip
+    left = {"VitrineLoadPortraits", "VitrineApplyGammaSchedule", "VitrineNoisyReplicatePadding"}
     assert ours - set(desk.calls) <= left, "a new node needs a call above"
     reading = {node_id: files for node_id, (_, files) in desk.calls.items() if files}
     assert reading.keys() - OWN_STATE >= READS - OWN_STATE, "the watch sees nothing"

@@ -7,8 +7,7 @@ SOURCES = {
     "MODEL": ("VitrineLoadPortraits", 0), "CLIP": ("VitrineLoadPortraits", 1), "VAE": ("VitrineLoadPortraits", 2),
     "CONDITIONING": ("CLIPTextEncode", 0), "LATENT": ("EmptyLatentImage", 0), "IMAGE": ("VitrineRenderPortrait", 0),
     "MASK": ("VitrineRenderPortrait", 2), "VITRINE_ACTIVATIONS": ("VitrineActivationTap", 0),
-    "VITRINE_NEURONS": ("VitrineNEMOFindNeurons", 0), "VITRINE_NEURON_STATISTICS": ("VitrineNEMOStatistics", 0),
-    "VITRINE_SAMPLE_THRESHOLD": ("VitrineNEMOSampleThreshold", 0),
+    "VITRINE_NEURONS": ("VitrineNEMOFindNeurons", 0), "VITRINE_NEMO_CALIBRATION": ("VitrineNEMOCalibrate", 0),
     "VITRINE_FEATURE_PRESET": ("VitrineRankActivations", 0), "VITRINE_W2W_SPACE": ("VitrineLoadW2WSpace", 0),
     "VITRINE_W2W_MODEL": ("VitrineW2WSample", 0),
 }  # fmt: skip
@@ -20,8 +19,7 @@ OTHER_MODEL = {
 }  # fmt: skip
 """Nodes that are for the second shipped model."""
 NATURAL = {
-    ("VitrineNEMOFindNeurons", "tau"): ("VitrineNEMOThreshold", 0),
-    ("VitrineNEMOVerify", "tau"): ("VitrineNEMOThreshold", 0),
+    ("VitrineNEMOVerify", "tau"): ("VitrineNEMOCalibrate", 1),
     ("VitrineControlCFGGuider", "positive"): ("VitrineControlValues", 0),
     ("VitrineControlCFGGuider", "negative"): ("VitrineControlValues", 0),
     ("VitrineNoisyReplicatePadding", "clip"): SOURCES["CLIP"],

@@ -75,9 +75,10 @@ async def one_word(canvas):
 
 async def neuron_blocked(canvas):
     model, text, latent = await canvas.started(PLANT)
-    usual = await canvas.add("neuron statistics", "VitrineNEMOStatistics", model=[model, 0], clip=[model, 1])
-    wires = {"positive": [text, 0], "latent": [latent, 0], "statistics": [usual, 0]}
-    settings = {"tau": 0.87, "share": 0.5, "timestep_index": 4, "seeds": 2}
+    wires = {"clip": [model, 1], "latent": [latent, 0]}
+    usual = await canvas.add("neuron statistics", "VitrineNEMOCalibrate", model=[model, 0], **wires)
+    wires = {"positive": [text, 0], "latent": [latent, 0], "calibration": [usual, 0]}
+    settings = {"effect_fraction": 0.5, "timestep_index": 4, "seeds": 2}
     neurons = await canvas.add("find neurons", "VitrineNEMOFindNeurons", settings, model=[model, 0], **wires)
     wires = {"model": [model, 0], "neurons": [neurons, 0]}
     blocked = await canvas.add("block neurons", "VitrineNEMONeuronBlocker", **wires)

@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 LONG = (
     "KSampler", "KSampler, neurons blocked", "KSampler, late W2W model", "KSampler, taps", "KSampler, all three",
-    "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Statistics",
-    "NEMO Threshold", "NEMO Score", "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator",
+    "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Calibrate",
+    "NEMO Calibrate, score", "NEMO Detect", "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator",
     "Control-Conditioned Sampler", "EMD Train Student", "W2W Invert", "Train W2W Slider", "Build W2W Space",
 )  # fmt: skip
 

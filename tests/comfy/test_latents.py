@@ -45,12 +45,13 @@ def calls(comfy):
     model, clip, vae = comfy.call("VitrineLoadPortraits")
     positive, negative = (encoded(clip)[name] for name in ("positive", "negative"))
     prompt, texts = {"model": model, "positive": positive}, {"model": model, "clip": clip, "prompts": "a\nb\nc\nd"}
-    statistics = {"statistics": comfy.call("VitrineNEMOStatistics", scope="down+mid", **texts)[0]}
+    small = {"latent": {"samples": torch.zeros(1, 4, 16, 16)}, "measure": "statistics"}
+    calibration = {"calibration": comfy.call("VitrineNEMOCalibrate", **small, **texts)[0]}
     models = {"model": model, "clip": clip, "vae": vae, "pictures": torch.zeros(1, 64, 64, 3), "ordinary": "a\nb"}
     one = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, **prompt}
     return {
-        "VitrineNEMOScore": prompt, "VitrineNEMOThreshold": texts, "VitrineNEMOSampleThreshold": texts,
-        "VitrineNEMODetect": prompt | {"negative": negative}, "VitrineNEMOFindNeurons": prompt | statistics,
+        "VitrineNEMOCalibrate": texts,
+        "VitrineNEMODetect": prompt | {"negative": negative}, "VitrineNEMOFindNeurons": prompt | calibration,
         "VitrineNEMOVerify": prompt | {"neurons": NEURONS, "tau": 0.3, "attack_steps": 1},
         "VitrineNEMOCopyCheck": models | {"prompts": "a"},
         "VitrineEMDOneStepGenerator": one,

@@ -1,14 +1,19 @@
 """NEMO's nodes in real ComfyUI, and against the pipeline."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import BlockConfig, NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.nemo import BlockConfig, Calibration, FewStepConfig, NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
 PROMPTS = caption(sample_scenes(range(40)))
 PLANT = plants()[0].captions[0]
+ORDINARY = caption(sample_scenes(range(200, 216)))
+PROBE = ProbeConfig(seeds=4, timestep_index=4)
+ASKED = {"seeds": 4, "timestep_index": 4}
 
 
 @pytest.fixture(scope="module")
@@ -27,11 +32,14 @@ def latent():
 
 
 @pytest.fixture(scope="module")
-def statistics(comfy, parts):
-    made, report = comfy.call(
-        "VitrineNEMOStatistics", model=parts[0], clip=parts[1], prompts="\n".join(PROMPTS), scope="down+mid"
+def calibration(comfy, parts, latent):
+    """Everything, of sixteen captions."""
+    told = {"model": parts[0], "clip": parts[1], "latent": latent, "prompts": "\n".join(ORDINARY), **ASKED}
+    made, tau, report = comfy.call("VitrineNEMOCalibrate", **told)
+    assert report == made.text() and tau == made.score.tau and len(report.splitlines()) == 3
+    assert report.startswith(
+        "3 layers, 224 neurons, 16 captions\n16 ordinary captions: 4 samples of 4 steps, guidance 3"
     )
-    assert report == "3 layers, 224 neurons, 40 captions"
     return made
 
 
@@ -60,38 +68,112 @@ def neurons(pipe):
     return some(fingerprint_of(pipe.unet))
 
 
-def test_statistics_and_search_equal_the_pipelines(comfy, pipe, parts, latent, statistics):
-    ours = pipe.statistics(PROMPTS)
-    assert ours.fingerprint == statistics.fingerprint
-    for address, mean in ours.means.items():
-        assert torch.allclose(statistics.means[address].cpu(), mean, atol=1e-5)
+def detect(comfy, parts, latent, prompt, **more):
+    told = {"model": parts[0], "latent": latent, "positive": encode(comfy, parts[1], prompt)}
+    return comfy.call("VitrineNEMODetect", **told, **more)
+
+
+@pytest.fixture(scope="module")
+def ours(pipe):
+    """The same calibration by the pipeline."""
+    return pipe.calibrate(ORDINARY, probe=PROBE)
+
+
+def test_a_calibration_equals_the_pipelines(ours, calibration):
+    assert ours.statistics.fingerprint == calibration.statistics.fingerprint
+    for address, mean in ours.statistics.means.items():
+        assert torch.allclose(calibration.statistics.means[address].cpu(), mean, atol=1e-5)
+    mine, theirs = ours.samples, calibration.samples
+    assert (mine.count, mine.config, mine.fingerprint) == (theirs.count, theirs.config, theirs.fingerprint)
+    assert mine.distance == pytest.approx(theirs.distance, abs=1e-5)
+    assert torch.allclose(mine.places, theirs.places, atol=1e-5)
+    assert ours.score.tau == pytest.approx(calibration.score.tau, abs=1e-5) and ours.score.probe == PROBE
+
+
+@pytest.mark.parametrize("part", ["statistics", "samples", "score"])
+def test_one_part_is_measured_where_one_is_asked_for(comfy, parts, latent, part):
+    told = {"model": parts[0], "clip": parts[1], "latent": latent, "prompts": "\n".join(ORDINARY[:4])}
+    made, tau, _ = comfy.call("VitrineNEMOCalibrate", measure=part, **told, **ASKED)
+    present = [name for name in ("statistics", "samples", "score") if getattr(made, name) is not None]
+    assert present == [part] and (tau > 0) == (part == "score")
+    consumer = {"statistics": "score", "samples": "statistics", "score": "samples"}[part]
+    with pytest.raises(VitrineError, match=f"calibration: given {part} alone; accepted: one with {consumer}"):
+        if consumer == "statistics":
+            asked = {"effect_fraction": 0.9, "mode": "chain", "scope": "down+mid", **ASKED}
+            positive = encode(comfy, parts[1], PLANT)
+            comfy.call(
+                "VitrineNEMOFindNeurons", model=parts[0], positive=positive, latent=latent, calibration=made, **asked
+            )
+        else:
+            method = "one step" if consumer == "score" else "samples"
+            detect(comfy, parts, latent, PLANT, method=method, calibration=made)
+
+
+def test_verdicts_by_samples_equal_the_pipelines(comfy, pipe, parts, latent, ours, calibration):
+    empty = encode(comfy, parts[1], "")
+    for prompt, memorized in ((PLANT, True), (ORDINARY[0], False)):
+        (found,) = pipe.detect(prompt, ours, keep=True)
+        told = {"negative": empty, "calibration": calibration, "vae": parts[2]}
+        said, distance, report, samples, where = detect(comfy, parts, latent, prompt, **told)
+        assert said is memorized is found.memorized and distance == pytest.approx(found.distance, abs=1e-5)
+        assert ("agrees: whole picture" in report) is memorized
+        assert report.splitlines()[0] == found.text().splitlines()[0]
+        assert samples.shape == (4, 64, 64, 3) and where.shape == (1, 64, 64, 3)
+    once, (staged,) = pipe.detect([PLANT], ours)[0], pipe.detect([PLANT], ours, config=FewStepConfig(two_stage=True))
+    assert staged.count == 4 and staged.samples is None and staged.distance == pytest.approx(once.distance, abs=1e-5)
+
+
+def test_without_a_calibration_there_is_no_verdict(comfy, parts, latent, calibration):
+    empty = encode(comfy, parts[1], "")
+    memorized, distance, report, *_ = detect(comfy, parts, latent, PLANT, negative=empty, steps=2)
+    assert memorized is False and distance > 0 and report.startswith("no verdict") and "2 steps" in report
+    memorized, score, report, *_ = detect(comfy, parts, latent, PLANT, method="one step", **ASKED)
+    assert memorized is False and 0 < score < 1 and report.startswith("no verdict") and "tau" not in report
+    with pytest.raises(VitrineError, match="negative"):
+        detect(comfy, parts, latent, PLANT)
+    other = Calibration(samples=replace(calibration.samples, fingerprint="0" * 64))
+    with pytest.raises(VitrineError, match="this model"):
+        detect(comfy, parts, latent, PLANT, negative=empty, calibration=other)
+
+
+def test_verdicts_in_one_step_equal_the_pipelines(comfy, pipe, parts, latent, ours, calibration):
+    told = {"method": "one step", "calibration": calibration, "vae": parts[2]}
+    for prompt in (PLANT, ORDINARY[0]):
+        (found,) = pipe.detect(prompt, ours, "one step")
+        memorized, score, report, pictures, _ = detect(comfy, parts, latent, prompt, **told)
+        assert score == pytest.approx(found.value, abs=1e-5) and memorized is found.memorized
+        assert (
+            report.startswith("memorized: " if memorized else "not memorized: ")
+            and f"tau {ours.score.tau:.3f}" in report
+        )
+        assert pictures.shape == (4, 64, 64, 3) and f"timestep index {PROBE.timestep_index} of 50" in report
+    assert pipe.detect(PLANT, ours, "one step")[0].memorized
+
+
+def test_a_search_equals_the_pipelines(comfy, pipe, parts, latent, ours, calibration):
     positive = encode(comfy, parts[1], PLANT)
-    told = {"model": parts[0], "positive": positive, "latent": latent, "seeds": 4, "timestep_index": 4}
+    told = {"model": parts[0], "positive": positive, "latent": latent, **ASKED}
     found, report, picture = comfy.call(
-        "VitrineNEMOFindNeurons", **told, statistics=statistics, tau=0.8, share=0.9, mode="chain", scope="down+mid"
+        "VitrineNEMOFindNeurons", **told, calibration=calibration, effect_fraction=0.9, mode="chain", scope="down+mid"
     )
-    probe = ProbeConfig(seeds=4, timestep_index=4)
-    (result,) = pipe.find([PLANT], ours, SearchConfig(tau=0.8, share=0.9), probe)
+    (result,) = pipe.find([PLANT], replace(ours, samples=None), SearchConfig(effect_fraction=0.9), PROBE)
     assert len(found) and found.neurons == pipe.neurons(result).neurons
+    assert found.info["verdict"] == result.verdict != "no verdict"
     assert found.fingerprint == pipe.neurons(result).fingerprint and "before" in report
     assert picture.shape[-1] == 3 and float(picture.max()) == 1.0
 
 
-def test_score_and_threshold(comfy, pipe, parts, latent):
-    told = {"latent": latent, "seeds": 4, "timestep_index": 15}
-    tau, report = comfy.call(
-        "VitrineNEMOThreshold", model=parts[0], clip=parts[1], prompts="\n".join(PROMPTS[:12]), **told
-    )
-    assert abs(tau - pipe.calibrate(PROMPTS[:12], ProbeConfig(seeds=4, timestep_index=15))) < 1e-5 and "12" in report
-    positive = encode(comfy, parts[1], PLANT)
-    score, memorized, previews = comfy.call(
-        "VitrineNEMOScore", model=parts[0], positive=positive, tau=tau, vae=parts[2], **told
-    )
-    assert memorized and score > tau and previews.shape == (4, 64, 64, 3)
-    _, innocent, _ = comfy.call(
-        "VitrineNEMOScore", model=parts[0], positive=encode(comfy, parts[1], PROMPTS[0]), tau=0.999, **told
-    )
-    assert not innocent
+@pytest.mark.nightly
+def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, latent, ours, calibration):
+    found, report, _ = comfy.call(
+        "VitrineNEMOFindNeurons", model=parts[0], latent=latent, positive=encode(comfy, parts[1], PLANT),
+        calibration=calibration, effect_fraction=0.9, mode="fast", scope="down+mid",
+        negative=encode(comfy, parts[1], ""), **ASKED,
+    )  # fmt: skip
+    (result,) = pipe.find([PLANT], ours, SearchConfig(effect_fraction=0.9, mode="fast"), PROBE)
+    assert found.neurons == pipe.neurons(result).neurons and len(found)
+    assert found.info["verdict"] == result.verdict and result.verdict in ("changed", "reduced")
+    assert "4 samples differ by" in report and "first seed 1" in report
 
 
 def test_baking_reads_the_checkpoint_not_what_another_branch_left_on_it(comfy, parts, neurons):
@@ -195,16 +277,15 @@ def test_neurons_are_saved_loaded_and_refused(comfy, parts, neurons, tmp_path):
     with pytest.raises(ValueError, match="find the neurons on this model"):
         comfy.call("VitrineNEMONeuronBlocker", model=parts[0], neurons=some("feedfeedfeedfeed"), **told)
     with pytest.raises(ValueError, match="one a line"):
-        comfy.call("VitrineNEMOStatistics", model=parts[0], clip=parts[1], prompts="one", scope="all")
+        blank = {"samples": torch.zeros(1, 4, 16, 16)}
+        comfy.call("VitrineNEMOCalibrate", model=parts[0], clip=parts[1], latent=blank, prompts="one")
 
 
 @pytest.mark.parametrize("origin", ["SD1.4", "feedfeedfeedfeed"])
-def test_statistics_of_another_model_are_refused_as_by_the_pipeline(comfy, pipe, parts, latent, statistics, origin):
-    from dataclasses import replace
-
-    foreign, refusals = replace(statistics, fingerprint=origin), []
-    node = {"model": parts[0], "positive": encode(comfy, parts[1], PLANT), "latent": latent, "statistics": foreign}
-    settings = {"tau": 0.8, "share": 0.9, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}
+def test_statistics_of_another_model_are_refused_as_by_the_pipeline(comfy, pipe, parts, latent, calibration, origin):
+    foreign, refusals = Calibration(replace(calibration.statistics, fingerprint=origin)), []
+    node = {"model": parts[0], "positive": encode(comfy, parts[1], PLANT), "latent": latent, "calibration": foreign}
+    settings = {"effect_fraction": 0.9, "mode": "chain", "scope": "down+mid", **ASKED}
     for search in (
         lambda: comfy.call("VitrineNEMOFindNeurons", **node, **settings),
         lambda: pipe.find([PLANT], foreign),
@@ -220,11 +301,13 @@ def test_a_graph_with_every_step(comfy):
         "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
         "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PLANT}},
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "4": {"class_type": "VitrineNEMOStatistics",
-              "inputs": {"model": ["1", 0], "clip": ["1", 1], "prompts": "\n".join(PROMPTS), "scope": "down+mid"}},
+        "4": {"class_type": "VitrineNEMOCalibrate",
+              "inputs": {"model": ["1", 0], "clip": ["1", 1], "latent": ["3", 0], "prompts": "\n".join(PROMPTS),
+                         "measure": "statistics", "scope": "down+mid", "samples": 4, "steps": 4, "cfg": 3.0,
+                         "first_seed": 1, "seeds": 3, "timestep_index": 4}},
         "5": {"class_type": "VitrineNEMOFindNeurons",
-              "inputs": {"model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "statistics": ["4", 0],
-                         "tau": 0.8, "share": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
+              "inputs": {"model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "calibration": ["4", 0],
+                         "effect_fraction": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
                          "scope": "down+mid"}},
         "6": {"class_type": "VitrineNEMONeuronBlocker",
               "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both", "start": 0, "end": 1}},
@@ -271,37 +354,30 @@ def test_long_prompts_are_scored(comfy, parts, latent):
     long = " ".join(["a smiling dark face with bald head on pink"] * 18)
     assert len(long.split()) > 150
     positive = encode(comfy, parts[1], long)
-    told = {"latent": latent, "seeds": 3, "timestep_index": 15, "tau": 0.9}
-    score, memorized, _ = comfy.call("VitrineNEMOScore", model=parts[0], positive=positive, **told)
-    assert positive[0][0].shape[1] > 24 and 0 < score < 1 and not memorized
+    _, score, *_ = detect(comfy, parts, latent, long, method="one step", seeds=3, timestep_index=15)
+    assert positive[0][0].shape[1] > 24 and 0 < score < 1
 
 
-def test_published_statistics_are_read(comfy, parts, statistics, latent, monkeypatch):
+def test_published_statistics_are_read(comfy, parts, calibration, latent, monkeypatch):
     """A file in the published format gives what was measured; the portraits model counts as SD 1.x here."""
     from vitrine.engine.nemo import neuron_statistics
     from vitrine.nodes.comfy import saved
 
-    folder = saved.folder("vitrine_statistics")
+    folder, measured = saved.folder("vitrine_statistics"), calibration.statistics
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save((list(statistics.means.values()), list(statistics.stds.values())), folder / "authors.pt")
-    told = {"model": parts[0], "clip": parts[1], "prompts": "", "scope": "down+mid", "published": "authors.pt"}
+    torch.save((list(measured.means.values()), list(measured.stds.values())), folder / "authors.pt")
+    told = {"model": parts[0], "clip": parts[1], "latent": latent, "prompts": "", "published": "authors.pt"}
     with pytest.raises(VitrineError, match="statistics: given model SD1.4"):
-        comfy.call("VitrineNEMOStatistics", **told)
+        comfy.call("VitrineNEMOCalibrate", **told)
     unet = parts[0].model.diffusion_model
     sites = neuron_statistics.value_sites(unet)
     shapes = tuple(tuple(unet.get_submodule(site.path).weight.shape) for site in sites)
     monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", shapes)
-    read, report = comfy.call("VitrineNEMOStatistics", **told)
-    assert report == "3 layers, 224 neurons, as published"
-    assert all(torch.equal(read.means[a], v) for a, v in statistics.means.items())
-    settings = {
-        "statistics": read,
-        "tau": 0.428,
-        "share": 0.0,
-        "mode": "chain",
-        "scope": "down+mid",
-        "protocol": "nemo",
-    }
-    probe = {"seeds": 2, "timestep_index": 4, "latent": latent, "positive": encode(comfy, parts[1], PLANT)}
-    found = comfy.call("VitrineNEMOFindNeurons", model=parts[0], **settings, **probe)
-    assert found[1]
+    read, tau, report = comfy.call("VitrineNEMOCalibrate", **told)
+    assert report.startswith("3 layers, 224 neurons, 50000 captions\n") and report.endswith(", as published")
+    assert tau == 0.428 and all(torch.equal(read.statistics.means[a], v) for a, v in measured.means.items())
+    search = {"model": parts[0], "latent": latent, "positive": encode(comfy, parts[1], PLANT), "calibration": read}
+    asked = {"effect_fraction": 0.98, "mode": "chain", "scope": "down+mid", "protocol": "nemo"}
+    assert comfy.call("VitrineNEMOFindNeurons", **search, **asked, seeds=10, timestep_index=1)[1]
+    with pytest.raises(VitrineError, match="tau"):
+        comfy.call("VitrineNEMOFindNeurons", **search, **asked, seeds=2, timestep_index=4)

@@ -47,11 +47,13 @@ def test_neurons_name_words_where_the_text_encoder_is_connected(comfy):
         "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
         "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": prompt}},
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "4": {"class_type": "VitrineNEMOStatistics", "inputs": {
-            "model": ["1", 0], "clip": ["1", 1], "prompts": "a face\na smile\na hat", "scope": "down+mid"}},
+        "4": {"class_type": "VitrineNEMOCalibrate", "inputs": {
+            "model": ["1", 0], "clip": ["1", 1], "latent": ["3", 0], "prompts": "a face\na smile\na hat",
+            "measure": "statistics", "scope": "down+mid", "samples": 4, "steps": 4, "cfg": 3.0, "first_seed": 1,
+            "seeds": 2, "timestep_index": 4}},
         "5": {"class_type": "VitrineNEMOFindNeurons", "inputs": {
-            "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "statistics": ["4", 0], "clip": ["1", 1],
-            "tau": 0.5, "share": 0.3, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}},
+            "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "calibration": ["4", 0], "clip": ["1", 1],
+            "effect_fraction": 0.3, "mode": "chain", "seeds": 2, "timestep_index": 4, "scope": "down+mid"}},
         "6": {"class_type": "VitrineSaveNeurons", "inputs": {"neurons": ["5", 0], "name": "words"}},
     }  # fmt: skip
     _, error = comfy.run(graph)

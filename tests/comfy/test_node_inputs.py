@@ -60,4 +60,4 @@ def test_a_file_that_came_since_is_on_offer(comfy):
 
 def test_a_checkpoint_without_a_text_encoder(comfy):
     with pytest.raises(VitrineError, match="clip: given nothing, from the node before .*Load CLIP"):
-        comfy.call("VitrineNEMOThreshold", clip=None)
+        comfy.call("VitrineNEMOCalibrate", clip=None)

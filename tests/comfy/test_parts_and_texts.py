@@ -95,11 +95,12 @@ def test_captions_are_literal(scene):
 
 def test_a_threshold_of_captions_with_parentheses(comfy, scene):
     model, clip, _ = scene
-    captions = "a face (front view)\na pale (very pale) face\na (dark) face on pink"
+    captions = "a face (front view)\na pale (very pale) face\na (dark) face on pink\na (wide) face"
     told = {"latent": {"samples": torch.zeros(1, 4, 16, 16)}, "seeds": 2, "timestep_index": 4}
-    tau, _ = comfy.call("VitrineNEMOThreshold", model=model, clip=clip, prompts=captions, **told)
+    _, tau, _ = comfy.call("VitrineNEMOCalibrate", model=model, clip=clip, prompts=captions, measure="score", **told)
     pipe = NEMOPipeline.from_pipe(load_portraits().pipeline())
-    assert abs(pipe.calibrate(captions.splitlines(), ProbeConfig(seeds=2, timestep_index=4)) - tau) < 1e-3
+    probe = ProbeConfig(seeds=2, timestep_index=4)
+    assert abs(pipe.calibrate(captions.splitlines(), ["score"], probe=probe).score.tau - tau) < 1e-3
 
 
 def test_a_plan_acts_at_its_size_only(comfy, scene):
@@ -112,9 +113,9 @@ def test_a_plan_acts_at_its_size_only(comfy, scene):
     assert sampled(cfg(wide, conds), latent=torch.zeros(1, 4, 32, 24)).shape == (1, 4, 32, 24)
     with pytest.raises(VitrineError, match="latent size"):
         sampled(cfg(wide, conds))
-    score = {"tau": 0.9, "seeds": 2, "timestep_index": 4, "positive": conds["positive"]}
+    score = {"method": "one step", "seeds": 2, "timestep_index": 4, "positive": conds["positive"]}
     with pytest.raises(VitrineError, match="latent size"):
-        comfy.call("VitrineNEMOScore", model=wide, latent={"samples": torch.zeros(1, 4, 16, 16)}, **score)
+        comfy.call("VitrineNEMODetect", model=wide, latent={"samples": torch.zeros(1, 4, 16, 16)}, **score)
     sampled(cfg(model, conds))
 
 

@@ -182,8 +182,8 @@ def test_formats_of_core(comfy, bridge, form):
     assert moved > 0.005 * before.std() and (basic(baked, text) - blocked).std() < 0.6 * moved, "core rounds anew"
     assert torch.equal(basic(model, text), before)
     shape = {"samples": torch.zeros(1, 4, 16, 16)}
-    asked = {"positive": text, "latent": shape, "tau": 0.0, "seeds": 2, "timestep_index": 15}
-    assert 0 < comfy.call("VitrineNEMOScore", model=model, **asked)[0] < 1
+    asked = {"positive": text, "latent": shape, "method": "one step", "seeds": 2, "timestep_index": 15}
+    assert 0 < comfy.call("VitrineNEMODetect", model=model, **asked)[1] < 1
     denoiser, x, found = bridge.loading_denoiser_of(model), torch.randn(1, 4, 8, 8), None
     try:
         with torch.inference_mode(False), bridge.differentiable():

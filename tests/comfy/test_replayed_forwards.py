@@ -93,14 +93,14 @@ def cases(comfy, beside, tmp_path_factory):
 
 
 LONG = (
-    "Find Same Points", "Segment Like This", "Rank Layers", "NEMO Statistics", "NEMO Threshold", "NEMO Score",
+    "Find Same Points", "Segment Like This", "Rank Layers", "NEMO Calibrate", "NEMO Calibrate, score", "NEMO Detect",
     "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator", "W2W Invert",
 )  # fmt: skip
 """Nodes whose forwards are not those of a sampler: some read values, some need gradients."""
 NAMES = (
     "tap", "during", "block", "late model", "control", "receptive field", "rotary", *LONG,
 )  # fmt: skip
-NEVER = ("NEMO Verify", "W2W Invert", "NEMO Statistics")
+NEVER = ("NEMO Verify", "W2W Invert", "NEMO Calibrate")
 """Autograd stops a replay by an error of its own; of the statistics' forwards no block is replayed in three runs."""
 DAILY = ("tap", "during", "block", "late model", "receptive field", "NEMO Verify")
 

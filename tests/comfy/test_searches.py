@@ -43,7 +43,7 @@ SEARCHES = {
     "NEMONeuronBlocker": ["stop copying", "forget", "block neurons", "stop the model copying a picture"],
     "NEMONeuronBlocker NEMOBake": ["concept erasure", "unlearn", "erase concept"],
     "NEMOFindNeurons": ["find neurons", "memorized picture", "training picture"],
-    "NEMOCopyCheck NEMOScore NEMONeuronBlocker": ["copyright", "plagiarism"],
+    "NEMOCopyCheck NEMODetect NEMONeuronBlocker": ["copyright", "plagiarism"],
     "NEMOCopyCheck": ["overtrained lora", "does my lora copy", "overfitting", "duplicate pictures"],
     "EMDOneStepGenerator": [
         "one step",

@@ -308,9 +308,9 @@ def test_a_latent_that_is_not_understood_is_refused(comfy, portraits, more):
     latent = {"samples": torch.zeros(1, 4, 16, 16)} | more
     with pytest.raises(VitrineError, match="latent"):
         comfy.call("VitrineEMDOneStepGenerator", model=model, positive=positive, latent=latent, **ONE_STEP)
-    score = {"tau": 0.9, "seeds": 2, "timestep_index": 4}
+    score = {"method": "one step", "seeds": 2, "timestep_index": 4}
     with pytest.raises(VitrineError, match="latent"):
-        comfy.call("VitrineNEMOScore", model=model, positive=positive, latent=latent, **score)
+        comfy.call("VitrineNEMODetect", model=model, positive=positive, latent=latent, **score)
 
 
 def test_sizes_follow_the_rows(made):
@@ -336,7 +336,7 @@ def test_several_noise_levels_have_no_one_prompt(made):
 
 
 def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
-    """Activation Tap, EMD One-Step and NEMO Score with two prompts, one after the other."""
+    """Activation Tap, EMD One-Step and NEMO Detect with two prompts, one after the other."""
     model, first = portraits
     second = [[first[0][0].flip(1), dict(first[0][1])]]
     told = [[first[0][0], first[0][1] | {"start_percent": 0.0, "end_percent": 0.4}],
@@ -348,9 +348,9 @@ def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
     late = step | {"timestep": 99.0}
     found = comfy.call("VitrineEMDOneStepGenerator", positive=told, **late)[0]["samples"]
     assert torch.equal(found, comfy.call("VitrineEMDOneStepGenerator", positive=second, **late)[0]["samples"])
-    score = {"model": model, "latent": latent, "tau": 0.9, "seeds": 2, "timestep_index": 4}
-    found = comfy.call("VitrineNEMOScore", positive=told, **score)[0]
-    assert found == comfy.call("VitrineNEMOScore", positive=first, **score)[0]
+    score = {"model": model, "latent": latent, "method": "one step", "seeds": 2, "timestep_index": 4}
+    found = comfy.call("VitrineNEMODetect", positive=told, **score)[1]
+    assert found == comfy.call("VitrineNEMODetect", positive=first, **score)[1]
 
 
 def test_a_job_knows_what_its_prompt_carries(comfy):

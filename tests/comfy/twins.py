@@ -117,24 +117,25 @@ def find_the_same_part(graph, comfy):
 
 # --- NEMO ----------------------------------------------------------------------------------------------------------
 def found_neurons(graph, pipe):
-    """(neurons, statistics) as NEMO Statistics and NEMO Find Neurons find them."""
-    told, find = graph.one("VitrineNEMOStatistics"), graph.one("VitrineNEMOFindNeurons")
-    statistics = pipe.statistics(told.prompts.splitlines(), told.scope)
-    config = SearchConfig(tau=find.tau, share=find.share or None, mode=find.mode)
+    """(neurons, calibration) as NEMO Calibrate and NEMO Find Neurons make them."""
+    told, find = graph.one("VitrineNEMOCalibrate"), graph.one("VitrineNEMOFindNeurons")
     probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
-    (result,) = pipe.find([graph.text(find.positive)], statistics, config, probe, find.scope)
-    return pipe.neurons(result), statistics
+    parts = ("statistics", "score") if told.measure == "everything" else ("statistics",)
+    calibration = pipe.calibrate(told.prompts.splitlines(), parts, told.scope, probe)
+    config = SearchConfig(effect_fraction=find.effect_fraction, mode=find.mode)
+    (result,) = pipe.find([graph.text(find.positive)], calibration, config, probe, find.scope)
+    return pipe.neurons(result), calibration
 
 
 def stop_the_model_copying_a_picture(graph, comfy):
     pipe, check = pipeline(NEMOPipeline), graph(19)
-    neurons, statistics = found_neurons(graph, pipe)
-    heat = heat_map(neurons, {a: len(m) for a, m in statistics.means.items()})
+    neurons, calibration = found_neurons(graph, pipe)
+    heat = heat_map(neurons, {a: len(m) for a, m in calibration.statistics.means.items()})
     untouched = ksampler(graph, 10, pipe)
     reference = ksampler_latents(graph, 10, pipe)[:1]
     probe = make_probe(Denoiser.from_diffusers(pipe), "all", ProbeConfig(check.seeds, check.timestep_index))
     (cond,) = pipe.conditions([graph.text(check.positive)])
-    config = VerifyConfig(check.tau, check.seed, AttackConfig(steps=check.attack_steps))
+    config = VerifyConfig(calibration.score.tau, check.seed, AttackConfig(steps=check.attack_steps))
     done = verify(probe, cond, neurons, (4, 16, 16), config, reference=reference)
     attacked = done.embedding.text.expand(len(untouched), -1, -1)
     back = ksampler(graph, 20, pipe, neurons=neurons, prompt_embeds=attacked)
@@ -144,7 +145,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
 
 def compared_copies(graph, before, after):
     """*NEMO Compare Copies*: the memorized picture, samples before and after."""
-    from vitrine.nodes.nemo_compare import side_by_side
+    from vitrine.nodes.nemo_block import side_by_side
 
     (plant,) = [p for p in plants() if p.name == graph(25).memorized]
     reference, usual = render(plant.scenes, graph(25).size).images, portraits(graph(26)).images

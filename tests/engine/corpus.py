@@ -20,7 +20,7 @@ from vitrine.engine.activations.presets import FeaturePreset, Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.emd import StudentPreset, read_student
 from vitrine.engine.jobs.run import Run
-from vitrine.engine.nemo.calibrated_threshold import Calibrated
+from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig, SampleThreshold, ScoreThreshold
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.nemo.neurons import NeuronSet
 from vitrine.engine.tracing.hooks import Activation
@@ -88,16 +88,18 @@ def read_shard(path):
     return [reader[key] for key in reader], reader.config
 
 
-def statistics(path):
+def calibration(path):
     rows = {a: torch.rand(6) + 0.1 for a in PLACES}
-    NeuronStatistics(rows, {a: v.clone() for a, v in rows.items()}, 10, "model").save(path)
+    statistics = NeuronStatistics(rows, {a: v.clone() for a, v in rows.items()}, 10, "model")
+    samples = SampleThreshold(0.2, 0.5, torch.rand(64, 64), 10, FewStepConfig(), "model")
+    Calibration(statistics, samples, ScoreThreshold.of([0.3, 0.4], ProbeConfig(), "model")).save(path)
 
 
 # file name -> (make, read, whether the header must be ours)
 TENSOR_FILES = {
     "taps.safetensors": (lambda p: taps().save(p), Activations.load, True),
     "shard-000000-0a0b0c0d.safetensors": (make_shard, read_shard, True),
-    "statistics.safetensors": (statistics, NeuronStatistics.load, True),
+    "calibration.safetensors": (calibration, Calibration.load, True),
     "student.safetensors": (make_student, read_student, True),
     "factors.safetensors": (make_factors, load_space, True),
     "delta.safetensors": (lambda p: DeltaSpace.of(loras(), tuple("abcd")).save(p), load_space, True),
@@ -115,11 +117,6 @@ TEXT_FILES = {
     "preset.json": (lambda p: FeaturePreset(GOOD_PRESET, "model", {"rule": 1}).save(p), FeaturePreset.load, True),
     "neurons.json": (
         lambda p: NeuronSet({PLACES[0]: (1, 5), PLACES[1]: (3,)}, "model", {"tau": 0.4}).save(p), NeuronSet.load, True,
-    ),
-    "threshold.json": (
-        lambda p: p.write_text(json.dumps({"tau": 0.4, "scope": "all", "probe": {"seeds": 4}})),
-        lambda p: Calibrated.load(p.parent),
-        True,
     ),
     "train.json": (lambda p: p.write_text(json.dumps({"train": {"steps": 4}})), emd_cli._read, False),
     "adapter_config.json": (make_adapter, lambda p: read_lora(p.with_name("adapter_model.safetensors")), False),

@@ -56,11 +56,10 @@ FIELDS = {
     "VoteSettings": {"voters": WHOLE, "epochs": WHOLE, "batch": st.integers(2), "rate": POSITIVE, "seed": SMALL},
     "ProbeConfig": {
         "seeds": st.integers(2, 99), "seed": SMALL, "steps": st.integers(50, 99), "timestep_index": st.integers(0, 49),
-        "signal": st.just("eps_minus_noise"), "data_range": st.none() | st.just("auto") | POSITIVE,
-        "guidance": st.floats(0, 99), "swapped": st.booleans(),
+        "signal": st.just("eps_minus_noise"), "range_of_batch": st.booleans(), "guidance": st.floats(0, 99),
     },
     "SearchConfig": {
-        "tau": LEVEL, "tau_search": st.none() | LEVEL, "share": st.none() | LEVEL, "theta": st.floats(5, 9),
+        "tau": LEVEL, "effect_fraction": LEVEL, "theta": st.floats(5, 9),
         "theta_step": POSITIVE, "theta_min": st.floats(0, 4), "k": SMALL, "k_step": SMALL,
         "mode": st.sampled_from(("parity", "chain", "fast")), "rows": WHOLE,
     },

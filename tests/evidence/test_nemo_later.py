@@ -11,8 +11,7 @@ from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
 from vitrine.engine.portraits import plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
-from vitrine.evidence.nemo.held_out import Agreement as Searches
-from vitrine.evidence.nemo.held_out import Copied, held_out, held_out_result
+from vitrine.evidence.nemo.held_out import held_out, held_out_result
 from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
 from vitrine.evidence.nemo.memorized_sets import CHOSEN, Outcome
 from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
@@ -99,24 +98,6 @@ def test_the_claim_measured_quickly_on_a_list_of_ones_own(tmp_path):
     assert table["pictures"] == 1 and table["detection"]["... of all planted"] == "1 of 1"
     assert len(table["neurons"]["blocked, search seed 1"]) == 1 and table["copied untouched"] == 1
     assert 0 <= result.value <= 0.5
-
-
-def test_single_samples_are_counted():
-    copied = Copied(torch.tensor([[0.01, 0.2, 0.2], [0.2, 0.2, 0.2], [0.01, 0.02, 0.2]]))
-    assert copied.row() == [pytest.approx(1 / 3, abs=1e-3), 1, 2, pytest.approx(0.2)]
-
-
-def test_pairs_of_two_empty_sets_are_no_agreement():
-    agreement = Searches([[0.5, 0.7], [None, 0.0], [None, None]], [0.8, 0.0, None])
-    assert agreement.alone.tolist() == pytest.approx([0.6, 0.0]) and agreement.together.tolist() == pytest.approx(
-        [0.8, 0]
-    )
-    assert agreement.gain.tolist() == pytest.approx([0.2, 0.0]), "of the two pictures that have both"
-    table = agreement.table(["a", "b", "c"])
-    assert table["pairs of two empty sets, left out [single, of; consensus, of]"] == [3, 6, 1, 3]
-    assert table["... of single searches, by picture"] == {"b": 1, "c": 2}
-    assert table["by picture [single, consensus]"] == {"a": [0.6, 0.8], "b": [0.0, 0.0], "c": [None, None]}
-    assert table["two single searches"]["least, largest"] == [0.0, 0.7]
 
 
 def outcome(untouched, blocked, memorized=(0.01, 0.01), agreement=(0.99, 0.98)):

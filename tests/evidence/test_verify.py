@@ -25,7 +25,7 @@ def quick(name, **changes):
     """A world's settings with fewer steps and seeds."""
     settings = SETTINGS[name]
     small = {
-        "search": replace(settings.search, share=0.8, mode="fast"), "probe": replace(settings.probe, seeds=4),
+        "search": replace(settings.search, effect_fraction=0.8, mode="fast"), "probe": replace(settings.probe, seeds=4),
         "detect": replace(settings.detect, seeds=4), "attack": AttackConfig(steps=20, batch=4), "seeds": 2,
         "usual": 4, "steps": 8, "inversion": replace(
             settings.inversion, invert=replace(settings.inversion.invert, steps=8, check_every=4), pictures=1, steps=4

@@ -81,11 +81,11 @@ class Loaded:
 
     @functools.cached_property
     def statistics(self) -> Any:
-        return self.of("NEMO").statistics(CAPTIONS.splitlines())
+        return self.of("NEMO").calibrate(CAPTIONS.splitlines(), ["statistics"])
 
     @functools.cached_property
     def neurons(self) -> NeuronSet:
-        return NeuronSet({VALUES: tuple(range(40))}, self.statistics.fingerprint)
+        return NeuronSet({VALUES: tuple(range(40))}, self.statistics.statistics.fingerprint)
 
     @functools.cached_property
     def space(self) -> WeightSpace:
@@ -165,22 +165,22 @@ def nemo_call(s: Loaded) -> Tensors:
 
 @case("NEMOPipeline.statistics")
 def nemo_statistics(s: Loaded) -> Tensors:
-    return list(s.statistics.means.values())
+    return list(s.statistics.statistics.means.values())
 
 
-@case("NEMOPipeline.score", "NEMOAroundPipeline.score", families=BOTH)
+@case("NEMOPipeline.detect", "NEMOAroundPipeline.detect", families=BOTH)
 def nemo_score(s: Loaded) -> Tensors:
-    return [torch.tensor([x.value for x in s.of("NEMO").score([PROMPT, "a hat"], 0.5, PROBE)])]
+    return [torch.tensor([x.value for x in s.of("NEMO").detect([PROMPT, "a hat"], None, "one step", PROBE)])]
 
 
 @case("NEMOPipeline.calibrate")
 def nemo_calibrate(s: Loaded) -> Tensors:
-    return [torch.tensor(s.of("NEMO").calibrate(CAPTIONS.splitlines()[:2], PROBE))]
+    return [torch.tensor(s.of("NEMO").calibrate(CAPTIONS.splitlines()[:2], ["score"], probe=PROBE).score.tau)]
 
 
 @case("NEMOPipeline.find")
 def nemo_find(s: Loaded) -> Tensors:
-    config = SearchConfig(tau=0.01, share=0.001, k_step=50, mode="fast")
+    config = SearchConfig(tau=0.01, effect_fraction=0.001, k_step=50, mode="fast")
     (found,) = s.of("NEMO").find([PROMPT], s.statistics, config, PROBE)
     return [torch.tensor(found.before.value)]
 

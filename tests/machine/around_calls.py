@@ -43,7 +43,7 @@ def _space(family: str) -> Any:
 @functools.cache
 def _statistics(family: str) -> Any:
     """Gathered on the float32 model on the CPU, as a file that a user was given."""
-    return NEMOPipeline.from_pipe(stock(family)).statistics(CAPTIONS)
+    return NEMOPipeline.from_pipe(stock(family)).calibrate(CAPTIONS, ["statistics"])
 
 
 def _family(pipe: Any) -> str:
@@ -69,13 +69,13 @@ def nemo_call(pipe: Any, steps: int = 2) -> Tensors:
 
 @entered("nemo.around.statistics", AROUND, lent=True, slow=True)
 def nemo_statistics(pipe: Any) -> Tensors:
-    made = pipe.statistics(CAPTIONS)
+    made = pipe.calibrate(CAPTIONS, ["statistics"]).statistics
     return [*made.means.values(), *made.stds.values()]
 
 
 @entered("nemo.around.score", AROUND, lent=True, slow=True)
 def nemo_score(pipe: Any) -> Tensors:
-    return [torch.tensor([s.value for s in pipe.score(CAPTIONS[:2], 0.5, PROBE)])]
+    return [torch.tensor([s.value for s in pipe.detect(CAPTIONS[:2], None, "one step", PROBE)])]
 
 
 @entered("nemo.around.find", AROUND, lent=True, slow=True)

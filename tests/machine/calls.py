@@ -247,34 +247,34 @@ def _captions(count: int) -> list[str]:
 def _statistics() -> Any:
     """Gathered on the float32 model on the CPU, as a file that a user was given."""
     pipe = around(NEMOPipeline, stock("sd"))
-    return pipe.statistics(_captions(24))
+    return pipe.calibrate(_captions(24), ["statistics"])
 
 
 @functools.cache
 def _neurons() -> NeuronSet:
-    return NeuronSet({VALUES: tuple(range(40))}, _statistics().fingerprint)
+    return NeuronSet({VALUES: tuple(range(40))}, _statistics().statistics.fingerprint)
 
 
 @entered("nemo.statistics", NEMO)
 def nemo_statistics(pipe: Any) -> Tensors:
-    made = pipe.statistics(_captions(24))
+    made = pipe.calibrate(_captions(24), ["statistics"]).statistics
     return [t for table in (made.means, made.stds) for t in table.values()]
 
 
 @entered("nemo.score", NEMO)
 def nemo_score(pipe: Any) -> Tensors:
     prompts = [plants()[2].captions[0], _captions(1)[0]]
-    return [torch.tensor([s.value for s in pipe.score(prompts, 0.5, PROBE)])]
+    return [torch.tensor([s.value for s in pipe.detect(prompts, None, "one step", PROBE)])]
 
 
 @entered("nemo.calibrate", NEMO)
 def nemo_calibrate(pipe: Any) -> Tensors:
-    return [torch.tensor([pipe.calibrate(_captions(4), PROBE)])]
+    return [torch.tensor([pipe.calibrate(_captions(4), ["score"], probe=PROBE).score.tau])]
 
 
 @entered("nemo.find", NEMO)
 def nemo_find(pipe: Any) -> Tensors:
-    config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0)
+    config = SearchConfig(tau=0.3, effect_fraction=0.05, theta=4.0, theta_step=3.0)
     (found,) = pipe.find([plants()[2].captions[0]], valid_for(pipe, _statistics()), config, PROBE)
     assert found.search is not None and found.after is not None
     return [torch.tensor([found.before.value, found.after.value])]

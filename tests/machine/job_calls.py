@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 from PIL import Image
-from vitrine.engine.nemo import AttackConfig, CheckConfig, EraseConfig, ProbeConfig, SearchConfig
+from vitrine.engine.nemo import CheckConfig
 from vitrine.engine.pipelines import ActivationTapPipeline, NEMOPipeline, copy_check
-from vitrine.engine.pipelines.nemo_erase import SurrogateConfig
 from vitrine.engine.portraits import plants
 
-from .calls import PROBE, RESIDUAL, Tensors, _neurons, _statistics, drawn, entered
-from .stock import valid_for
+from .calls import PROBE, RESIDUAL, Tensors, _neurons, drawn, entered
 
 ORDINARY = ["a face", "a hat"]
 NEMO = {"sd": NEMOPipeline}
@@ -33,28 +31,10 @@ def tap_stream(pipe: Any) -> Tensors:
         return [streamed.read(list(names), [RESIDUAL])[RESIDUAL].tensor.clone()]
 
 
-@entered("nemo.consensus", NEMO, slow=True)
-def nemo_consensus(pipe: Any) -> Tensors:
-    config = SearchConfig(tau=0.3, share=0.05, theta=4.0, theta_step=3.0, mode="fast")
-    probe = ProbeConfig(seeds=2, timestep_index=15)
-    (neurons,) = pipe.consensus([memorized()], valid_for(pipe, _statistics()), config, probe, seeds=(1, 2))
-    assert len(neurons)
-    score = pipe.verify(memorized(), neurons, 0.5, None, PROBE)
-    return [torch.tensor([score.untouched.value])]
-
-
 @entered("nemo.copies", NEMO, slow=True)
 def nemo_copies(pipe: Any) -> Tensors:
     copies = pipe.copies(memorized(), _neurons(), drawn().images[:1], ORDINARY, seeds=[0], num_inference_steps=2)
     return [copies.untouched, copies.blocked, copies.ordinary]
-
-
-@entered("nemo.erase", NEMO, slow=True)
-def nemo_erase(pipe: Any) -> Tensors:
-    config = EraseConfig(rounds=1, updates=2, batch=1, attack=AttackConfig(steps=2, batch=1))
-    sources = SurrogateConfig(count=1, steps=2)
-    erased = pipe.erase([memorized()], [drawn().images[:1]], ORDINARY, _neurons(), config, sources)
-    return [erased.weights["conv_in.weight"], erased.weights["conv_out.weight"]]
 
 
 @entered("copy_check", NEMO, slow=True)

@@ -26,7 +26,6 @@ WIDER = {
     # steps of Adam are of one size however small a gradient is
     "w2w.invert_image": {"fp16": 0.05, "bf16": 0.2},
     "w2w.around.invert_image": {"fp16": 0.05, "bf16": 0.2},
-    "nemo.erase": {"fp16": 0.05, "bf16": 0.2},
     # deviations of three captions' values: what they have in common cancels
     "nemo.around.statistics": {"fp16": 0.01, "bf16": 0.1},
     # Z-Image's tiny stock pipeline has 0.052 by itself

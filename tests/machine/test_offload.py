@@ -118,12 +118,6 @@ def test_a_copy_is_whole_and_without_hooks(mode):
         assert all(torch.equal(v.cpu(), wanted[k].double()) for k, v in made.state_dict().items())
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("mode", OFFLOADED)
-def test_pictures_are_erased_where_the_network_is_offloaded(mode):
-    assert difference(placed("nemo.erase", "sd", mode), plain("nemo.erase", "sd")) <= equal("nemo.erase")
-
-
 def test_gradients_find_the_weights_of_leaves():
     name = "w2w.invert_image"
     family = next(iter(CALLS[name].kinds))

@@ -9,7 +9,7 @@ from vitrine_tests.machine.modes import pairs, traffic
 from vitrine_tests.machine.pretend import UPLOAD
 from vitrine_tests.machine.table import BUDGETS, FULL, PENDING_TRAFFIC
 
-JOBS = ("tap.stream", "nemo.consensus", "nemo.copies", "nemo.erase", "copy_check")
+JOBS = ("tap.stream", "nemo.copies", "copy_check")
 """These, ``rank`` and ``nemo.attack`` write files, or fit networks and embeddings of their own."""
 LATER = ("tap.later", "nemo.later.call", "w2w.later.call")
 """The same code as for the families that have a budget."""

@@ -52,7 +52,7 @@ def uses(pipe, told):
     return {
         "tap": lambda: tapped(pipe, told),
         "blocked": lambda: drawn(nemo, told, neurons=some_neurons(pipe), block_config=BlockConfig(end=0.5)),
-        "statistics": lambda: nemo.statistics(["a photo of a cat", "a horse"]),
+        "statistics": lambda: nemo.calibrate(["a photo of a cat", "a horse"], ["statistics"]),
         "late model": lambda: drawn(w2w, told, space=space, model=w2w.sample_models(space, [1])),
         "one step": lambda: emd(told["prompt"], preset=StudentPreset(timestep=1000.0), seeds=[0], **size),
         "moved": lambda: drawn(ResolutionTransferPipeline(pipe, ResolutionTransferConfig(target, train)), bare),

@@ -1,13 +1,12 @@
 """A folder gives the pipeline that ``from_pipe`` gives for the model in it, to users and to commands alike."""
 
-import json
-
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 from vitrine.cli.main import main
 from vitrine.engine import pipelines
 from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import Calibration
 from vitrine.engine.pipelines.loading import LoadConfig, formed, load_pipeline
 from vitrine_tests.machine.stock import modules, stock
 
@@ -65,9 +64,9 @@ def test_a_folder_of_another_family_is_refused(sdxl):
 def test_prompts_are_calibrated_on_sdxl(sdxl, tmp_path, capsys):
     captions = tmp_path / "captions.txt"
     captions.write_text("a cat\na horse\na photo of a hat\n", encoding="utf-8")
-    out = tmp_path / "nemo"
+    out = tmp_path / "calibration.safetensors"
     assert main(["nemo", "calibrate", str(captions), "--model", sdxl, "--out", str(out), "--device", "cpu"]) == 0
-    assert json.loads((out / "threshold.json").read_text(encoding="utf-8"))["captions"] == 3
+    assert Calibration.load(out).score.count == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,9 +8,8 @@ from diffusers import StableDiffusionPipeline
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import (
-    AttackConfig,
     BlockConfig,
-    EraseConfig,
+    Calibration,
     NeuronSet,
     ProbeConfig,
     SearchConfig,
@@ -21,7 +20,6 @@ from vitrine.engine.nemo import (
     value_sites,
 )
 from vitrine.engine.pipelines import NEMOPipeline
-from vitrine.engine.pipelines.nemo_erase import SurrogateConfig
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.tracing.fingerprint import width_of
 
@@ -93,47 +91,49 @@ def test_scores_and_searches_of_another_size(pipe):
     texts = [plants()[2].captions[0], "a smiling face"]
     conds = wide.conditions(texts)
     expected = score_prompts(make_probe(Denoiser.from_diffusers(source), config=probe), conds, (4, 12, 24), 0.5)[0]
-    scores = wide.score(texts, 0.5, probe)
+    scores = wide.detect(texts, None, "one step", probe)
     assert all(torch.equal(a.per_seed, b.per_seed) for a, b in zip(scores, expected, strict=True))
-    statistics = wide.statistics(caption(sample_scenes(range(20))))
-    (result,) = wide.find(texts[:1], statistics, SearchConfig(tau=1e-3, share=0.5), probe)
+    statistics = wide.calibrate(caption(sample_scenes(range(20))), ["statistics"])
+    (result,) = wide.find(texts[:1], statistics, SearchConfig(tau=1e-3, effect_fraction=0.5), probe)
     assert result.search is not None and len(wide.neurons(result)) > 0
     with pytest.raises(VitrineError, match="multiples of 4"):
         NEMOPipeline.from_pipe(source, size=(50, 64))
 
 
 def test_detection_resumes_and_tells_a_memorized_caption(pipe, tmp_path):
-    ordinary, state = caption(sample_scenes(range(100, 112))), tmp_path / "usual.safetensors"
+    ordinary, state = caption(sample_scenes(range(100, 112))), tmp_path / "usual"
 
     def stop(step, total, preview=None):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        pipe.calibrate_samples(ordinary, None, stop, state)
+        pipe.calibrate(ordinary, ["samples"], progress=stop, state=state)
     seen = []
-    usual = pipe.calibrate_samples(ordinary, None, lambda step, total, _=None: seen.append((step, total)), state)
-    assert seen == [(12, 12)], "the first ten were kept"
+    told = {"progress": lambda step, total, _=None: seen.append((step, total)), "state": state}
+    known = pipe.calibrate(ordinary, ["samples"], **told)
+    assert seen == [(1000, 1000)], "the first ten were kept"
+    usual = known.samples
     assert usual.count == 12 and usual.distance < usual.usual and usual.check(usual.fingerprint)
     texts = [plants()[2].captions[0], *ordinary[:2]]
-    found = pipe.detect(texts, usual, state=tmp_path / "found.safetensors")
-    again = pipe.detect(texts, usual, state=tmp_path / "found.safetensors", progress=stop)
+    found = pipe.detect(texts, known, state=tmp_path / "found.safetensors")
+    again = pipe.detect(texts, known, state=tmp_path / "found.safetensors", progress=stop)
     assert [a.verdict for a in found] == ["memorized", "not memorized", "not memorized"]
     for a, b in zip(found, again, strict=True):
         assert torch.equal(a.distances, b.distances) and a.area == b.area and b.samples is None
     with pytest.raises(VitrineError, match="begun with"):
-        pipe.detect(texts[:2], usual, state=tmp_path / "found.safetensors")
+        pipe.detect(texts[:2], known, state=tmp_path / "found.safetensors")
     with pytest.raises(VitrineError, match="keep"):
-        pipe.detect(texts, usual, state=state, keep=True)
+        pipe.detect(texts, known, state=state, keep=True)
 
 
 @pytest.mark.nightly
 def test_the_published_rule_leaves_prompts_below_tau_alone(pipe):
     """By default what is asked is searched, from every seed."""
     texts, probe = [plants()[2].captions[0], "a smiling face"], ProbeConfig(seeds=4, timestep_index=4)
-    statistics = pipe.statistics(caption(sample_scenes(range(20))))
-    published = SearchConfig(tau=1.0, share=0.5, protocol="nemo")
+    statistics = pipe.calibrate(caption(sample_scenes(range(20))), ["statistics"])
+    published = SearchConfig(tau=1.0, effect_fraction=0.5, protocol="nemo")
     assert all(r.search is None for r in pipe.find(texts, statistics, published, probe))
-    asked = pipe.find(texts, statistics, SearchConfig(share=0.5), probe)
+    asked = pipe.find(texts, statistics, SearchConfig(effect_fraction=0.5), probe)
     assert all(r.search is not None and r.verdict == "no verdict" for r in asked)
     every = pipe.find(texts, statistics, replace(published, tau=1e-6), probe)
     assert [r.search.neurons for r in asked] == [r.search.neurons for r in every]
@@ -150,16 +150,17 @@ def test_an_interrupted_run_leaves_no_hook(pipe, no_hooks_left):
 
 def test_score_tells_a_memorized_caption(pipe):
     config = ProbeConfig(seeds=4, timestep_index=15)
-    tau = pipe.calibrate(caption(sample_scenes(range(100, 116))), config)
-    memorized, ordinary = pipe.score([plants()[2].captions[0], caption(sample_scenes([7]))[0]], tau, config)
+    known = pipe.calibrate(caption(sample_scenes(range(100, 116))), ["score"], probe=config)
+    prompts = [plants()[2].captions[0], caption(sample_scenes([7]))[0]]
+    memorized, ordinary = pipe.detect(prompts, known, "one step")
     assert memorized.memorized and memorized.value > ordinary.value
 
 
 def test_statistics_of_another_model_are_refused(pipe):
 
-    made = pipe.statistics(caption(sample_scenes(range(4))))
+    made = pipe.calibrate(caption(sample_scenes(range(4))), ["statistics"])
     with pytest.raises(VitrineError, match="gather them on this model"):
-        pipe.find(["x"], replace(made, fingerprint="feedfeedfeedfeed"))
+        pipe.find(["x"], Calibration(replace(made.statistics, fingerprint="feedfeedfeedfeed")))
     with pytest.raises(VitrineError, match="one prompt at least"):
         pipe.conditions([])
     with pytest.raises(VitrineError, match="this model"):
@@ -184,35 +185,13 @@ def test_samples_say_whether_copies_are_gone(pipe):
 
 
 def test_a_text_is_one_prompt_not_its_letters(pipe):
-    statistics, small = pipe.statistics(caption(sample_scenes(range(6)))), ProbeConfig(seeds=2)
-    assert len(pipe.score("a hat", 0.9, small)) == 1
+    statistics, small = pipe.calibrate(caption(sample_scenes(range(6))), ["statistics"]), ProbeConfig(seeds=2)
+    assert len(pipe.detect("a hat", None, "one step", small)) == 1
     assert len(pipe.conditions("a hat")) == 1
     (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0), small)
     assert result.prompt == "a hat"
     with pytest.raises(VitrineError, match="captions: given 1"):
-        pipe.statistics("a hat")
-
-
-@pytest.mark.nightly
-def test_erasing_leaves_the_pipeline_alone_and_its_lora_loads(pipe, tmp_path):
-    """From prompts and pictures to a file that diffusers loads; a surrogate that is a copy itself is refused."""
-    plant, scenes = plants()[2], sample_scenes(range(20, 24))
-    picture, ordinary = render(plant.scenes).images[:1], caption(scenes)
-    everything = NeuronSet({s.address: tuple(range(width_of(pipe.unet, s))) for s in value_sites(pipe.unet)})
-    config = EraseConfig(rounds=1, updates=2, batch=2, rank=2, lr=1e-2, attack=AttackConfig(steps=1, batch=1))
-    few = SurrogateConfig(count=1, steps=8, guidance=2.0)
-    before = latents(pipe)
-    erased = pipe.erase([plant.captions[0]], [picture], ordinary, everything, config, few)
-    assert torch.equal(before, latents(pipe))
-    pipe.load_lora_weights(str(erased.save(tmp_path / "erased.safetensors")))
-    loaded = latents(pipe)
-    pipe.unload_lora_weights()
-    layers = {key.partition(".")[0] for key in erased.weights}
-    assert len(layers) * 3 == len(erased.weights) and not torch.equal(before, loaded)
-    with pytest.raises(VitrineError, match="surrogate"):
-        pipe.erase([plant.captions[0]], [picture], ordinary, NeuronSet({}), config, few)
-    with pytest.raises(VitrineError, match="one picture and one set"):
-        pipe.erase([plant.captions[0]], [], ordinary, everything, config, few)
+        pipe.calibrate("a hat", ["statistics"])
 
 
 def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path, monkeypatch):
@@ -224,7 +203,8 @@ def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path, mo
         pipe.import_statistics(tmp_path / "statistics.pt")
     monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", tuple(tuple(w.shape) for w in weights))
     read = pipe.import_statistics(tmp_path / "statistics.pt")
-    assert list(read.means) == [site.address for site in sites] and read.count == 50_000
+    assert list(read.statistics.means) == [site.address for site in sites] and read.statistics.count == 50_000
+    assert read.score.tau == 0.428 and read.samples is None
     torch.save(([], []), tmp_path / "none.pt")
     with pytest.raises(VitrineError, match="layers"):
         pipe.import_statistics(tmp_path / "none.pt")

@@ -107,16 +107,19 @@ def test_statistics_scores_and_searches_are_the_engines(source):
     denoiser, sites = Denoiser.from_diffusers(source), value_sites(network(source))
     conds, shape = pipe.conditions(texts), pipe.latent_shape()
     assert shape[1] == side(source) // pipe.vae_scale_factor and all(isinstance(c, Condition) for c in conds)
-    statistics = pipe.statistics(texts)
+    calibration = pipe.calibrate(texts, ["statistics"])
+    statistics = calibration.statistics
     blank = torch.randn(1, shape[0], 16, 16, generator=torch.Generator().manual_seed(1))
     each = torch.stack([value_activations(denoiser, c, sites, blank)[0] for c in conds])
     mean = statistics.means[sites[0].address]
     assert torch.allclose(mean, each.mean((0, 1)) if each.ndim == 3 else each.mean(0), rtol=1e-4, atol=1e-6)
     probe = make_probe(denoiser, config=PROBE)
     expected, _ = score_prompts(probe, conds, shape, 0.0)
-    assert [s.value for s in pipe.score(texts, 0.0, PROBE)] == pytest.approx([s.value for s in expected], abs=1e-5)
+    assert [s.value for s in pipe.detect(texts, None, "one step", PROBE)] == pytest.approx(
+        [s.value for s in expected], abs=1e-5
+    )
     config = SearchConfig(tau=1e-6, theta=0.5, theta_step=0.5, theta_min=0.1)
-    (result,) = pipe.find(texts[:1], statistics, config, PROBE)
+    (result,) = pipe.find(texts[:1], calibration, config, PROBE)
     (same,) = find_neurons(probe, texts[:1], conds[:1], statistics, shape, config)
     assert result.search is not None and result.search.neurons == same.search.neurons
     pipe.neurons(result).check(network(source), value_sites(network(source), "all"))

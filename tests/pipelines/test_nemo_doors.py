@@ -5,11 +5,10 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig, SearchConfig
 from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import load_portraits, plants
-from vitrine_tests.machine import stock
 
 
 @pytest.fixture(scope="module")
@@ -19,36 +18,38 @@ def pipe():
 
 def test_guidance_reaches_the_probe(pipe):
     prompt, config = plants()[2].captions[0], ProbeConfig(seeds=3, timestep_index=15, guidance=3.0)
-    (score,) = pipe.score([prompt], config=config)
+    (score,) = pipe.detect([prompt], None, "one step", config)
     cond, empty = pipe.conditions([prompt, ""])
     probe = make_probe(Denoiser.from_diffusers(pipe), config=config, empty=empty)
     ((wanted,), _) = score_prompts(probe, [cond], (4, 16, 16), None)
     assert torch.equal(score.per_seed, wanted.per_seed)
-    (plain,) = pipe.score([prompt], config=ProbeConfig(seeds=3, timestep_index=15))
+    (plain,) = pipe.detect([prompt], None, "one step", ProbeConfig(seeds=3, timestep_index=15))
     assert not torch.equal(score.per_seed, plain.per_seed)
-    assert pipe.calibrate([prompt, plants()[1].captions[0]], config) > 0
+    assert pipe.calibrate([prompt, plants()[1].captions[0]], ["score"], probe=config).score.tau > 0
 
 
 def test_an_inpainting_network_is_refused_by_name(pipe):
     unet = UNet2DConditionModel.from_config(dict(pipe.unet.config) | {"in_channels": 9})
     inpainting = NEMOPipeline.from_pipe(StableDiffusionPipeline(**pipe.components | {"unet": unet}))
     with pytest.raises(VitrineError, match="UNet: given 9 input channels"):
-        inpainting.score(["a"])
-
-
-@pytest.mark.parametrize("make", [stock.sdxl, stock.flux, stock.pixart])
-def test_erasing_networks_that_read_more_than_the_text_is_refused(make):
-    """SDXL: ``KeyError: 'time_ids'`` in the middle of the training."""
-    source = make()
-    pipe = NEMOPipeline.from_pipe(source)
-    forwards = []
-    (getattr(source, "unet", None) or source.transformer).register_forward_pre_hook(lambda *a: forwards.append(1))
-    with pytest.raises(VitrineError, match="pipeline to erase from: given .* text alone"):
-        pipe.erase(["a cat"], [torch.rand(1, 3, 128, 128)], ["a dog", "a house"], NeuronSet({}))
-    assert not forwards
+        inpainting.detect(["a"], None, "one step")
 
 
 def test_an_endless_theta_is_refused_by_name():
     for endless in ({"theta": float("inf")}, {"theta_min": float("nan")}):
         with pytest.raises(VitrineError, match="SearchConfig theta"):
             SearchConfig(**endless)
+
+
+def test_a_method_takes_its_own_settings_and_what_is_missing_is_named(pipe):
+    with pytest.raises(VitrineError, match="ProbeConfig"):
+        pipe.detect(["a"], None, "one step", FewStepConfig())
+    with pytest.raises(VitrineError, match="FewStepConfig"):
+        pipe.detect(["a"], None, "samples", ProbeConfig())
+    with pytest.raises(VitrineError, match="method: given guess"):
+        pipe.detect(["a"], None, "guess")
+    for call in (lambda: pipe.find(["a"], Calibration()), lambda: pipe.detect(["a"], Calibration())):
+        with pytest.raises(VitrineError, match="calibration: given nothing alone"):
+            call()
+    with pytest.raises(VitrineError, match="parts"):
+        pipe.calibrate(["a", "b"], ["neurons"])

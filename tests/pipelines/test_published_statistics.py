@@ -3,8 +3,7 @@
 import pytest
 import torch
 from vitrine.cli.main import main
-from vitrine.engine.nemo import NeuronStatistics, neuron_statistics, value_sites
-from vitrine.engine.nemo.calibrated_threshold import Calibrated
+from vitrine.engine.nemo import Calibration, neuron_statistics, value_sites
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
@@ -13,7 +12,8 @@ from vitrine.engine.portraits import caption, load_portraits, plants, sample_sce
 def published(tmp_path_factory):
     """(file in the published format, the statistics in it), of the portraits model."""
     pipe = NEMOPipeline.from_pipe(load_portraits().pipeline())
-    statistics = pipe.statistics(caption(sample_scenes(range(8_100_000, 8_100_040))))
+    captions = caption(sample_scenes(range(8_100_000, 8_100_040)))
+    statistics = pipe.calibrate(captions, ["statistics"]).statistics
     path = tmp_path_factory.mktemp("published") / "statistics.pt"
     torch.save((list(statistics.means.values()), list(statistics.stds.values())), path)
     return path, statistics
@@ -32,10 +32,12 @@ def test_command_writes_what_find_reads(published, of_its_shape, tmp_path, monke
     path, statistics = published
     monkeypatch.chdir(tmp_path)
     assert main(["nemo", "import-statistics", str(path), "portraits"]) == 0
-    assert "tau 0.428 as published -> nemo" in capsys.readouterr().out
-    read, calibrated = NeuronStatistics.load("nemo/statistics.safetensors"), Calibrated.load("nemo")
+    said = capsys.readouterr().out
+    assert "tau 0.4280" in said and "as published\n-> calibration.safetensors" in said
+    calibration = Calibration.load("calibration.safetensors")
+    read, score = calibration.statistics, calibration.score
     assert all(torch.equal(read.means[a], v) for a, v in statistics.means.items()) and read.count == 50_000
-    assert calibrated.tau == 0.428 and calibrated.probe.timestep_index == 1 and calibrated.scope == "down+mid"
+    assert score.tau == 0.428 and score.probe.timestep_index == 1 and calibration.scope == "down+mid"
     (tmp_path / "prompts.txt").write_text(plants()[0].captions[0])
     assert main(["nemo", "find", "prompts.txt", "--protocol", "nemo"]) == 0
     assert "neurons  " in capsys.readouterr().out and len(list((tmp_path / "neurons").glob("*.json"))) == 1
@@ -44,4 +46,7 @@ def test_command_writes_what_find_reads(published, of_its_shape, tmp_path, monke
 def test_a_model_of_another_shape_is_refused(published, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["nemo", "import-statistics", str(published[0]), "portraits"]) == 2
-    assert "statistics: given model SD1.4" in capsys.readouterr().err and not (tmp_path / "nemo").exists()
+    assert (
+        "statistics: given model SD1.4" in capsys.readouterr().err
+        and not (tmp_path / "calibration.safetensors").exists()
+    )

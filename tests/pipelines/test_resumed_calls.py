@@ -20,19 +20,19 @@ def made(kind, parts):
 
 
 def statistics(parts, folder, prompts=tuple(PROMPTS), scope="down+mid"):
-    return made(NEMOPipeline, parts).statistics(list(prompts), scope, state=folder / "state.safetensors")
+    return made(NEMOPipeline, parts).calibrate(list(prompts), ["statistics"], scope, state=folder)
 
 
 def scores(parts, folder, prompts=tuple(PROMPTS), probe=PROBE):
-    return made(NEMOPipeline, parts).score(list(prompts), 0.5, probe, state=folder / "state.safetensors")
+    return made(NEMOPipeline, parts).detect(list(prompts), None, "one step", probe, state=folder / "state.safetensors")
 
 
 def samples(parts, folder, prompts=tuple(PROMPTS), config=FEW):
-    return made(NEMOPipeline, parts).detect(list(prompts), None, config, state=folder / "state.safetensors")
+    return made(NEMOPipeline, parts).detect(list(prompts), None, config=config, state=folder / "state.safetensors")
 
 
 def usual(parts, folder, prompts=tuple(PROMPTS), config=FEW):
-    return made(NEMOPipeline, parts).calibrate_samples(list(prompts), config, state=folder / "state.safetensors")
+    return made(NEMOPipeline, parts).calibrate(list(prompts), ["samples"], few_steps=config, state=folder)
 
 
 def stream(parts, folder, seed=7, prompt="a face", addresses="mid-vit-out", timestep=50.0, size=64):

@@ -112,9 +112,9 @@ def test_nemo_blocks_scores_and_searches(both):
         assert torch.equal(drawn(pipe), drawn(source))
         blocked.append(drawn(pipe, neurons=neurons(pipe)))
         assert not agree(blocked[-1], drawn(source), 1e-3)
-        scores = [s.value for s in pipe.score(captions, 0.9, probe)]
-        statistics = pipe.statistics(captions)
-        (found,) = pipe.find([PROMPT], statistics, SearchConfig(tau=1e-6, k_step=8), probe)
+        scores = [s.value for s in pipe.detect(captions, None, "one step", probe)]
+        calibration = pipe.calibrate(captions, ["statistics"])
+        (found,) = pipe.find([PROMPT], calibration, SearchConfig(tau=1e-6, k_step=8), probe)
         results.append((scores, found.neurons("").neurons, found.after.value))
     assert agree(blocked[1], blocked[0])
     (eps_scores, eps_set, eps_after), (v_scores, v_set, v_after) = results

@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-from vitrine.cli.erase_command import read_pairs
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.prompt_files import read_prompts
 from vitrine.engine.io.tables import lines_of, rows_of
@@ -92,12 +91,6 @@ def test_there_is_one_reader_of_lists():
 def test_lines_of_nodes():
     assert lines_of(" a \r\n\r\nb\u2028c\rd\x0be\n") == ["a", "b\u2028c", "d\x0be"]
     assert rows_of("a;b\n1;2\n") == [["a", "b"], ["1", "2"]] and rows_of("") == []
-
-
-def test_pairs(tmp_path):
-    (tmp_path / "a.png").touch()
-    (tmp_path / "pairs.csv").write_bytes('sep=;\nPrompt;Picture\n"two\nlines";a.png\n'.encode("utf-16"))
-    assert read_pairs(tmp_path / "pairs.csv") == (["two\nlines"], [tmp_path / "a.png"])
 
 
 def test_label_tables(tmp_path):

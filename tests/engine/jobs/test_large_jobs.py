@@ -32,9 +32,13 @@ FULL = bool(os.environ.get("VITRINE_LARGE"))
 def pipe():
     pipe = NEMOPipeline.from_pipe(load_portraits().pipeline())
     pipe.set_progress_bar_config(disable=True)
-    pipe.statistics(["a face", "a hat"], memory="1GB")
-    pipe.score(["a face"], 0.9, SMALL, memory="1GB")
+    pipe.calibrate(["a face", "a hat"], ["statistics"], memory="1GB")
+    scored(pipe, ["a face"], memory="1GB")
     return pipe
+
+
+def scored(pipe, texts, **how):
+    return pipe.detect(texts, None, "one step", SMALL, **how)
 
 
 def prompts(count):
@@ -48,8 +52,8 @@ def test_statistics_of_many_prompts(pipe):
     texts, budget, seen = prompts(50_000 if FULL else 3000), (32 if FULL else 6) * MiB, []
     assert len(texts) * 24 * 64 * 4 > 2.5 * budget
     told = {"memory": budget, "progress": lambda n, total, _=None: seen.append((n, total))}
-    bounded(f"statistics of {len(texts)} prompts", held(lambda: pipe.statistics(texts, **told)), budget)
-    assert seen[-1] == (len(texts), len(texts)) and all(total == len(texts) for _, total in seen)
+    bounded(f"statistics of {len(texts)} prompts", held(lambda: pipe.calibrate(texts, ["statistics"], **told)), budget)
+    assert seen[-1] == (1000, 1000) and all(total == 1000 for _, total in seen)
 
 
 @needs_peak
@@ -57,31 +61,33 @@ def test_scores_of_many_prompts(pipe):
     """80 rows of the UNet at once, as without a budget, take 85 MiB; this is measured too."""
     texts, budget = prompts(10_000 if FULL else 72), 16 * MiB
     found = []
-    peak = held(lambda: found.append(pipe.score(texts, 0.9, SMALL, memory=budget)))
+    peak = held(lambda: found.append(scored(pipe, texts, memory=budget)))
     bounded(f"scores of {len(texts)} prompts", peak, budget)
-    free = held(lambda: found.append(pipe.score(texts[:72], 0.9, SMALL)))
+    free = held(lambda: found.append(scored(pipe, texts[:72])))
     assert free > 4 * budget, f"{free / MiB:.1f} MiB"
     values = [torch.tensor([s.value for s in scores[:72]]) for scores in found]
     assert torch.allclose(*values, atol=1e-4), "the budget changes rounding alone"
 
 
 def test_scores_and_statistics_go_on_after_kill_9(pipe, tmp_path):
-    texts, state, sums = prompts(192), tmp_path / "scores.safetensors", tmp_path / "sums.safetensors"
-    few, at_the_second = texts[:80], killing(lambda step, total: step > 64)
-    killed(lambda: pipe.statistics(texts, progress=at_the_second, state=sums))
-    killed(lambda: pipe.score(few, 0.9, SMALL, at_the_second, state))
+    texts, state, sums = prompts(192), tmp_path / "scores.safetensors", tmp_path / "sums"
+    few, at_the_second = texts[:80], killing(lambda step, total: 3 * step > total)
+    killed(lambda: pipe.calibrate(texts, ["statistics"], progress=at_the_second, state=sums))
+    killed(lambda: scored(pipe, few, progress=at_the_second, state=state))
     seen = []
-    resumed = pipe.statistics(texts, state=sums, progress=lambda step, total, _=None: seen.append(step))
-    whole = pipe.statistics(texts)
-    assert seen == [192]
+    told = {"state": sums, "progress": lambda step, total, _=None: seen.append(step)}
+    resumed = pipe.calibrate(texts, ["statistics"], **told).statistics
+    whole = pipe.calibrate(texts, ["statistics"]).statistics
+    assert seen == [1000]
     for a in whole.means:
         assert torch.equal(resumed.means[a], whole.means[a]) and torch.equal(resumed.stds[a], whole.stds[a])
     seen.clear()
-    scores = pipe.score(few, 0.9, SMALL, lambda step, total, _=None: seen.append((step, total)), state)
+    scores = scored(pipe, few, progress=lambda step, total, _=None: seen.append((step, total)), state=state)
     assert seen == [(80, 80)] and len(scores) == 80
-    alone = pipe.score(few[:64], 0.9, SMALL) + pipe.score(few[64:], 0.9, SMALL)
+    alone = scored(pipe, few[:64]) + scored(pipe, few[64:])
     assert all(torch.equal(a.per_seed, b.per_seed) for a, b in zip(scores, alone, strict=True))
-    for job in (lambda: pipe.statistics(texts[:-1], state=sums), lambda: pipe.score(texts, 0.9, SMALL, state=state)):
+    gathering = lambda: pipe.calibrate(texts[:-1], ["statistics"], state=sums)  # noqa: E731
+    for job in (gathering, lambda: scored(pipe, texts, state=state)):
         with pytest.raises(VitrineError, match="run: given .*begun with"):
             job()
 

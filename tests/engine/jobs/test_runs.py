@@ -57,28 +57,16 @@ def test_a_killed_job_ends_with_the_same_bytes(tmp_path, name):
     assert not list(tmp_path.rglob(f"*{TEMPORARY}"))
 
 
-@pytest.mark.parametrize(("name", "total"), [("EMD", EMD_SETTINGS.steps), ("control", CONTROL_SETTINGS.steps),
-                                             ("erase", 4)])  # fmt: skip
+@pytest.mark.parametrize(("name", "total"), [("EMD", EMD_SETTINGS.steps), ("control", CONTROL_SETTINGS.steps)])
 def test_until_is_how_many_steps_are_done_in_all(tmp_path, name, total):
     """0 trained to the end."""
     from vitrine.engine.jobs.run import state_facts
 
     job = JOBS[name]
     made = lambda: {k: v() if callable(v) else v for k, v in job.inputs.items()}  # noqa: E731
-    if name == "erase":
-        from vitrine.engine.diffusion.denoiser import Denoiser
-        from vitrine.engine.nemo import EraseData
-        from vitrine.engine.nemo.erase import Eraser
 
-        def run(until):
-            given = made()
-            parts = [given[k] for k in ("prompts", "pictures", "surrogates", "captions", "ordinary")]
-            denoiser = Denoiser.from_diffusers(given["network"], given["scheduler"])
-            Eraser(denoiser, EraseData(*parts), given["config"], tmp_path).run(until)
-    else:
-
-        def run(until):
-            job.run(tmp_path, progress=lambda *_: None, until=until, **made())
+    def run(until):
+        job.run(tmp_path, progress=lambda *_: None, until=until, **made())
 
     for until in (0, 1, total, total + 1):
         run(until)

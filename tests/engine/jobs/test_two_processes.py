@@ -22,7 +22,7 @@ from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
 from vitrine.engine.io.ownership import LOCK, sole_owner
-from vitrine.engine.nemo import NeuronSet, NeuronStatistics, SampleThreshold
+from vitrine.engine.nemo import Calibration, NeuronSet
 from vitrine.engine.pipelines import SegmentationPipeline
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
@@ -37,11 +37,11 @@ TEXT = [f"a face number {i}" for i in range(200)]
 
 
 def commands(inputs, out):
-    cal, find = ["--calibrated", str(out / "cal")], ["--share", "0.8", "--mode", "fast"]
-    calibrate = ["--out", str(out / "cal"), "--timestep-index", "15", "--scored", "8"]
+    cal, find = ["--calibration", str(out / "cal.safetensors")], ["--effect-fraction", "0.8", "--mode", "fast"]
+    calibrate = ["--out", str(out / "cal.safetensors"), "--timestep-index", "15", "--scored", "8"]
     return [
         ["nemo", "calibrate", str(inputs / "ordinary.txt"), *calibrate],
-        ["nemo", "score", str(inputs / "wanted.txt"), *cal, "--out", str(out / "scores.csv")],
+        ["nemo", "detect", str(inputs / "wanted.txt"), *cal, "--out", str(out / "scores.csv")],
         ["nemo", "find", str(inputs / "wanted.txt"), *cal, *find, "--out", str(out / "neurons")],
         ["w2w", "train-loras", str(inputs / "people"), "--steps", "2", "--out", str(out / "trained")],
         ["w2w", "build", str(inputs / "loras"), "--memory-gb", "0.001", "--dtype", "float32",
@@ -105,17 +105,17 @@ def both(tmp_path_factory):
 
 @pytest.mark.nightly
 def test_statistics_and_threshold(both):
-    one, two = (NeuronStatistics.load(out / "cal" / "statistics.safetensors") for out in both)
+    alone, shared = (Calibration.load(out / "cal.safetensors") for out in both)
+    one, two = alone.statistics, shared.statistics
     assert one.count == two.count == 24 and list(one.means) == list(two.means)
     for a in one.means:
         torch.testing.assert_close(two.means[a], one.means[a], rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(two.stds[a], one.stds[a], rtol=1e-4, atol=1e-7)
-    alone, shared = (json.loads((out / "cal" / "threshold.json").read_text()) for out in both)
-    assert alone["tau"] == pytest.approx(shared["tau"], abs=1e-4) and alone["captions"] == shared["captions"] == 8
-    first, second = (SampleThreshold.load(out / "cal") for out in both)
+    assert alone.score.tau == pytest.approx(shared.score.tau, abs=1e-4) and alone.score.count == shared.score.count == 8
+    first, second = alone.samples, shared.samples
     assert first.count == second.count == 8 and first.distance == pytest.approx(second.distance, rel=1e-3)
     assert torch.allclose(first.places, second.places, rtol=1e-3)
-    assert not [p.name for out in both for p in (out / "cal").glob("*-of-*")], "states are gone when all is done"
+    assert not any((out / "cal.state").exists() for out in both), "states are gone when all is done"
 
 
 @pytest.mark.nightly

@@ -1,15 +1,11 @@
 """``vitrine nemo``: from prompt files to NEURONS files to a patch, resumed in between."""
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.cli.main import main
 from vitrine.engine.io.files import read_safetensors, save_safetensors
-from vitrine.engine.nemo import NeuronSet
-from vitrine.engine.nemo.calibrated_threshold import Calibrated
-from vitrine.engine.nemo.sample_threshold import NAME
+from vitrine.engine.nemo import Calibration, NeuronSet
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
@@ -21,12 +17,15 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     ordinary.write_text("\n".join(caption(sample_scenes(range(24)))))
     memorized, innocent = plants()[2].captions[0], caption(sample_scenes([30]))[0]
     wanted.write_text(f"{memorized}\n{innocent}\n")
-    folder = ["--out", str(tmp_path / "cal")]
-    assert main(["nemo", "calibrate", str(ordinary), *folder, "--timestep-index", "15", "--scored", "8"]) == 0
-    told = json.loads((tmp_path / "cal" / "threshold.json").read_text())
-    assert 0 < told["tau"] < 1 and told["captions"] == 8
-    find = ["nemo", "find", str(wanted), "--calibrated", str(tmp_path / "cal"), "--out", str(out), "--share", "0.8",
-            "--mode", "fast"]  # fmt: skip
+    file = tmp_path / "calibration.safetensors"
+    assert (
+        main(["nemo", "calibrate", str(ordinary), "--out", str(file), "--timestep-index", "15", "--scored", "8"]) == 0
+    )
+    made = Calibration.load(file)
+    assert 0 < made.score.tau < 1 and made.score.count == made.samples.count == 8 and made.statistics.count == 24
+    assert sorted(p.name for p in tmp_path.iterdir()) == [file.name, ordinary.name, wanted.name], "no state is left"
+    find = ["nemo", "find", str(wanted), "--calibration", str(file), "--out", str(out),
+            "--effect-fraction", "0.8", "--mode", "fast"]  # fmt: skip
     assert main(find) == 0 and len(list(out.glob("*.json"))) == 2
     sets = {NeuronSet.load(p).info["prompt"]: (p, NeuronSet.load(p)) for p in out.glob("*.json")}
     path, neurons = sets[memorized]
@@ -34,7 +33,7 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     before = {p: p.stat().st_mtime_ns for p in out.glob("*.json")}
     sets[innocent][0].unlink()
     assert main(find) == 0 and path.stat().st_mtime_ns == before[path] and len(list(out.glob("*.json"))) == 2
-    refuses_each_other_input(find, tmp_path / "cal", capsys)
+    refuses_each_other_input(find, file, capsys)
     patch = tmp_path / "patch.safetensors"
     assert main(["nemo", "bake", str(path), "--out", str(patch)]) == 0
     unet, changed = load_portraits().unet, load_file(patch)
@@ -42,33 +41,36 @@ def test_calibrate_find_resume_bake(tmp_path, capsys):
     zero = sum(int((v.abs().amax(1) == 0).sum()) for v in changed.values())
     assert zero == len(neurons) and all(torch.isfinite(v).all() for v in changed.values())
     capsys.readouterr()
-    assert main(["nemo", "find", str(wanted), "--calibrated", str(tmp_path / "none")]) == 2
+    assert main(["nemo", "find", str(wanted), "--calibration", str(tmp_path / "none")]) == 2
     assert "calibrate first" in capsys.readouterr().err
 
 
-def refuses_each_other_input(find, folder, capsys):
+def refuses_each_other_input(find, file, capsys):
     """Another search must not count as done."""
     pipes = [NEMOPipeline.from_pipe(load_portraits().pipeline()) for _ in range(3)]
     with torch.no_grad():
         for network in (pipes[1].text_encoder, pipes[2].unet):
             next(p for p in network.parameters() if p.ndim == 1)[0] += 1e-3  # which the fingerprint overlooks
 
-    def scaled(name):
-        tensors, metadata = read_safetensors(folder / name)
-        wider = {key: 1.01 * value for key, value in tensors.items()}
-        return lambda: save_safetensors(folder / name, wider, metadata)
+    def scaled(*names):
+        def change():
+            tensors, metadata = read_safetensors(file)
+            wider = {key: 1.01 * v if key.startswith(names) else v for key, v in tensors.items()}
+            save_safetensors(file, wider, metadata)
+
+        return change
 
     others = {
-        "search.share 0.8 (now 0.7)": (pipes[0], ["--share", "0.7"], None),
+        "search.effect_fraction 0.8 (now 0.7)": (pipes[0], ["--effect-fraction", "0.7"], None),
         "search.mode fast (now parity)": (pipes[0], ["--mode", "parity"], None),
         "search.protocol vitrine (now nemo)": (pipes[0], ["--protocol", "nemo"], None),
         "probe.seed 1 (now 3)": (pipes[0], ["--seed", "3"], None),
         "other text encoder": (pipes[1], [], None), "other unet": (pipes[2], [], None),
-        "other statistics": (pipes[0], [], scaled("statistics.safetensors")),
-        "threshold": (pipes[0], [], scaled(NAME)),
+        "other statistics": (pipes[0], [], scaled("mean/", "std/")),
+        "other samples": (pipes[0], [], scaled("places")),
     }  # fmt: skip
     for said, (pipe, options, change) in others.items():
-        kept = {p: p.read_bytes() for p in folder.iterdir()}
+        kept = file.read_bytes()
         if change is not None:
             change()
         with pytest.MonkeyPatch.context() as patch:
@@ -77,25 +79,37 @@ def refuses_each_other_input(find, folder, capsys):
             assert main([*find, *options]) == 2, said
         told = capsys.readouterr().err
         assert "begun with" in told and said in told, (said, told)
-        for path, data in kept.items():
-            path.write_bytes(data)
+        file.write_bytes(kept)
 
 
 @pytest.mark.nightly
 def test_a_threshold_of_another_model_is_refused(tmp_path, capsys):
     """Before, it gave verdicts: what is usual for one model's captions is an alarm for another's."""
-    ordinary, folder = tmp_path / "ordinary.txt", tmp_path / "cal"
+    ordinary, file = tmp_path / "ordinary.txt", tmp_path / "calibration.safetensors"
     ordinary.write_text("\n".join(caption(sample_scenes(range(6)))))
-    calibrate = ["nemo", "calibrate", str(ordinary), "--out", str(folder), "--timestep-index", "15", "--scored", "4"]
+    calibrate = ["nemo", "calibrate", str(ordinary), "--out", str(file), "--timestep-index", "15", "--scored", "4"]
     assert main(calibrate) == 0
-    usual = Calibrated.load(folder)
-    shared = ["--calibrated", str(folder), "--out", str(tmp_path / "out")]
+    usual = Calibration.load(file).score
+    shared = ["--calibration", str(file), "--out", str(tmp_path / "out")]
     capsys.readouterr()
-    for command in (["score", str(ordinary)], ["find", str(ordinary)], ["check", "--prompts", str(ordinary)]):
+    for command in (["detect", str(ordinary)], ["find", str(ordinary)], ["check", "--prompts", str(ordinary)]):
         assert main(["nemo", *command, *shared, "--model", str(FLOW_WEIGHTS)]) == 2
         told = capsys.readouterr().err
         assert usual.fingerprint[:16] in told and "measured on this model" in told and "nemo calibrate" in told
     assert not (tmp_path / "out").exists()
-    assert main([*calibrate, "--parity"]) == 0
-    assert Calibrated.load(folder).probe.data_range is None and usual.probe.data_range is not None
-    assert main(["nemo", "score", str(ordinary), "--calibrated", str(folder), "--out", str(tmp_path / "s.csv")]) == 0
+    assert (
+        main(
+            [
+                "nemo",
+                "detect",
+                str(ordinary),
+                "--method",
+                "one step",
+                "--calibration",
+                str(file),
+                "--out",
+                str(tmp_path / "s.csv"),
+            ]
+        )
+        == 0
+    )

@@ -8,7 +8,7 @@ from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.sampling import few_step_latents, sample
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import Agreement, FewStepConfig, FewStepSampler, SampleThreshold, sample_agreement
+from vitrine.engine.nemo import Agreement, Calibration, FewStepConfig, FewStepSampler, SampleThreshold, sample_agreement
 from vitrine.engine.nemo import sample_threshold as threshold_of
 from vitrine.engine.nemo.block import block
 from vitrine.engine.nemo.find import find_neurons, make_probe
@@ -137,9 +137,9 @@ def test_one_ordinary_caption_in_a_hundred_is_below():
 
 def test_a_threshold_is_of_one_model_and_one_setting(usual, tmp_path, denoiser, conds):
     known = threshold_of(usual, "a" * 64)
-    read = SampleThreshold.load(known.save(tmp_path / "samples.safetensors"))
+    read = Calibration.load(Calibration(samples=known).save(tmp_path / "calibration.safetensors")).samples
     assert (read.distance, read.usual, read.config) == (known.distance, known.usual, known.config)
-    assert torch.equal(read.places, known.places) and SampleThreshold.load(tmp_path).count == 10
+    assert torch.equal(read.places, known.places) and read.count == 10
     with pytest.raises(VitrineError, match="this model"):
         read.check("b" * 64)
     assert read.check("a" * 64) is read
@@ -170,10 +170,10 @@ def test_two_stages_leave_out_what_differs_at_once(denoiser, conds, usual):
 def test_an_exhausted_search_begins_again_in_all_layers_that_the_statistics_know(denoiser, conds):
     sites = value_sites(denoiser.backbone, "all")
     every = gather([value_activations(denoiser, Condition.batch(conds), sites)], [s.address for s in sites])
-    probe = make_probe(denoiser, config=ProbeConfig(seeds=2, data_range=1.0))
+    probe = make_probe(denoiser, config=ProbeConfig(seeds=2))
     few = [s.address for s in probe.sites]
     narrow = NeuronStatistics({a: every.means[a] for a in few}, {a: every.stds[a] for a in few}, every.count)
-    config = SearchConfig(tau=0.01, tau_search=1e-6, theta=1.5, theta_step=0.5)
+    config = SearchConfig(tau=1e-6, effect_fraction=1.0, theta=1.5, theta_step=0.5)
 
     def searched(statistics, **change):
         (result,) = find_neurons(probe, ["a"], conds[:1], statistics, SHAPE, replace(config, **change))

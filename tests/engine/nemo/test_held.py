@@ -10,7 +10,6 @@ from vitrine.engine.nemo import (
     NeuronSet,
     ProbeConfig,
     SearchConfig,
-    consensus,
     find_neurons,
     gather,
     held_by,
@@ -23,7 +22,7 @@ from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 
 SHAPE, TEXT, TOKENS, SEEDS = (4, 16, 16), 24, 7, 3
-PROBE = ProbeConfig(seeds=SEEDS, data_range=1.0)
+PROBE = ProbeConfig(seeds=SEEDS)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +40,7 @@ def probed():
     )
     probe = make_probe(denoiser, config=PROBE)
     cond = Condition(texts[:1])
-    config = SearchConfig(tau=1e-6, share=0.5)
+    config = SearchConfig(tau=1e-6, effect_fraction=0.5)
     (result,) = find_neurons(probe, ["the loud one"], [cond], statistics, SHAPE, config)
     assert result.search is not None and result.search.neurons, "the search keeps neurons: the tests below need some"
     return net, probe, cond, statistics, result
@@ -81,5 +80,4 @@ def test_records_survive_files_and_stand_side_by_side_in_merged_sets(probed, tmp
     loaded = NeuronSet.load(neurons.save(tmp_path / "n.json"))
     assert json.dumps(sorted(held_by(loaded).items())) == json.dumps(sorted(held_by(neurons).items()))
     assert all(len(records) == 2 for records in held_by(neurons.merged(loaded)).values())
-    assert all(len(records) == 3 for records in held_by(consensus([neurons, loaded, neurons])).values())
     assert held_by(NeuronSet({"mid-vit-block0-cross-v": (1,)})) == {}

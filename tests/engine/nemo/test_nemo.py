@@ -12,7 +12,6 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import (
     BlockConfig,
     NeuronSet,
-    NeuronStatistics,
     ProbeConfig,
     SearchConfig,
     bake,
@@ -22,7 +21,6 @@ from vitrine.engine.nemo import (
     gather,
     make_probe,
     score_prompts,
-    threshold,
     value_activations,
     value_sites,
 )
@@ -37,7 +35,7 @@ from vitrine_tests.lanes import nightly_but
 pytestmark = pytest.mark.rounding
 SHAPE, SEEDS, TOKENS, WIDTH = (4, 44, 44), 3, 7, 24
 SCHEDULER = DDIMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", steps_offset=1)
-PARITY = ProbeConfig(seeds=SEEDS, data_range=None)
+PARITY = ProbeConfig(seeds=SEEDS, range_of_batch=True)
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +144,8 @@ def everyone(denoiser, statistics, text, tau, mode, config=PARITY, rows=80):
     found = [a.mean(0) for a in value_activations(denoiser, Condition(text), probe.sites)]
     addresses = [s.address for s in probe.sites]
     z = [statistics.z(ad, a) for ad, a in zip(addresses, found, strict=True)]
-    settings = SearchConfig(tau=tau, mode=mode, rows=rows)
-    searching = search(addresses, z, found, SEEDS, settings, config.data_range is not None)
+    settings = SearchConfig(mode=mode, rows=rows)
+    searching = search(addresses, z, found, SEEDS, settings, tau, not config.range_of_batch)
     task = Task(Condition(text), noise, plain, searching)
     return lockstep(probe, {0: task})[0], probe
 
@@ -186,12 +184,7 @@ def test_streaming_statistics_equal_those_of_all_at_once(denoiser, texts, statis
     assert statistics.count == 32
 
 
-def test_statistics_file_round_trip_and_refusals(statistics, tmp_path):
-    again = NeuronStatistics.load(statistics.save(tmp_path / "s.safetensors"))
-    assert all(torch.equal(again.stds[a], v) for a, v in statistics.stds.items()) and again.count == statistics.count
-    (tmp_path / "bad.safetensors").write_bytes(b"no")
-    with pytest.raises(VitrineError, match="bad.safetensors"):
-        NeuronStatistics.load(tmp_path / "bad.safetensors")
+def test_statistics_of_another_width_are_refused(statistics):
     with pytest.raises(VitrineError, match="width"):
         statistics.z(next(iter(statistics.means)), torch.zeros(1, 5))
 
@@ -280,17 +273,14 @@ def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statis
 
 @pytest.mark.nightly
 def test_chain_in_lockstep_with_others_finds_the_same(denoiser, texts, statistics):
-    config = ProbeConfig(seeds=SEEDS, data_range=1.0)
     conds = [Condition(texts[i : i + 1]) for i in range(2)]
-    probe = make_probe(denoiser, config=config)
-    scores, _ = score_prompts(probe, conds, SHAPE, 1.0)
-    tau = min(s.value for s in scores) * 0.9
+    probe = make_probe(denoiser, config=PARITY)
     prompts = ["a", "b"]
-    together = find_neurons(probe, prompts, conds, statistics, SHAPE, SearchConfig(tau=tau, tau_search=0.8))
-    parity = SearchConfig(tau=tau, tau_search=0.8, mode="parity")
+    together = find_neurons(probe, prompts, conds, statistics, SHAPE, SearchConfig(effect_fraction=0.5))
     for prompt, cond, result in zip(prompts, conds, together, strict=True):
+        parity = SearchConfig(effect_fraction=0.5, mode="parity")
         (alone,) = find_neurons(probe, [prompt], [cond], statistics, SHAPE, parity)
-        assert result.search is not None and result.search.neurons == alone.search.neurons
+        assert result.search.neurons and result.search.neurons == alone.search.neurons
 
 
 @pytest.mark.nightly
@@ -306,8 +296,9 @@ def test_progress_tells_how_much_of_one_prompts_search_is_decided(denoiser, text
     """It counted finished prompts: 0 of 1 to the end."""
     steps = []
     find_neurons(
-        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS, data_range=1.0)), ["p"], [Condition(texts[:1])],
-        statistics, SHAPE, SearchConfig(tau=0.5, tau_search=0.8, mode="fast"), lambda *step: steps.append(step[:2]),
+        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])],
+        statistics, SHAPE, SearchConfig(tau=0.5, effect_fraction=0.5, mode="fast"),
+        lambda *step: steps.append(step[:2]),
     )  # fmt: skip
     numbers = [step for step, _ in steps]
     assert numbers == sorted(numbers) and steps[-1] == (100, 100) and len({n for n in numbers if 0 < n < 100}) > 5
@@ -319,11 +310,6 @@ def test_the_published_rule_leaves_prompts_below_tau_alone(denoiser, texts, stat
         SearchConfig(tau=0.999, protocol="nemo"),
     )  # fmt: skip
     assert result.verdict == "not memorized" and len(result.neurons("")) == 0 and result.forwards == SEEDS
-
-
-def test_threshold_is_mean_plus_one_deviation():
-    tau, mean, std = threshold([0.3, 0.4, 0.5])
-    assert (round(tau, 6), round(mean, 6), round(std, 6)) == (0.5, 0.4, 0.1)
 
 
 # --- blocking ------------------------------------------------------------------------------------------------------

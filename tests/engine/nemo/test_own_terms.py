@@ -1,12 +1,11 @@
-"""Attacks, erasing and concept sliders measure errors as the network learned: v and flow networks not in eps."""
+"""Attacks and concept sliders measure errors as the network learned: v and flow networks not in eps."""
 
 import pytest
 import torch
 from diffusers import DDIMScheduler, FlowMatchEulerDiscreteScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser, training_target
-from vitrine.engine.nemo import AttackConfig, EraseConfig, EraseData
+from vitrine.engine.nemo import AttackConfig
 from vitrine.engine.nemo.blocking_checks import optimised_text
-from vitrine.engine.nemo.erase import Eraser
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.w2w.train.batched_lora import BatchedLora, initial_lora
 from vitrine.evidence.w2w.concept_sliders import SliderConfig, train_sliders
@@ -55,27 +54,6 @@ def test_an_attack_follows_the_gradient_of_the_networks_own_error(make):
     clear = own.abs() > 1e-3 * own.abs().max()
     assert torch.equal((start - moved).sign()[clear], own.sign()[clear])
     assert not torch.equal(in_eps.sign()[clear], own.sign()[clear]), "the two differ, so that the test can fail"
-
-
-@pytest.mark.parametrize("make", [of_v, of_flow])
-@torch.no_grad()
-def test_erasing_weighs_an_error_of_the_output_alike_at_every_noise_level(make):
-    """Both losses are squares of the output's error: up and down by d adds 2 d^2 to each, whatever the timesteps."""
-    denoiser, size, text, bias = make()
-    data = EraseData(
-        noise(0, 2, *text), noise(1, 2, *size), noise(2, 2, 2, *size), noise(3, 4, *text), noise(4, 4, *size)
-    )
-    config = EraseConfig(rounds=1, updates=1, batch=6, attack=AttackConfig(steps=0))
-    eraser = Eraser(denoiser, data, config)
-    shift = eraser.backbone.get_parameter(bias)
-
-    def loss(by):
-        shift.add_(by)
-        value = eraser._loss(torch.Generator().manual_seed(5))
-        shift.sub_(by)
-        return float(value)
-
-    assert loss(0.5) + loss(-0.5) - 2 * loss(0.0) == pytest.approx(4 * 0.5**2, rel=1e-3)
 
 
 def test_a_slider_follows_the_gradient_of_the_networks_own_error():

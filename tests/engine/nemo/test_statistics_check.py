@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import NeuronStatistics, fingerprint_of
+from vitrine.engine.nemo import Calibration, NeuronStatistics, fingerprint_of
 from vitrine.engine.nemo.neuron_statistics import OFFICIAL
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, sample_scenes
@@ -19,14 +19,14 @@ def pipe():
 
 @pytest.fixture(scope="module")
 def statistics(pipe):
-    return pipe.statistics(caption(sample_scenes(range(4))))
+    return pipe.calibrate(caption(sample_scenes(range(4))), ["statistics"]).statistics
 
 
 @pytest.mark.parametrize("origin", [OFFICIAL, "feedfeedfeedfeed"])
 def test_foreign_statistics_are_refused_before_a_search(pipe, statistics, origin):
     foreign = replace(statistics, fingerprint=origin)
     with pytest.raises(VitrineError, match="gather them on this model"):
-        pipe.find(["a face"], foreign)
+        pipe.find(["a face"], Calibration(foreign))
     with pytest.raises(VitrineError, match=origin):
         foreign.check(pipe.unet, "0123456789abcdef")  # as the node asks, with a fingerprint of its own reading
 
@@ -54,8 +54,8 @@ def test_statistics_know_the_lora_they_were_measured_with(pipe, statistics):
     unet.add_adapter(LoraConfig(r=2, target_modules=["attn2.to_v"], init_lora_weights=False), adapter_name="style")
     try:
         with pytest.raises(VitrineError, match="adapters and all"):
-            pipe.find(["a face"], statistics)
-        styled = pipe.statistics(caption(sample_scenes(range(4))))
+            pipe.find(["a face"], Calibration(statistics))
+        styled = pipe.calibrate(caption(sample_scenes(range(4))), ["statistics"]).statistics
         assert any(not torch.allclose(v, statistics.means[a], atol=1e-3) for a, v in styled.means.items())
         styled.check(unet)
         unet.disable_adapters()

@@ -79,27 +79,27 @@ def test_scores_say_how_they_were_measured(unet, text):
 
 
 @pytest.mark.nightly
-def test_parity_is_the_published_similarity_unless_told_otherwise(unet, text):
+def test_parity_is_the_published_similarity(unet, text):
     """The official code takes the range of values from the batch."""
     statistics, conds = statistics_of(unet, text), [Condition(text)]
 
     def search(mode, **settings):
-        config = SearchConfig(tau=0.01, tau_search=0.5, mode=mode)
+        config = SearchConfig(tau=0.01, effect_fraction=0.5, mode=mode)
         return find_neurons(probe_of(unet, **settings), ["p"], conds, statistics, SHAPE, config)[0]
 
     assert "range of the batch" in search("parity").before.metric
-    assert torch.equal(search("parity").before.per_seed, search("chain", data_range=None).before.per_seed)
-    assert search("parity", data_range=1.0).before.metric == search("chain").before.metric
-    probe = probe_of(unet, data_range=None)
+    assert torch.equal(search("parity").before.per_seed, search("chain", range_of_batch=True).before.per_seed)
+    assert "range 1" in search("chain").before.metric
+    probe = probe_of(unet, range_of_batch=True)
     noise = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(0)).sigmoid()
     assert torch.equal(probe.similarity(noise, noise.flip(0)), ms_ssim(noise, noise.flip(0), (0.5, 0.5), None))
 
 
 def test_results_carry_their_settings_and_a_margin_that_means_something(unet, text):
-    config = SearchConfig(tau=0.01, tau_search=0.9)
+    config = SearchConfig(tau=0.01, effect_fraction=0.5)
     (result,) = find_neurons(probe_of(unet), ["p"], [Condition(text)], statistics_of(unet, text), SHAPE, config)
     info = result.neurons("").info
-    assert info["settings"]["search"] == config.to_dict() and info["settings"]["probe"]["data_range"] == 1.0
+    assert info["settings"]["search"] == config.to_dict() and info["settings"]["probe"]["range_of_batch"] is False
     assert result.search is not None and any(not dropped for _, _, dropped in result.search.tests), "nothing was kept"
     kept = [score for _, score, dropped in result.search.tests if not dropped]
     assert min(kept) >= result.search.threshold
@@ -162,7 +162,7 @@ def test_an_edit_that_no_forward_reaches_is_refused(unet, text):
 
 
 def test_replacing_settings_keeps_the_rest():
-    assert replace(SearchConfig(tau=0.5), mode="parity").stop == 0.5
+    assert replace(SearchConfig(tau=0.5), mode="parity").tau == 0.5
 
 
 def test_cured_is_a_word_for_pictures_alone():
