@@ -257,7 +257,7 @@ def _samples(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> SampleT
 
 def _score(facts: dict[str, Any]) -> ScoreThreshold:
     tau, mean, std = (float(facts[name]) for name in ("tau", "mean", "std"))
-    if not max(abs(tau), abs(mean), abs(std)) <= 10:
+    if not all(abs(number) <= 10 for number in (tau, mean, std)):
         raise ValueError(f"tau, mean and std {tau}, {mean}, {std}")
     probe = ProbeConfig.from_dict(dict(facts["settings"]))
     return ScoreThreshold(tau, mean, std, _count(facts), probe, printable(str(facts["fingerprint"])))

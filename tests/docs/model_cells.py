@@ -166,7 +166,7 @@ CELLS: dict[str, dict[str, Tests]] = {
         "Tap": ["comfy/test_flow_nodes.py::test_a_tap"],
         "match, rank": ["comfy/test_flow_nodes.py::test_points_travel", "comfy/test_flow_nodes.py::test_masks_travel"],
         "NEMO": ["evidence/test_nemo_flow.py::test_statistics_and_score_of_the_flow_model", f"{MODELS}::test_neurons_are_blocked_while_comfyui_samples[flux]"],
-        "EMD": ["comfy/test_emd_flow.py::test_one_step_is_the_pipelines", "comfy/test_emd_flow.py::test_repair_also_moves_the_noise"],
+        "EMD": ["comfy/test_emd_flow.py::test_one_step_is_the_pipelines"],
         "W2W": ["evidence/test_w2w_flow.py::test_a_sampled_model_is_one_person", "evidence/test_w2w_flow.py::test_directions_in_the_quick_form", f"{OWN}[flux-Turn a folder of LoRAs into sliders (your checkpoint)]"],
         "Resolution": ["comfy/test_portraits_flow.py::test_a_whole_run_at_another_size_is_one_picture_through_both_doors"],
     }},
