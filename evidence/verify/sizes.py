@@ -86,9 +86,9 @@ def sizes(context: Context) -> Measured:
         # for each prompt: distances across sizes, distances between two noises, detail under the smallest and own size
         facts = [arm, gamma.to_dict(), settings.to_dict(), list(measures), context.data_sums_of("lpips"), prompts]
         bar, width = context.bar(f"sizes, {arm}"), 2 * len(measures) + 2
-        with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), width)) as table:
+        with RowFile(context.state(f"sizes-{arm}", facts), (len(prompts), width)) as stored:
             for i, prompt in enumerate(prompts):
-                if not table.done[i]:
+                if not stored.done[i]:
                     seeds = [i] * len(asked) + [i + 500_000]
                     pictures = drawn(context, prompt, [*asked, own], seeds, gamma)
                     by_size = {(s, s): picture[None] for s, picture in zip(asked, pictures, strict=False)}
@@ -96,9 +96,9 @@ def sizes(context: Context) -> Measured:
                     across = [float(cross_size_consistency(by_size.__getitem__, every, d).mean) for d in distances]
                     noise = [float(d(by_size[own, own], pictures[-1:])) for d in distances]
                     detail = [float(fine_detail(by_size[s, s])) for s in (sides[0], own)]
-                    table.write(i, torch.tensor([[*across, *noise, *detail]]))
+                    stored.write(i, torch.tensor([[*across, *noise, *detail]]))
                 bar(i + 1, len(prompts), None)
-            tables[arm] = table.rows(range(len(prompts)))
+            tables[arm] = stored.rows(range(len(prompts)))
     figures: dict[str, Figure] = {}
     for number, (key, (what, _)) in enumerate(measures.items()):
         columns = {arm: table[:, number] for arm, table in tables.items()}
