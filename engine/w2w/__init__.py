@@ -30,12 +30,10 @@ from .edit.editing import (
     shift,
 )
 from .edit.inversion import Inversion, invert, invert_below, invert_in, partial_inversion
-from .edit.inversion_space import Posterior
+from .edit.inversion_space import Posterior, latent_mask
 from .edit.invert_config import InvertConfig
-from .edit.masks import latent_mask
 from .edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
-from .edit.slider import Slider, slider_lora
-from .edit.slider_texts import sliders_of
+from .edit.slider import Slider, slider_lora, sliders_of
 from .loras.base_weights import BaseWeights
 from .loras.gauge import Gauge, gauge_test
 from .loras.lora_files import LoraFile, read_header, read_lora

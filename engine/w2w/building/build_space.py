@@ -24,9 +24,9 @@ from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
 from ..loras.lora_folders import BadFile, FolderScan, scan_folder
 from ..loras.near_copies import near_copies
+from ..space.build_state import GramState
 from ..space.delta_space import DeltaSpace, Space
 from ..space.factor_stacks import Stack, read_stacks
-from ..space.gram_state import GramState
 from ..space.linked_factors import LinkedStacks
 from ..space.manifest import Manifest
 from ..space.principal_components import Matrix, PCAConfig, Stored, principal_components, shards

@@ -26,9 +26,8 @@ from ...runtime.progress import Progress, silent
 from ..space.delta_space import Space
 from ..train.batched_lora import BatchedLora
 from ..train.stopped_runs import drop_old_states
-from .inversion_space import Posterior, Products, latents_of, placed, spread
+from .inversion_space import Posterior, Products, latents_of, mask_for, placed, spread
 from .invert_config import InvertConfig
-from .masks import mask_for
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
-"""An edit as one LoRA that any tool loads with a model, whose strength -1 .. 1 is the slider."""
+"""An edit as one LoRA that any tool loads with a model, whose strength -1 .. 1 is the slider; and sliders as texts."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -92,3 +94,23 @@ def _tangent(space: Space, before: torch.Tensor, after: torch.Tensor) -> dict[st
         up = a.scale * torch.cat([d_up, a.up], 1)
         out[path] = LoraLayer(torch.cat([a.down, d_down]), up, float(2 * a.rank))
     return out
+
+
+def sliders_of(texts: Iterable[str], sign: str) -> dict[str, float]:
+    """Label -> number from texts such as ``beard: 2``; empty ones are left out.
+
+    Args:
+        sign: between the two, ``:`` in a node and ``=`` on the command line.
+    """
+    strengths: dict[str, float] = {}
+    for text in filter(None, (text.strip() for text in texts)):
+        label, _, number = text.rpartition(sign)
+        try:
+            strength = float(number)
+        except ValueError:
+            strength = math.nan
+        if not label.strip() or not math.isfinite(strength) or label.strip() in strengths:
+            example = "beard=2" if sign == "=" else "beard: 2"
+            raise refuse("slider", text, f"label{sign}number, each label once", f"write {example}")
+        strengths[label.strip()] = strength
+    return strengths

@@ -16,7 +16,7 @@ from functools import cached_property
 
 from ...errors import refuse
 from .base_weights import BaseWeights
-from .layer_sizes import layer_fits, most_numbers
+from .layer_names import layer_fits, most_numbers
 from .lora_settings import LARGEST_ALPHA, LoraRules
 
 Shape = tuple[int, ...]

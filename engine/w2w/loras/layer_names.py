@@ -1,4 +1,4 @@
-"""Key formats of LoRA tensors, and their canonical name: the module path in a diffusers UNet.
+"""Key formats of LoRA tensors, their canonical name, the module path in a diffusers UNet, and how large a layer can be.
 
 Modules of transformers keep the names of their file, diffusers' (``transformer_blocks.0..``) or ComfyUI's
 (``double_blocks.0..``).
@@ -142,3 +142,19 @@ def canonical(path: str, layers: int = 2) -> str:
 
 
 _RENAMES = [family.renamed for family in FAMILIES if family.renamed is not None]
+
+
+# --- sizes, to refuse damaged or malicious files ----------------------------------------------------------------------
+_UNET_PREFIXES = ("down_blocks.", "up_blocks.", "mid_block.", "conv_", "time_", "add_")
+_LARGEST_UNET, LARGEST = 1 << 26, 1 << 29
+"""Most numbers in a weight: SDXL's refiner has 42 million in one layer, Flux.2 340 million."""
+
+
+def most_numbers(path: str) -> int:
+    """The largest size of a weight with this layer name in any model."""
+    return _LARGEST_UNET if path.startswith(_UNET_PREFIXES) else LARGEST
+
+
+def layer_fits(path: str, numbers: int) -> bool:
+    """Whether a layer's weight can have that many numbers."""
+    return 0 < numbers <= most_numbers(path)

@@ -21,8 +21,8 @@ from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import LARGEST_RANK, integers
 from ...runtime.progress import Progress, silent
 from ..loras.low_rank import factored, refactor
+from .build_state import GramState
 from .factor_stacks import TOGETHER, Stack, gram
-from .gram_state import GramState
 from .linked_factors import LinkedStacks
 from .principal_components import top_components
 from .space import DTYPES, KIND, LINKED_VERSION, VERSION, WeightSpace

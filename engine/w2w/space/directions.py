@@ -195,33 +195,27 @@ def quality(
 ) -> Quality:  # fmt: skip
     """Cross-validated accuracy of each label's direction, and the similarity of the directions."""
     accuracy, balanced, directions = {}, {}, []
+    p = _coefficients(space)
     for label, values in table.items():
         y = _labels(space, values)
         high = y > (y[~y.isnan()].min() + y[~y.isnan()].max()) / 2
-        hits = _held_out(space, y, high, method, components, folds)
+        fold = torch.arange(len(y)) % folds
+        # 1 if a held-out model is on the correct side of the fitted models' midpoint, else 0; NaN if unknown
+        hits = torch.full((len(y),), float("nan"))
+        for i in range(folds):
+            fitted = (fold != i) & ~y.isnan()
+            if len(set(high[fitted].tolist())) < 2:  # one class only: nothing to fit
+                continue
+            d = direction(space, torch.where(fitted, y, torch.nan), method, components)
+            scores = p @ d[: p.shape[1]]
+            midpoint = (scores[fitted & high].mean() + scores[fitted & ~high].mean()) / 2
+            held_out = (fold == i) & ~y.isnan()
+            hits[held_out] = ((scores[held_out] > midpoint) == high[held_out]).float()
         sides = [hits[side].nanmean() for side in (high, ~high)]
         accuracy[label], balanced[label] = float(hits.nanmean()), float(sum(sides) / 2)
         directions.append(direction(space, y, method, components))
     unit = torch.nn.functional.normalize(torch.stack(directions), dim=1)
     return Quality(accuracy, balanced, (unit @ unit.T).abs(), tuple(table))
-
-
-def _held_out(
-    space: Space, y: torch.Tensor, high: torch.Tensor, method: str, components: int | None, folds: int
-) -> torch.Tensor:
-    """(N,) 1 if a held-out model is on the correct side of the fitted models' midpoint, else 0; NaN if unknown."""
-    p, fold = _coefficients(space), torch.arange(len(y)) % folds
-    hits = torch.full((len(y),), float("nan"))
-    for i in range(folds):
-        fitted = (fold != i) & ~y.isnan()
-        if len(set(high[fitted].tolist())) < 2:  # one class only: nothing to fit
-            continue
-        d = direction(space, torch.where(fitted, y, torch.nan), method, components)
-        scores = p @ d[: p.shape[1]]
-        midpoint = (scores[fitted & high].mean() + scores[fitted & ~high].mean()) / 2
-        held_out = (fold == i) & ~y.isnan()
-        hits[held_out] = ((scores[held_out] > midpoint) == high[held_out]).float()
-    return hits
 
 
 def with_directions(space: S, directions: Mapping[str, torch.Tensor]) -> S:

@@ -11,8 +11,8 @@ import torch
 from ...errors import refuse
 from ...io.lora_layer import Lora, LoraLayer
 from ...runtime.progress import Progress, silent
-from ..loras.layer_sizes import layer_fits
-from .gram_state import GramState
+from ..loras.layer_names import layer_fits
+from .build_state import GramState
 
 TOGETHER = 4096
 """Most factors of a layer that are kept as factors; for more, their sum is formed."""

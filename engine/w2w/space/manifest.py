@@ -18,7 +18,7 @@ from ...errors import printable, refuse
 from ...io.files import parse_json
 from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import LARGEST_SIDE, integer
-from ..loras.layer_sizes import layer_fits
+from ..loras.layer_names import layer_fits
 from ..loras.lora_settings import LARGEST_ALPHA
 
 

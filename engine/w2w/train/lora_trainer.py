@@ -222,12 +222,17 @@ def train_loras(
         missing = [[i for i in group if not _trained(folder, names[i], makers[i])] for group in groups]
         done, total = 0, sum(map(len, missing)) * config.steps
         for group in filter(None, missing):
-
-            def after(steps: int, before: int = done, size: int = len(group)) -> None:
-                progress(before + steps * size, total, None)
-
-            _train_group(model, {names[i]: makers[i] for i in group}, folder, config, after)
-            done += len(group) * config.steps
+            began, subjects = time.perf_counter(), [makers[i]() for i in group]
+            trainer = BatchedTrainer(model, subjects, config)
+            for _ in range(config.steps):
+                losses = trainer.step()
+                done += len(group)
+                progress(done, total, None)
+            seconds = (time.perf_counter() - began) / len(group)
+            for i, subject, lora, loss in zip(group, subjects, trainer.loras(), losses.tolist(), strict=True):
+                facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
+                facts |= {"settings": config.to_dict(), "made_of": _made_of(makers[i], subject)}
+                write_lora(folder / f"{names[i]}.safetensors", lora, metadata={KEY: json.dumps(facts)})
     return [folder / f"{name}.safetensors" for name in names]
 
 
@@ -248,20 +253,3 @@ def _trained(folder: Path, name: str, maker: Callable[[], Subject]) -> bool:
 def _made_of(maker: Callable[[], Subject], subject: Subject | None = None) -> str:
     """The digest of a subject's inputs: those of its maker, else the subject itself."""
     return digest(maker.inputs if isinstance(maker, SubjectMaker) else subject or maker())
-
-
-def _train_group(
-    model: Denoiser, makers: dict[str, Callable[[], Subject]], folder: Path, config: LoraTrainConfig,
-    after: Callable[[int], None],
-) -> None:  # fmt: skip
-    """Trains subjects in one batch and writes their files."""
-    began, subjects = time.perf_counter(), {name: maker() for name, maker in makers.items()}
-    trainer = BatchedTrainer(model, list(subjects.values()), config)
-    for step in range(config.steps):
-        losses = trainer.step()
-        after(step + 1)
-    seconds = (time.perf_counter() - began) / len(subjects)
-    for (name, subject), lora, loss in zip(subjects.items(), trainer.loras(), losses.tolist(), strict=True):
-        facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
-        facts |= {"settings": config.to_dict(), "made_of": _made_of(makers[name], subject)}
-        write_lora(folder / f"{name}.safetensors", lora, metadata={KEY: json.dumps(facts)})

@@ -26,8 +26,8 @@ from vitrine.engine.w2w import (
     latent_mask,
     partial_inversion,
 )
+from vitrine.engine.w2w.edit.inversion_space import mask_for
 from vitrine.engine.w2w.edit.invert_config import preset
-from vitrine.engine.w2w.edit.masks import mask_for
 from vitrine.engine.w2w.train.stopped_runs import KEPT_STATES
 
 pytestmark = pytest.mark.rounding

@@ -18,8 +18,8 @@ from vitrine.engine.w2w import (
     read_lora,
     write_lora,
 )
+from vitrine.engine.w2w.space.build_state import GramState
 from vitrine.engine.w2w.space.factor_stacks import TOGETHER, Stack, gram, multiplications
-from vitrine.engine.w2w.space.gram_state import GramState
 from vitrine.engine.w2w.space.linked_factors import linked_files
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
 
@@ -100,9 +100,9 @@ def test_how_much_the_space_holds_equals_the_formed_difference(folder):
 
 
 def test_one_layer_is_read_at_a_time_and_a_stopped_build_goes_on(folder, tmp_path, monkeypatch):
-    from vitrine.engine.w2w.space import gram_state
+    from vitrine.engine.w2w.space import build_state
 
-    monkeypatch.setattr(gram_state, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(build_state, "SAVE_SECONDS", 0.0)
     whole = build_space(folder, BuildConfig("delta")).space
     stacks = build_space(folder, BuildConfig("delta", linked=True)).space.stacks
     file, read = tmp_path / "products.safetensors", []
