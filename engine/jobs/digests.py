@@ -171,7 +171,7 @@ def _of_tensor(tensor: torch.Tensor) -> Any:
         return [type(tensor).__name__, *(_of_tensor(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])]
     plain = tensor.detach().as_subclass(torch.Tensor)
     pieces = (p.contiguous().cpu().view(torch.uint8).numpy() for p in plain.reshape(-1).split(_PIECE))
-    return f"tensor {plain.dtype} {tuple(plain.shape)} {_sha(*(memoryview(piece) for piece in pieces))}"
+    return f"tensor {plain.dtype} {tuple(plain.shape)} {_sha(*pieces)}"
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
