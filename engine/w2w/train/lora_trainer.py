@@ -222,14 +222,14 @@ def train_loras(
         missing = [[i for i in group if not _trained(folder, names[i], makers[i])] for group in groups]
         done, total = 0, sum(map(len, missing)) * config.steps
         for group in filter(None, missing):
-            began, made = time.perf_counter(), [makers[i]() for i in group]
-            trainer = BatchedTrainer(model, made, config)
+            began, batch = time.perf_counter(), [makers[i]() for i in group]
+            trainer = BatchedTrainer(model, batch, config)
             for _ in range(config.steps):
                 losses = trainer.step()
                 done += len(group)
                 progress(done, total, None)
             seconds = (time.perf_counter() - began) / len(group)
-            for i, subject, lora, loss in zip(group, made, trainer.loras(), losses.tolist(), strict=True):
+            for i, subject, lora, loss in zip(group, batch, trainer.loras(), losses.tolist(), strict=True):
                 facts = {"steps": config.steps, "loss": round(loss, 5), "seconds": round(seconds, 2)}
                 facts |= {"settings": config.to_dict(), "made_of": _made_of(makers[i], subject)}
                 write_lora(folder / f"{names[i]}.safetensors", lora, metadata={KEY: json.dumps(facts)})
