@@ -60,7 +60,7 @@ FULL = _at_full_size("sd15", {
 FULL_XL = _at_full_size("sdxl", {
     "Tap": ("VitrineActivationTap", "ActivationTapXLPipeline"),
     "match, rank": ("VitrineFindCorrespondence", "VitrineRankActivations", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
-    "NEMO": ("VitrineNEMONeuronBlocker", "VitrineNEMOFindNeurons", "NEMOAroundPipeline", "NEMOAroundPipeline.score"),
+    "NEMO": ("VitrineNEMONeuronBlocker", "VitrineNEMOFindNeurons", "NEMOAroundPipeline", "NEMOAroundPipeline.detect"),
     "EMD": ("VitrineEMDOneStepGenerator", "EMDOneStepXLPipeline"),
     "W2W": ("VitrineApplyW2WModel", "VitrineW2WInvert", "W2WAroundPipeline", "W2WAroundPipeline.invert_image"),
     "Size conditioning": ("VitrineControlConditionedSampler", "ControlConditionedXLPipeline"),
