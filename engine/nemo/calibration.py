@@ -252,11 +252,11 @@ def _samples(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> SampleT
 
 
 def _score(facts: dict[str, Any]) -> ScoreThreshold:
-    numbers = [float(facts[name]) for name in ("tau", "mean", "std")]
-    if not all(abs(number) <= 10 for number in numbers):
-        raise ValueError(f"tau, mean and std {numbers}")
+    tau, mean, std = (float(facts[name]) for name in ("tau", "mean", "std"))
+    if not all(abs(number) <= 10 for number in (tau, mean, std)):
+        raise ValueError(f"tau {tau}, mean {mean}, deviation {std}")
     probe = ProbeConfig.from_dict(dict(facts["settings"]))
-    return ScoreThreshold(*numbers, _count(facts), probe, printable(str(facts["fingerprint"])))
+    return ScoreThreshold(tau, mean, std, _count(facts), probe, printable(str(facts["fingerprint"])))
 
 
 def _count(facts: dict[str, Any]) -> int:
