@@ -224,6 +224,9 @@ class Calibration:
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
         """Read such a file."""
+        if not Path(path).is_file():
+            accepted = "the file that vitrine nemo calibrate wrote"
+            raise refuse("calibration file", Path(path).name, accepted, "calibrate first")
         with named(path, "calibration file", "what vitrine nemo calibrate wrote", "calibrate first"):
             tensors, header = read_artefact(path, KIND, VERSION)
             parts = {part: dict(header[part]) for part in PARTS if part in header}
