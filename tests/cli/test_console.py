@@ -120,7 +120,7 @@ def test_every_output_is_marked():
     ("words", "said"),
     [
         ("demo --out .", "out: given .; accepted: a file"),
-        ("nemo calibrate prompts.txt --out file", "out: given file; accepted: a folder"),
+        ("nemo calibrate prompts.txt --out folder", "out: given folder; accepted: a file"),
         ("w2w sample --out file/inner", "out: given file/inner, where file is a file"),
         ("w2w label folder --sampling emphasis=1", "out: given folder; accepted: a file"),
         ("train flow --out file", "out: given file; accepted: a folder"),
