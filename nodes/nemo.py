@@ -32,7 +32,7 @@ from ..engine.nemo import (
 )
 from ..engine.nemo.calibration import PUBLISHED
 from ..engine.nemo.few_step_detection import UsualSamples
-from ..engine.nemo.heat_map import BRIGHT, DARK, heat_map
+from ..engine.nemo.neuron_effects import BRIGHT, DARK, heat_map
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
 from ..engine.nemo.search_config import METHODS, MODES, PROTOCOLS, check_method
 from ..engine.nemo.sites import SCOPES

@@ -31,17 +31,17 @@ suspect, control = plant.captions[0], plant.controls[0]
 ordinary = caption(sample_scenes(range(8_100_000, 8_100_600)))
 print(suspect)
 
-# %% Once for a model: how its value neurons usually fire, and how much samples of one caption usually differ.
+# %% Once for a model: how its value neurons usually fire, how much samples of one caption usually differ, and how alike
+# its one-step predictions are.
 probe = ProbeConfig(timestep_index=4 if side < 32 else 1)  # small latents are decided later
-statistics = pipe.statistics(ordinary[:500])
-usual = pipe.calibrate_samples(ordinary[500:])
+calibration = pipe.calibrate(ordinary, probe=probe, scored=100)
 
 # %% Detect: a memorized prompt gives the same picture whatever the seed.
-for name, found in zip(("suspect", "control"), pipe.detect([suspect, control], usual), strict=True):
+for name, found in zip(("suspect", "control"), pipe.detect([suspect, control], calibration), strict=True):
     print(f"{name}: {found.text()}")
 
 # %% Find the neurons that hold the picture; samples before and after judge the search.
-(result,) = pipe.find([suspect], statistics, probe=probe, sampler=pipe.sampler(threshold=usual))
+(result,) = pipe.find([suspect], calibration)
 neurons = pipe.neurons(result)
 print(f"{len(neurons)} neurons in {len(neurons.neurons)} layers; verdict: {result.verdict}")
 neurons.save(out / "neurons.safetensors")
@@ -65,8 +65,9 @@ rows = [[*to_pil(picture), *to_pil(images)] for images in (plain, blocked, other
 make_image_grid([image for row in rows for image in row], 3, 5, 128).save(out / "blocked.png")
 
 # %% The published detector compares predictions of one step; its threshold says when seeds agree.
-tau = pipe.calibrate(ordinary[500:], probe)
-for name, score in zip(("suspect", "control"), pipe.score([suspect, control], tau, probe), strict=True):
+tau = calibration.score.tau
+scores = pipe.detect([suspect, control], calibration, "one step")
+for name, score in zip(("suspect", "control"), scores, strict=True):
     print(f"{name}: {score.value:.3f} against {tau:.3f}, memorized: {score.memorized}")
 
 # %% Which of many prompts come back as copies? A page and a table say it, from samples alone; no neurons are needed.

@@ -225,6 +225,9 @@ class Calibration:
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
         """Read such a file."""
+        if not Path(path).is_file():
+            accepted = "the file that vitrine nemo calibrate wrote"
+            raise refuse("calibration file", Path(path).name, accepted, "calibrate first")
         with named(path, "calibration file", "what vitrine nemo calibrate wrote", "calibrate first"):
             return cls._rebuilt(*read_artefact(path, KIND, VERSION))
 

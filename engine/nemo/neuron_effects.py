@@ -1,4 +1,7 @@
-"""What a neuron encodes: how unusual a prompt makes it, which tokens drive it, what returns when it alone is free."""
+"""What a neuron encodes: how unusual a prompt makes it, which tokens drive it, what returns when it alone is free.
+
+And a picture of which neurons were found, layer by layer.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from .search import Outcome
 
 TOKENS = 3
 """How many of the tokens that drive a neuron most are named."""
+DARK, BRIGHT = (0.16, 0.18, 0.22), (1.0, 0.78, 0.24)
+"""Of a neuron that is not in a set, and of one that is."""
 
 
 @dataclass(frozen=True)
@@ -89,3 +94,23 @@ def _searches(info: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield info
     for part in info.get("merged", ()):
         yield from _searches(part)
+
+
+def heat_map(neurons: NeuronSet, widths: Mapping[str, int], cell: int = 8, columns: int = 64) -> torch.Tensor:
+    """(H, W, 3) in [0, 1]: a band for each layer, a cell for each neuron; those in the set are bright.
+
+    Args:
+        widths: address -> number of neurons, in the order of the bands.
+        cell: side of a cell in pixels.
+        columns: cells in a row; wider layers wrap.
+    """
+    bands = []
+    for address, width in widths.items():
+        rows = -(-width // columns)
+        band = torch.tensor(DARK).expand(rows * columns, 3).clone()
+        band[width:] = 0
+        for index in neurons.neurons.get(address, ()):
+            band[index] = torch.tensor(BRIGHT)
+        picture = band.view(rows, columns, 3).repeat_interleave(cell, 0).repeat_interleave(cell, 1)
+        bands += [picture, torch.zeros(cell, columns * cell, 3)]
+    return torch.cat(bands[:-1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ...engine.nemo.find import Result, make_probe
-from ...engine.nemo.heat_map import heat_map
+from ...engine.nemo.neuron_effects import heat_map
 from ...engine.nemo.noise_similarity import Request, probe_noise
 from ...engine.nemo.sites import value_activations
 from ...engine.runtime.progress import Progress, silent

@@ -13,7 +13,7 @@ from vitrine.engine.nemo.noise_similarity import min_max, probe_noise
 from vitrine.engine.nemo.search import candidates
 from vitrine.engine.nemo.sites import value_activations, value_sites
 from vitrine.engine.portraits import plants
-from vitrine.evidence.nemo.probed_model import SEARCH, SHAPE, SHARE, setting
+from vitrine.evidence.nemo.probed_model import SEARCH, SHAPE, setting
 
 
 class Published:
@@ -43,8 +43,7 @@ class Published:
     def run(self):
         if not self.keep.any():
             return {}
-        everything = {a: range(n) for a, n in self.probed.widths().items()}
-        level = 1 - SHARE * (1 - self.score(everything))  # the same stopping level as ours, one look more
+        level = self.probed.tau
         a = [v.mean(0) for v in value_activations(self.probed.denoiser, self.cond, self.probe.sites)]
         z = [self.probed.statistics.z(ad, v) for ad, v in zip(self.addresses, a, strict=True)]
         theta, k = 5.0, 0

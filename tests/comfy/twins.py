@@ -27,7 +27,7 @@ from vitrine.engine.nemo import (
     picture_distance,
     verify,
 )
-from vitrine.engine.nemo.heat_map import heat_map
+from vitrine.engine.nemo.neuron_effects import heat_map
 from vitrine.engine.nemo.noise_similarity import probe_noise
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,

@@ -91,7 +91,7 @@ def test_commands_exist(subtests):
 
 @pytest.mark.parametrize(
     "command",
-    ["vitrine w2w wokr", "vitrine nemo score --protokoll nemo", "vitrine reproduce nemo.all", "pytest tests/none.py",
+    ["vitrine w2w wokr", "vitrine nemo find --protokoll nemo", "vitrine reproduce nemo.all", "pytest tests/none.py",
      "python -m vitrine.evidence.none", "python docs/make_none.py"],
 )  # fmt: skip
 def test_what_does_not_exist_is_seen(command):

@@ -107,7 +107,8 @@ QUICK = ("vitrine lora report my_lora.safetensors", "vitrine w2w look my_loras/"
 ELSEWHERE = {
     "vitrine reproduce": "tests/docs/test_results.py",
     "vitrine nemo import-statistics FILE MODEL": "tests/pipelines/test_published_statistics.py",
-    "vitrine nemo score": "tests/cli/test_cli.py",
+    "vitrine nemo detect": "tests/engine/nemo/test_cli.py",
+    "vitrine nemo find": "tests/engine/nemo/test_cli.py",
     "vitrine verify --claim gdf.spair ditf.spair": "tests/evidence/test_verify.py",
 }
 """Beginning of a command -> the test that runs it."""

@@ -163,11 +163,6 @@ def nemo_call(s: Loaded) -> Tensors:
     return [s.of("NEMO")(PROMPT, neurons=s.neurons, generator=generator(), **s.told).images]
 
 
-@case("NEMOPipeline.statistics")
-def nemo_statistics(s: Loaded) -> Tensors:
-    return list(s.statistics.statistics.means.values())
-
-
 @case("NEMOPipeline.detect", "NEMOAroundPipeline.detect", families=BOTH)
 def nemo_score(s: Loaded) -> Tensors:
     return [torch.tensor([x.value for x in s.of("NEMO").detect([PROMPT, "a hat"], None, "one step", PROBE)])]
@@ -175,7 +170,8 @@ def nemo_score(s: Loaded) -> Tensors:
 
 @case("NEMOPipeline.calibrate")
 def nemo_calibrate(s: Loaded) -> Tensors:
-    return [torch.tensor(s.of("NEMO").calibrate(CAPTIONS.splitlines()[:2], ["score"], probe=PROBE).score.tau)]
+    made = s.of("NEMO").calibrate(CAPTIONS.splitlines()[:2], ["statistics", "score"], probe=PROBE)
+    return [*made.statistics.means.values(), torch.tensor(made.score.tau)]
 
 
 @case("NEMOPipeline.find")

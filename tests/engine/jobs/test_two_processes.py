@@ -138,7 +138,13 @@ def test_scores_and_neurons(both):
 def test_accelerate_launches_a_command(both, tmp_path):
     """As torchrun does. On a machine without a GPU ``--multi_gpu`` starts the processes all the same."""
     one, _ = both
-    command = ["nemo", "score", str(one.parent / "inputs" / "wanted.txt"), "--calibrated", str(one / "cal")]
+    command = [
+        "nemo",
+        "detect",
+        str(one.parent / "inputs" / "wanted.txt"),
+        "--calibration",
+        str(one / "cal.safetensors"),
+    ]
     script = tmp_path / "score.py"
     script.write_text(
         textwrap.dedent(f"""
