@@ -7,7 +7,7 @@ import pytest
 import torch
 from vitrine.cli.w2w_commands import Label
 from vitrine.engine.activations import Activations, TapConfig, TapInfo
-from vitrine.engine.activations.preset_files import FeaturePreset
+from vitrine.engine.activations.presets import FeaturePreset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.control import ControlEmbedder, ControlMetadata, ControlSpec, load_control, save_control
 from vitrine.engine.errors import VitrineError

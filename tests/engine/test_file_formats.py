@@ -5,7 +5,7 @@ import json
 import torch
 from safetensors.torch import save_file
 from vitrine.engine.control import ControlEmbedder, ControlSpec, GammaConfig, PaddingConfig, load_control
-from vitrine.engine.emd.student_preset import StudentPreset, read_student
+from vitrine.engine.emd import StudentPreset, read_student
 
 KOHYA = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
 

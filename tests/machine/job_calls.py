@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from vitrine.engine.nemo import CheckConfig
+from vitrine.engine.copies import CheckConfig
 from vitrine.engine.pipelines import ActivationTapPipeline, NEMOPipeline, copy_check
 from vitrine.engine.portraits import plants
 

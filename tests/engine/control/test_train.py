@@ -68,7 +68,7 @@ def trainer(folder, full=True, steps=6, **how):
 
 def held_out(run):
     with torch.no_grad():
-        return sum(float(run.loss(run.draw(10**6 + i))) for i in range(16)) / 16
+        return sum(float(run.loss(run.sample_batch(10**6 + i))) for i in range(16)) / 16
 
 
 def test_training_lowers_the_loss(tmp_path):
@@ -98,7 +98,7 @@ def test_training_resumes_to_the_bit(tmp_path):
 
 def test_the_frozen_network_stays_and_the_adapter_starts_at_nothing(tmp_path):
     run = trainer(tmp_path, full=False, steps=3)
-    batch = run.draw(0)
+    batch = run.sample_batch(0)
     x = run.schedule.add_noise(batch.x0, batch.noise, batch.t)
     with torch.no_grad():
         start = run.network(x, batch.t.float(), batch.semantics, torch.zeros(8, run.embedder.dim))
@@ -112,18 +112,18 @@ def test_the_frozen_network_stays_and_the_adapter_starts_at_nothing(tmp_path):
 
 def test_rows_are_dropped_at_the_given_rates(tmp_path):
     run = trainer(tmp_path, full=False, batch=400, drop_control=0.3, drop_semantics=0.1, drop_together=False)
-    batch = run.draw(0)
+    batch = run.sample_batch(0)
     assert abs(float(batch.drop.float().mean()) - 0.3) < 0.08
     assert abs(float((batch.semantics == 4).float().mean()) - 0.1) < 0.05
     assert abs(float(batch.values[:, 0].mean()) - 0.5) < 0.08  # half of them are flipped
-    again = run.draw(0)
+    again = run.sample_batch(0)
     assert all(torch.equal(a, b) for a, b in zip(batch, again, strict=True))
 
 
 def test_semantics_are_dropped_with_controls(tmp_path):
     """The rows that Eq. 2 needs are (c, s), (0, s) and (0, 0); none is trained with controls alone."""
     settings = {"full": False, "batch": 400, "drop_control": 0.1, "drop_semantics": 0.1}
-    together, apart = (trainer(tmp_path, **settings, drop_together=on).draw(0) for on in (True, False))
+    together, apart = (trainer(tmp_path, **settings, drop_together=on).sample_batch(0) for on in (True, False))
     unsaid = together.semantics == 4
     assert bool(together.drop[unsaid].all()) and 0 < int(unsaid.sum()) < int(together.drop.sum()) < 400
     assert torch.equal(apart.semantics, together.semantics) and not bool(apart.drop[unsaid].all())
@@ -132,7 +132,7 @@ def test_semantics_are_dropped_with_controls(tmp_path):
 
 def test_the_gradient_at_full_noise_passes_the_network(tmp_path):
     run = trainer(tmp_path)
-    batch = run.draw(0)._replace(drop=torch.zeros(8, dtype=torch.bool))
+    batch = run.sample_batch(0)._replace(drop=torch.zeros(8, dtype=torch.bool))
     # u = 1 lies one step above the table's last timestep
     added = run.embedder(batch.values, torch.ones(8, dtype=torch.float64), run.config.gamma)
     found = run.network(batch.noise, torch.full((8,), 1000.0), batch.semantics, added)
@@ -143,7 +143,7 @@ def test_the_gradient_at_full_noise_passes_the_network(tmp_path):
 
 def test_gamma_is_inside_the_loss(tmp_path):
     run = trainer(tmp_path, gamma=GammaConfig(alpha=50.0))
-    batch = run.draw(0)._replace(drop=torch.zeros(8, dtype=torch.bool))
+    batch = run.sample_batch(0)._replace(drop=torch.zeros(8, dtype=torch.bool))
     other = batch._replace(values=batch.values + torch.tensor([0, 0, 0, 0, 300, 700]))
     early, late = torch.full((8,), 900), torch.full((8,), 10)
     with torch.no_grad():
@@ -165,7 +165,7 @@ def test_targets_are_those_of_the_prediction(tmp_path, prediction):
 
     config, net = ControlTrainConfig(prediction=prediction, batch=4, augment=AugmentConfig(8)), embedder()
     run = ControlTrainer(TrainSetup(network, net, schedule, torch.tensor(4)), records(), config, tmp_path)
-    batch = run.draw(3)
+    batch = run.sample_batch(3)
     loss = run.loss(batch)
     signal, level = (s.reshape(-1, 1, 1, 1) for s in schedule.scales(batch.t))
     x0, noise = batch.x0.double(), batch.noise.double()

@@ -10,11 +10,12 @@ import os
 import pytest
 import torch
 from safetensors.torch import save_file
+from vitrine.engine.copies import CheckConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
 from vitrine.engine.io.table_on_disk import RowFile
 from vitrine.engine.jobs.stored_text import StoredText
-from vitrine.engine.nemo import CheckConfig, ProbeConfig
+from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.pipelines import NEMOPipeline, copy_check
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import load_portraits
