@@ -163,6 +163,7 @@ def test_targets_are_those_of_the_prediction(tmp_path, prediction):
         seen.update(x=x, t=t)
         return torch.zeros_like(x) + 0 * added.sum()
 
+    network.inputs = prediction  # what a resumed job compares
     config, net = ControlTrainConfig(prediction=prediction, batch=4, augment=AugmentConfig(8)), embedder()
     run = ControlTrainer(TrainSetup(network, net, schedule, torch.tensor(4)), records(), config, tmp_path)
     batch = run.sample_batch(3)
