@@ -203,12 +203,10 @@ def _usual_samples(
 
 
 def _sampler_of(
-    model: Any, negative: list | None, blank: torch.Tensor, config: FewStepConfig,
+    model: Any, negative: list, blank: torch.Tensor, config: FewStepConfig,
     threshold: SampleThreshold | None = None,
 ) -> FewStepSampler:  # fmt: skip
     """Samples in few steps, guided against a negative prompt."""
-    if negative is None:
-        raise refuse("negative", None, "a condition, for the samples", "connect an empty prompt")
     if threshold is not None:
         threshold.check(fingerprint(model))
     empty = condition_of(model, negative, blank)
@@ -236,16 +234,15 @@ class NEMODetect(io.ComfyNode):
             inputs=under_advanced(("samples", "steps", "cfg", "first_seed", "seeds", "timestep_index"), [
                 io.Model.Input("model", tooltip="The model to test, with its LoRA."),
                 io.Conditioning.Input("positive", tooltip="The prompt."),
+                io.Conditioning.Input(
+                    "negative", tooltip="An empty prompt, as the calibration's samples have; one step takes none.",
+                ),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 io.Combo.Input(
                     "method", options=list(METHODS),
                     tooltip="samples tells most; one step is the published score of one-step predictions.",
                 ),
                 *_FEW_STEPS, SEEDS, INDEX,
-                io.Conditioning.Input(
-                    "negative", optional=True,
-                    tooltip="An empty prompt, as the calibration's samples have; not for one step.",
-                ),
                 NEMOCalibrationSocket.Input(
                     "calibration", optional=True,
                     tooltip="From NEMO Calibrate: a verdict needs it, and its settings are used then.",
@@ -266,8 +263,8 @@ class NEMODetect(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, method: str = METHODS[0], samples: int = 4, steps: int = 4,
-        cfg: float = 3.0, first_seed: int = 1, seeds: int = 10, timestep_index: int = 1, negative: list | None = None,
+        cls, model: Any, positive: list, negative: list, latent: dict, method: str = METHODS[0], samples: int = 4,
+        steps: int = 4, cfg: float = 3.0, first_seed: int = 1, seeds: int = 10, timestep_index: int = 1,
         calibration: Calibration | None = None, vae: Any = None,
     ) -> io.NodeOutput:  # fmt: skip
         """A few steps of ``samples`` rows, twice as many with guidance; or one forward of ``seeds`` rows."""

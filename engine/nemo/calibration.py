@@ -252,8 +252,10 @@ def _statistics(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> Neur
 
 def _samples(tensors: dict[str, torch.Tensor], facts: dict[str, Any]) -> SampleThreshold:
     distance, usual, places = float(facts["distance"]), float(facts["usual"]), tensors["places"]
-    if not 0 < distance < usual < 1e6 or places.shape != (64, 64) or not bool((places >= 0).all()):
-        raise ValueError(f"distance {distance}, usual {usual}, places {tuple(places.shape)}")
+    if not 0 < distance < usual < 1e6 or places.shape != (64, 64) or not places.is_floating_point():
+        raise ValueError(f"distance {distance}, usual {usual}, places {tuple(places.shape)} of {places.dtype}")
+    if not bool(((places >= 0) & places.isfinite()).all()):
+        raise ValueError("places that are no squares")
     config = FewStepConfig.from_dict(dict(facts["settings"]))
     return SampleThreshold(distance, usual, places, _count(facts), config, printable(str(facts["fingerprint"])))
 

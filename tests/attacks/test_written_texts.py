@@ -12,10 +12,8 @@ from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.control import ControlEmbedder, ControlMetadata, ControlSpec, load_control, save_control
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io import files
-from vitrine.engine.nemo import NeuronSet
+from vitrine.engine.nemo import Calibration, FewStepConfig, NeuronSet, SampleThreshold
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
-from vitrine.engine.nemo.sample_threshold import SampleThreshold
-from vitrine.engine.nemo.search_config import FewStepConfig
 from vitrine.engine.tracing.hooks import Activation
 from vitrine.engine.w2w import BuildConfig, W2WModel, build_space, load_space, with_directions, with_map, write_lora
 from vitrine.engine.w2w.space.map_layout import map_of
@@ -86,7 +84,7 @@ def shard_of(path):
 
 def statistics(text, path):
     rows = {text: torch.ones(3)}
-    return NeuronStatistics(rows, rows, 10, "model").save(path)
+    return Calibration(NeuronStatistics(rows, rows, 10, "model")).save(path)
 
 
 def control(text, path):
@@ -102,7 +100,7 @@ WRITERS = {
     "model": (model, W2WModel.load),
     "taps": (tapped, Activations.load),
     "shard": (shard, shard_of),
-    "statistics": (statistics, NeuronStatistics.load),
+    "statistics": (statistics, Calibration.load),
     "neurons": (lambda text, path: NeuronSet({text: (1,)}, "model", {text: text}).save(path), NeuronSet.load),
     "preset": (
         lambda text, path: FeaturePreset(replace(GOOD_PRESET, name=text, note=text), "m", {text: 1}).save(path),
@@ -142,9 +140,15 @@ NUMBERS = {
     ).save(path, "float16"),
     "model": lambda path: W2WModel(torch.full((1, 3), 1e12), "abc").save(path),
     "taps": lambda path: Activations({"a": Activation("a", torch.full((1, 2, 3), NAN))}).save(path),
-    "statistics": lambda path: NeuronStatistics({"a": torch.ones(3)}, {"a": -torch.ones(3)}, 10).save(path),
-    "count": lambda path: NeuronStatistics({"a": torch.ones(3)}, {"a": torch.ones(3)}, 1).save(path),
-    "threshold": lambda path: SampleThreshold(0.5, 0.6, -torch.ones(64, 64), 9, FewStepConfig()).save(path),
+    "statistics": lambda path: Calibration(
+        NeuronStatistics({"a": torch.ones(3)}, {"a": -torch.ones(3)}, 10)
+    ).save(path),
+    "count": lambda path: Calibration(
+        NeuronStatistics({"a": torch.ones(3)}, {"a": torch.ones(3)}, 1)
+    ).save(path),
+    "threshold": lambda path: Calibration(
+        samples=SampleThreshold(0.5, 0.6, -torch.ones(64, 64), 9, FewStepConfig())
+    ).save(path),
     "neurons": lambda path: NeuronSet({"a": (1 << 30,)}).save(path),
     "preset": lambda path: FeaturePreset(replace(GOOD_PRESET, seeds=(-1,))).save(path),
     "control": lambda path: save_control(

@@ -105,7 +105,7 @@ def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):
     command = _parse(["emd", "train", "~/c.json", "--start=~/a.safetensors", "--out", "~/s"])
     assert (command.config, command.start) == (tmp_path / "c.json", tmp_path / "a.safetensors")
     assert command.out == tmp_path / "s"
-    assert _parse(["train", "students", "--model", "~/m"]).model == str(tmp_path / "m")
+    assert _parse(["nemo", "detect", "~/p.txt", "--model", "~/m"]).model == str(tmp_path / "m")
 
 
 def test_every_output_is_marked():
@@ -159,7 +159,7 @@ def test_what_is_no_number_is_refused_before_the_work(monkeypatch, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS.values():
         monkeypatch.setattr(command, "run", lambda self: pytest.fail("it ran"))
-    assert len(NUMBERS) > 40
+    assert len(NUMBERS) > 30
     for name, field, value in NUMBERS:
         command = COMMANDS[name]
         needed = [f for f in dataclasses.fields(command) if f.default is f.default_factory is dataclasses.MISSING]
@@ -188,7 +188,7 @@ def test_the_last_line_on_a_terminal_is_a_link_to_what_was_written(monkeypatch, 
         ("lora reprot a.safetensors", "report"),
         ("demo --otu a.html", "--out"),
         ("nemo find prompts.txt --protokol nemo", "--protocol"),
-        ("w2w edit a.safetensors --calibratd", "--calibrated"),
+        ("w2w edit a.safetensors --proctect", "--protect"),
         ("emd train --divice cpu", "--device"),
         ("nemo detect prompts.txt --method smaples", "samples"),
         ("addresses portraits --dtype float61", "float16"),

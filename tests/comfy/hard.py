@@ -143,8 +143,8 @@ class Scene:
             "NEMO Calibrate, score": lambda: [
                 torch.tensor(call("VitrineNEMOCalibrate", measure="score", **captions, **probe)[1])],
             "NEMO Detect": lambda: [
-                call("VitrineNEMODetect", model=self.model, positive=self.positive, method="one step", vae=self.vae,
-                     **probe)[3]],
+                call("VitrineNEMODetect", model=self.model, positive=self.positive, negative=self.negative,
+                     method="one step", vae=self.vae, **probe)[3]],
             "NEMO Find Neurons": lambda: [
                 call("VitrineNEMOFindNeurons", model=self.model, positive=self.positive, calibration=calibration,
                      effect_fraction=0.9, mode="chain", scope="down+mid", **probe)[2]],

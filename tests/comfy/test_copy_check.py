@@ -96,7 +96,7 @@ def test_samples_are_those_of_core_and_the_score_is_that_of_its_node(comfy, inpu
         ours = torch.frombuffer(bytearray(opened.tobytes()), dtype=torch.uint8).view(64, 64, 3) / 255
     assert float((ours - image).abs().max()) < 1 / 200  # eight bits
     one_step = {"model": inputs["model"], "positive": positive, "latent": empty, "method": "one step"}
-    _, score, *_ = comfy.call("VitrineNEMODetect", **one_step, seeds=10, timestep_index=15)
+    _, score, *_ = comfy.call("VitrineNEMODetect", **one_step, negative=negative, seeds=10, timestep_index=15)
     assert float(row["nemo"]) == pytest.approx(score, abs=1e-5) and (score > 0.85) == (row["memorized"] == "yes")
 
 

@@ -109,7 +109,7 @@ class Desk:
         probe = {"seeds": 2, "timestep_index": 4, "latent": self.latent}
         prompt = {"model": self.model, "positive": self.positive, **probe}
         calibration = self.one("VitrineNEMOCalibrate", measure="statistics", **texts, **probe)
-        self.call("VitrineNEMODetect", method="one step", **prompt)
+        self.call("VitrineNEMODetect", method="one step", negative=self.empty, **prompt)
         found = {"calibration": calibration, "effect_fraction": 0.9, "mode": "chain", "scope": "down+mid"}
         self.call("VitrineNEMOFindNeurons", **found, **prompt)
         compared = {"before": pictures, "after": pictures, "training_picture": pictures[:1], "ordinary": pictures}

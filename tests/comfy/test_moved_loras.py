@@ -27,8 +27,8 @@ def test_the_root_of_the_list_is_the_users_own(comfy):
 
     folder_paths.filename_list_cache.clear()
     shipped = [n for n in folder_paths.get_filename_list("loras") if "portraits-emd" in n]
-    assert len(shipped) == 3 and all(Path(n).parent == Path("vitrine") for n in shipped)
-    assert len(list(lora_folders()["emd"].glob("*portraits-emd*"))) == 3, "Build W2W Space calls the folder as before"
+    assert len(shipped) == 2 and all(Path(n).parent == Path("vitrine") for n in shipped)
+    assert len(list(lora_folders()["emd"].glob("*portraits-emd*"))) == 2, "Build W2W Space calls the folder as before"
 
 
 @pytest.mark.parametrize("name", [OLD, f"vitrine/{OLD}", f"vitrine\\{OLD}"])
@@ -56,4 +56,4 @@ def test_a_saved_workflow_opens_with_them(driver, tmp_path):
     saved = json.loads(text.replace('"vitrine/vitrine-portraits-emd', '"vitrine-portraits-emd'))
     with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
         values, errors = asyncio.run(_open(driver, address, saved))
-    assert len(values) == 3 and all(v.startswith("vitrine/vitrine-portraits-emd-") for v in values) and not errors
+    assert len(values) == 1 and all(v.startswith("vitrine/vitrine-portraits-emd-") for v in values) and not errors

@@ -113,7 +113,8 @@ def test_a_plan_acts_at_its_size_only(comfy, scene):
     assert sampled(cfg(wide, conds), latent=torch.zeros(1, 4, 32, 24)).shape == (1, 4, 32, 24)
     with pytest.raises(VitrineError, match="latent size"):
         sampled(cfg(wide, conds))
-    score = {"method": "one step", "seeds": 2, "timestep_index": 4, "positive": conds["positive"]}
+    score = {"method": "one step", "seeds": 2, "timestep_index": 4}
+    score |= {name: conds[name] for name in ("positive", "negative")}
     with pytest.raises(VitrineError, match="latent size"):
         comfy.call("VitrineNEMODetect", model=wide, latent={"samples": torch.zeros(1, 4, 16, 16)}, **score)
     sampled(cfg(model, conds))

@@ -182,7 +182,8 @@ def test_formats_of_core(comfy, bridge, form):
     assert moved > 0.005 * before.std() and (basic(baked, text) - blocked).std() < 0.6 * moved, "core rounds anew"
     assert torch.equal(basic(model, text), before)
     shape = {"samples": torch.zeros(1, 4, 16, 16)}
-    asked = {"positive": text, "latent": shape, "method": "one step", "seeds": 2, "timestep_index": 15}
+    asked = {"positive": text, "negative": text, "latent": shape, "method": "one step", "seeds": 2}
+    asked["timestep_index"] = 15
     assert 0 < comfy.call("VitrineNEMODetect", model=model, **asked)[1] < 1
     denoiser, x, found = bridge.loading_denoiser_of(model), torch.randn(1, 4, 8, 8), None
     try:

@@ -88,9 +88,10 @@ def test_a_transformer_of_no_known_family_is_refused(comfy):
         operations=disable_weight_init,
     )  # fmt: skip
     model = patcher(base)
+    size = {"train_width": 1024, "train_height": 1024}
     with pytest.raises(VitrineError, match="which are unknown"):
-        transferred(comfy, model)
-    report = transferred(comfy, model, pos_embed="keep")[2]
+        transferred(comfy, model, **size)
+    report = transferred(comfy, model, pos_embed="keep", **size)[2]
     assert "positions: unknown; unchanged" in report and "shift 1.73 ->" in report
 
 

@@ -25,7 +25,7 @@ AROUND = {
 BOTH = (
     "test_both_layouts_have_the_same_addresses", "test_taps_agree_with_the_python_door",
     "test_points_travel_to_the_right_part_and_agree_with_the_pipeline", "test_the_node_ranks_as_the_pipeline_does",
-    "test_statistics_and_search_equal_the_pipelines", "test_node_and_pipeline_block_alike",
+    "test_a_search_equals_the_pipelines", "test_node_and_pipeline_block_alike",
     "test_node_pipeline_and_stock_graph_agree",
     "test_inversion_equals_the_pipelines", "test_the_patch_is_the_pipelines_model",
     "test_a_checkpoint_samples_as_in_the_pipeline", "test_both_doors_agree",
@@ -61,7 +61,7 @@ FULL = _at_full_size("sd15", {
 FULL_XL = _at_full_size("sdxl", {
     "Tap": ("See what the model sees", "ActivationTapXLPipeline"),
     "match, rank": ("Find the same part", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
-    "NEMO": ("Stop the model copying a picture", "NEMOAroundPipeline", "NEMOAroundPipeline.score"),
+    "NEMO": ("Stop the model copying a picture", "NEMOAroundPipeline", "NEMOAroundPipeline.detect"),
     "EMD": ("Sample in one step", "EMDOneStepXLPipeline"),
     "W2W": ("Turn a folder of LoRAs into sliders", "W2WAroundPipeline", "W2WAroundPipeline.invert_image"),
     "Size conditioning": ("Say how large a picture should look", "ControlConditionedXLPipeline"),
@@ -131,7 +131,7 @@ CELLS: dict[str, dict[str, Tests]] = {
         "layer names": ["comfy/test_nodes.py::test_both_layouts_have_the_same_addresses", "comfy/test_cross_layout.py::test_unet_tensors_agree[portraits shape]"],
         "Tap": ["comfy/test_nodes.py::test_taps_agree_with_the_python_door", "pipelines/test_activation_tap.py::test_pictures_in_activations_out"],
         "match, rank": ["comfy/test_matching.py::test_points_travel_to_the_right_part_and_agree_with_the_pipeline", "comfy/test_ranking.py::test_the_node_ranks_as_the_pipeline_does"],
-        "NEMO": ["comfy/test_nemo.py::test_statistics_and_search_equal_the_pipelines", "comfy/test_nemo.py::test_node_and_pipeline_block_alike"],
+        "NEMO": ["comfy/test_nemo.py::test_a_search_equals_the_pipelines", "comfy/test_nemo.py::test_node_and_pipeline_block_alike"],
         "EMD": ["comfy/test_emd.py::test_node_pipeline_and_stock_graph_agree"],
         "W2W": ["comfy/w2w/test_inversion.py::test_inversion_equals_the_pipelines", "comfy/w2w/test_patches.py::test_the_patch_is_the_pipelines_model"],
         "Size conditioning": ["comfy/test_control_checkpoint.py::test_a_checkpoint_samples_as_in_the_pipeline"],

@@ -13,9 +13,7 @@ import zipfile
 import torch
 from safetensors.torch import load, save, save_file
 from vitrine.cli import emd_commands as emd_cli
-from vitrine.engine.activations import Activations, TapConfig, TapInfo
-from vitrine.engine.activations import greedy_search as comparison
-from vitrine.engine.activations import qualitative_filter as qualitative
+from vitrine.engine.activations import Activations, TapConfig, TapInfo, qualitative_filter, site_search
 from vitrine.engine.activations.presets import FeaturePreset, Preset
 from vitrine.engine.activations.writer import ActivationReader, ActivationWriter
 from vitrine.engine.emd import StudentPreset, read_student
@@ -122,9 +120,9 @@ TEXT_FILES = {
     "adapter_config.json": (make_adapter, lambda p: read_lora(p.with_name("adapter_model.safetensors")), False),
     "filter.json": (
         lambda p: _state(p).save_table({"properties": {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}}),
-        lambda p: qualitative._known(_state(p)), False,
+        lambda p: qualitative_filter._known(_state(p)), False,
     ),
-    "scores.json": (lambda p: _state(p).save_table({"a b": 0.5}), lambda p: comparison._Scores(_state(p)), False),
+    "scores.json": (lambda p: _state(p).save_table({"a b": 0.5}), lambda p: site_search._Scores(_state(p)), False),
 }  # fmt: skip
 
 

@@ -53,7 +53,6 @@ FIELDS = {
         "locality": st.tuples(st.none() | st.floats(0, 0.4), st.none() | st.floats(0.5, 1)),
     },
     "ProbeSettings": {"hidden": SMALL, "weight_decay": SHARE, "pixels": WHOLE, "steps": WHOLE, "seed": SMALL},
-    "VoteSettings": {"voters": WHOLE, "epochs": WHOLE, "batch": st.integers(2), "rate": POSITIVE, "seed": SMALL},
     "ProbeConfig": {
         "seeds": st.integers(2, 99), "seed": SMALL, "steps": st.integers(50, 99), "timestep_index": st.integers(0, 49),
         "signal": st.just("eps_minus_noise"), "range_of_batch": st.booleans(), "guidance": st.floats(0, 99),

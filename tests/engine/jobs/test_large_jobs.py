@@ -72,9 +72,9 @@ def test_scores_of_many_prompts(pipe):
 
 def test_scores_and_statistics_go_on_after_kill_9(pipe, tmp_path):
     texts, state, sums = prompts(192), tmp_path / "scores.safetensors", tmp_path / "sums"
-    few, at_the_second = texts[:80], killing(lambda step, total: 3 * step > total)
+    few, at_the_second, at_the_end = texts[:80], killing(lambda step, total: 3 * step > total), killing(int.__eq__)
     killed(lambda: pipe.calibrate(texts, ["statistics"], progress=at_the_second, state=sums))
-    killed(lambda: scored(pipe, few, progress=at_the_second, state=state))
+    killed(lambda: scored(pipe, few, progress=at_the_end, state=state))
     seen = []
     told = {"state": sums, "progress": lambda step, total, _=None: seen.append(step)}
     resumed = pipe.calibrate(texts, ["statistics"], **told).statistics

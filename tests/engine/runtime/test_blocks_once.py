@@ -33,7 +33,6 @@ NO_CHANGE = {
     "ActivationWriter": "a file's buffer, written at each end",
     "RowFile": "a file",
     "CopyReader": "a file",
-    "Bench": "two runs, which refuse it",
     "named": "an error's file name",
     "Peak": "a count of bytes, PyTorch's own kind of block",
     "_OpenBlock": "other blocks, within one run",
