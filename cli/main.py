@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Union
 
 from ..engine.errors import VitrineError, refuse
@@ -21,6 +23,11 @@ class Group(NamedTuple):
 
     help: str
     commands: dict[str, type]
+
+
+@dataclass
+class _Unread:
+    """In place of a group's commands that this call does not ask for."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,20 +85,25 @@ def _explained(message: str) -> int:
     return 2
 
 
-def _tree() -> dict[str, type | Group]:
-    from . import commands
-    from . import copies_commands as copies
-    from . import emd_commands as emd
-    from . import nemo_commands as nemo
-    from . import tap_commands as taps
-    from . import w2w_commands as w2w
+GROUPS = {
+    "taps": ("tap_commands", "Choose layers of a model to tap."),
+    "nemo": ("nemo_commands", "Find and remove the neurons of memorized pictures."),
+    "lora": ("copies_commands", "Reports on LoRA files."),
+    "w2w": ("w2w_commands", "Spaces of fine-tuned models: train, build, sample."),
+    "emd": ("emd_commands", "Distil one-step students."),
+}
+"""First word -> module of its commands, and its help text."""
 
-    return {
-        "taps": Group("Choose layers of a model to tap.", taps.COMMANDS),
-        "nemo": Group("Find and remove the neurons of memorized pictures.", nemo.COMMANDS),
-        "lora": Group("Reports on LoRA files.", copies.COMMANDS),
-        "w2w": Group("Spaces of fine-tuned models: train, build, sample.", w2w.COMMANDS),
-        "emd": Group("Distil one-step students.", emd.COMMANDS),
+
+def _tree(first_word: str | None = None) -> dict[str, type | Group]:
+    """All commands; with a first word, the other groups are left empty, as their modules take time to import."""
+    from . import commands
+
+    groups: dict[str, type | Group] = {}
+    for name, (module, text) in GROUPS.items():
+        asked = first_word in (None, name)
+        groups[name] = Group(text, importlib.import_module(f".{module}", __package__).COMMANDS if asked else {})
+    return groups | {
         "demo": commands.Demo,
         "reproduce": commands.Reproduce,
         "verify": commands.Verify,
@@ -108,7 +120,7 @@ def _parse(arguments: list[str]) -> Any:
     """
     import tyro
 
-    tree = _tree()
+    tree = _tree(arguments[0] if arguments else "")
     _check_words(arguments, tree)
     errors = io.StringIO()
     about = (
@@ -170,7 +182,8 @@ def _union(table: dict[str, Any]) -> Any:
     members = []
     for name, entry in table.items():
         if isinstance(entry, Group):
-            members.append(Annotated[_union(entry.commands), subcommand(name, description=entry.help)])
+            commands = _union(entry.commands) if entry.commands else _Unread
+            members.append(Annotated[commands, subcommand(name, description=entry.help)])
         else:
             members.append(Annotated[entry, subcommand(name)])
     # A union needs two members, even if a group has one command.
