@@ -49,7 +49,8 @@ def import_official(folder: str | Path, components: int | None = 1000, alpha: fl
 
 
 def _imported(folder: Path, components: int | None, alpha: float) -> WeightSpace:
-    mean, std, basis = (_tensor(folder / p).float() for p in FILES[:3])
+    mean, std = (_tensor(folder / p, 1).float() for p in FILES[:2])
+    basis = _tensor(folder / FILES[2], 2).float()
     manifest = _manifest(_load(folder / FILES[3]), alpha)
     if bool((std == 0).any()):
         raise ValueError("a deviation of 0 in std.pt, by which weights are divided")
@@ -92,11 +93,14 @@ def official_manifest(folder: str | Path, alpha: float = ALPHA) -> Manifest:
 def _projections(folder: Path, mean: torch.Tensor, std: torch.Tensor, basis: torch.Tensor) -> torch.Tensor | None:
     """(N, M) coefficients of the models in the leading M of K components, as published, or from their weights."""
     if (folder / PROJECTIONS).is_file():
-        return _tensor(folder / PROJECTIONS)[:, : len(basis)].float()
+        projections = _tensor(folder / PROJECTIONS, 2)
+        if len(projections) < 2:
+            raise refuse("file", f"{PROJECTIONS}: {len(projections)} models", "two or more", "use the published file")
+        return projections[:, : len(basis)].float()
     if not (folder / WEIGHTS).is_file():
         return None
-    weights = _tensor(folder / WEIGHTS)  # memory-mapped: 26 GB in the published set
-    if weights.ndim != 2 or weights.shape[1] != len(mean):
+    weights = _tensor(folder / WEIGHTS, 2)  # memory-mapped: 26 GB in the published set
+    if weights.shape[1] != len(mean):
         raise refuse("file", f"{WEIGHTS}: {tuple(weights.shape)}", f"(N, {len(mean)})", "use the published file")
     projections = torch.cat([((rows.float() - mean) / std) @ basis.T for rows in weights.split(1024)])
     check_numbers({WEIGHTS: projections})
@@ -107,9 +111,9 @@ def coefficients_in(path: Path, most: int) -> torch.Tensor:
     """``w2wmodel.pt`` -> (B, most), padded with zeros."""
     if not path.is_file():
         raise refuse("model", path.name, "an existing file", "check the path")
-    rows = _tensor(path).float()
+    rows = _tensor(path, 1, 2).float()
     rows = rows[None] if rows.ndim == 1 else rows
-    if rows.ndim != 2 or not 0 < rows.shape[1] <= most:
+    if not 0 < rows.shape[1] <= most:
         shown = f"{path.name}: {tuple(rows.shape)}"
         raise refuse("model", shown, f"(B, k), k <= {most}", "import the space with --components 0")
     return torch.nn.functional.pad(rows, (0, most - rows.shape[1]))
@@ -124,10 +128,13 @@ def _load(path: Path) -> Any:
         raise refuse("file", f"{path.name}: {str(error)[:80]}", "plain tensors", remedy) from error
 
 
-def _tensor(path: Path) -> torch.Tensor:
+def _tensor(path: Path, *axes: int) -> torch.Tensor:
+    """One tensor of real numbers that has one of these numbers of axes."""
     tensor = _load(path)
-    if not isinstance(tensor, torch.Tensor):
-        raise refuse("file", f"{path.name}: {type(tensor).__name__}", "one tensor", "use the published file")
+    if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.ndim not in axes:
+        shown = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+        accepted = f"one tensor of real numbers with {' or '.join(map(str, axes))} axes"
+        raise refuse("file", f"{path.name}: {shown}", accepted, "use the published file")
     if tensor.nbytes <= _CHECKED:
         with named(path, "file", "finite numbers", "download it again"):
             check_tensors({path.name: tensor})
