@@ -237,8 +237,11 @@ class W2WEdit(io.ComfyNode):
                 io.Conditioning.Input("positive", optional=True, tooltip="Only for that picture: the prompt."),
                 io.Vae.Input("vae", optional=True, tooltip="Only for that picture: the VAE of your own model."),
                 io.Combo.Input("student", options=student_files(), default=NO_STUDENT, optional=True,
-                               tooltip="Only for that picture: the one-step student of your own model, a LoRA file "
-                               "that EMD One-Step Generator knows. The shipped people need none."),
+                               tooltip="Only for the picture while you drag: a one-step student of your own model, a "
+                               "LoRA that EMD One-Step Generator knows. Without one the picture comes on release."),
+                io.Conditioning.Input("negative", optional=True,
+                                      tooltip="Only for that picture: the negative prompt; without one there is no "
+                                              "guidance."),
             ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The edited model; the input is unchanged."),
@@ -251,13 +254,13 @@ class W2WEdit(io.ComfyNode):
     @classmethod
     def execute(
         cls, space: Space, w2w_model: W2WModel, protect: str, model: Any = None, positive: list | None = None,
-        vae: Any = None, student: str = NO_STUDENT, **inputs: Any,
+        vae: Any = None, student: str = NO_STUDENT, negative: list | None = None, **inputs: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``moved``; the panel on the page receives what the sliders act on."""
         choices.remember(cls.hidden, sorted(listed(space)))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
-        renderer = people.renderer_of(space, model, positive, vae, student)
-        session = people.PanelSession(space, usual_map, w2w_model, partial(moved, space, w2w_model), renderer)
+        renderer, missing = people.renderer_of(space, model, positive, negative, vae, student)
+        session = people.PanelSession(space, usual_map, w2w_model, partial(moved, space, w2w_model), renderer, missing)
         people.SESSIONS.remember(cls.hidden, session)
         text = described(space, edited.coefficients)
         return io.NodeOutput(edited, text, ui=marked(text_on(text), cls.hidden))

@@ -1,4 +1,6 @@
-"""The panel of *W2W Edit*: a space's map and sliders, and the person they make, rendered in one step without a run.
+"""The panel of *W2W Edit*: a space's map and sliders, and the person they make, drawn without a run.
+
+While a hand drags, a one-step student draws, where there is one; on release the model itself does, in a few steps.
 
 The page asks ``POST /vitrine/space`` and ``POST /vitrine/person``. Both know a node since its last run, and answer
 from the node's own function, so the graph's next run gives the same person.
@@ -16,6 +18,7 @@ from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
+import comfy.sample
 import torch
 
 from ...engine.diffusion.noise import seeded_noise
@@ -40,6 +43,10 @@ PROMPT = "a smiling face with navy shirt on blue"
 """Of the shipped people, where the page names none."""
 PROMPT_LETTERS, FIELD_LETTERS, FIELDS, STRENGTH = 2_000, 8_000, 16, 20.0
 """The most of a prompt, of a text field, of fields, and of a slider: as the node's own."""
+RELEASED_STEPS, SAMPLER, SCHEDULER = 6, "dpmpp_2m", "sgm_uniform"
+"""How the released picture is drawn: cannot be told from 20 steps (identity cosine 0.997, attributes 0.993)."""
+SHIPPED_CFG, CONNECTED_CFG = 2.0, 6.0
+"""Guidance of the shipped people's templates, and of a connected model with a negative prompt."""
 BASE = "vitrine portraits"
 """What a space of the shipped model says it was built on."""
 
@@ -51,26 +58,39 @@ class PersonRenderer:
     Attributes:
         model: the base MODEL of the space, without a student.
         positive: prompt -> CONDITIONING.
-        vae, student: as the nodes take them.
+        negative: None samples without guidance.
+        vae: as the nodes take it.
+        student: LoRA file of a one-step student; None draws nothing while a hand drags.
+        cfg: guidance scale of the released picture.
         prompted: whether the page's prompt counts.
     """
 
     model: Any
     positive: Callable[[str], list]
+    negative: list | None
     vae: Any
-    student: str
+    student: str | None
+    cfg: float = CONNECTED_CFG
     prompted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class PanelSession:
-    """A *W2W Edit* that has run: its space, how that is laid out, the model before the edit, and the edit."""
+    """A *W2W Edit* that has run.
+
+    Attributes:
+        space, map_of: the space, and how it is laid out.
+        before, moved: the model before the edit, and the edit.
+        renderer: what draws; None where something is missing.
+        missing: names of the inputs that a picture needs.
+    """
 
     space: Space
     map_of: Callable[[Space], SpaceMap]
     before: W2WModel
     moved: Callable[[Mapping[str, Any]], W2WModel]
     renderer: Callable[[], PersonRenderer] | None
+    missing: tuple[str, ...] = ()
 
 
 SESSIONS: PanelStates[PanelSession] = PanelStates()
@@ -80,28 +100,33 @@ _LAYOUTS: weakref.WeakKeyDictionary[PanelSession, bytes] = weakref.WeakKeyDictio
 class _Connected:
     """What is connected to the node. MODEL and VAE are ComfyUI's to keep and to free, and the prompt goes with them."""
 
-    def __init__(self, model: Any, positive: list, vae: Any, student: str) -> None:
+    def __init__(self, model: Any, positive: list, negative: list | None, vae: Any, student: str) -> None:
         self._model, self._vae = weakref.ref(model, self._forget), weakref.ref(vae, self._forget)
         self._positive: list = positive
-        self._student = student
+        self._negative = negative
+        self._student = None if student == NO_STUDENT else student
 
     def _forget(self, gone: Any) -> None:
-        self._positive = []
+        self._positive, self._negative = [], None
 
     def __call__(self) -> PersonRenderer:
-        model, vae, positive = self._model(), self._vae(), self._positive
+        model, vae, positive, negative = self._model(), self._vae(), self._positive, self._negative
         if model is None or vae is None:
             raise refuse("model", "one that ComfyUI has freed", "a model in its memory", "run the graph once")
-        return PersonRenderer(model, lambda prompt: positive, vae, self._student)
+        return PersonRenderer(model, lambda prompt: positive, negative, vae, self._student)
 
 
 def renderer_of(
-    space: Space, model: Any, positive: list | None, vae: Any, student: str
-) -> Callable[[], PersonRenderer] | None:
-    """What a panel renders with: what is connected, else for spaces of the shipped model that one; None if nothing."""
-    if model is not None and positive and vae is not None and student != NO_STUDENT:
-        return _Connected(model, positive, vae, student)
-    return shipped if model is None and space.info.get("base") == BASE else None
+    space: Space, model: Any, positive: list | None, negative: list | None, vae: Any, student: str
+) -> tuple[Callable[[], PersonRenderer] | None, tuple[str, ...]]:
+    """(what a panel draws with, inputs that are missing): the connected model, else the shipped one for its spaces."""
+    if model is None and space.info.get("base") == BASE:
+        return shipped, ()
+    needed = {"model": model, "positive": positive or None, "vae": vae}
+    missing = tuple(name for name, value in needed.items() if value is None)
+    if missing or not positive:
+        return None, missing
+    return _Connected(model, positive, negative, vae, student), ()
 
 
 @lru_cache(maxsize=1)
@@ -109,12 +134,38 @@ def shipped() -> PersonRenderer:
     """The portraits model with its student: networks of the panel's own, until ComfyUI unloads models."""
     clip = load_clip(str(WEIGHTS))
     encoded = lru_cache(maxsize=8)(lambda prompt: clip.encode_from_tokens_scheduled(clip.tokenize(prompt or PROMPT)))
+    negative = clip.encode_from_tokens_scheduled(clip.tokenize(""))
+    student = str(student_file().relative_to(STUDENT_FOLDER))
     return PersonRenderer(
-        load_model(str(WEIGHTS)), encoded, load_vae(str(WEIGHTS)), str(student_file().relative_to(STUDENT_FOLDER)), True
+        load_model(str(WEIGHTS)), encoded, negative, load_vae(str(WEIGHTS)), student, SHIPPED_CFG, prompted=True
     )
 
 
 RUNS.freed.append(lambda flags: shipped.cache_clear())
+
+
+def sampled(
+    renderer: PersonRenderer, space: Space, person: W2WModel, prompt: str, seed: int,
+    check: Callable[[], None] = lambda: None,
+) -> torch.Tensor:  # fmt: skip
+    """IMAGE (1, H, W, 3): what *Apply W2W Model*, *KSampler* in a few steps and *VAE Decode* make of the first model.
+
+    Args:
+        check: called before each step; may raise.
+    """
+    runner = applied(renderer.model, space, person, None, 1000.0, 1.0)
+    blank = blank_latents(runner, {"samples": torch.zeros(1, 4, *_cells(renderer.model))}).cpu()
+    positive = renderer.positive(prompt)
+    guided = renderer.negative is not None
+    check()
+    latents = comfy.sample.sample(
+        runner, comfy.sample.prepare_noise(blank, seed), RELEASED_STEPS, renderer.cfg if guided else 1.0, SAMPLER,
+        SCHEDULER, positive, renderer.negative if guided else positive, blank, disable_pbar=True, seed=seed,
+        callback=lambda step, x0, x, total: check(),
+    )  # fmt: skip
+    check()
+    image: torch.Tensor = renderer.vae.decode(latents)
+    return image.reshape(-1, *image.shape[-3:])
 
 
 def rendered(
@@ -126,6 +177,7 @@ def rendered(
     Args:
         check: called between two stages; may raise.
     """
+    assert renderer.student is not None
     preset = preset_in(renderer.student)
     preset = preset if preset.prediction == "x0" else replace(preset, prediction="model")
     check_network(preset, backbone_of(renderer.model))
@@ -165,6 +217,7 @@ def laid_out(session: PanelSession) -> dict[str, Any]:
         "points": [[round(v, 4) for v in row] for row in chart.coordinates[chosen].tolist()],
         "names": [names[i] for i in chosen.tolist()], "labels": labels,
         "person": place_of(space, chart, person).tolist(), "draws": session.renderer is not None,
+        "missing": list(session.missing),
         "prompt": PROMPT if session.renderer is shipped else None,
     }  # fmt: skip
 
@@ -178,21 +231,25 @@ def layout_text(session: PanelSession) -> bytes:
 
 
 def portrait(
-    session: PanelSession, inputs: Mapping[str, Any], prompt: str, seed: int, check: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """The edited person's PNG; without one where nothing renders.
+    session: PanelSession, inputs: Mapping[str, Any], prompt: str, seed: int, released: bool = True,
+    check: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:  # fmt: skip
+    """The edited person's PNG; without one where nothing draws.
 
     Args:
+        released: whether the hand has let go: a few steps of the model itself, where a student draws in one meanwhile.
         check: called between two stages; may raise.
     """
     person = session.moved(inputs)
-    if session.renderer is None:
+    renderer = None if session.renderer is None else session.renderer()
+    if renderer is None or (renderer.student is None and not released):
         return {"picture": None}
     from PIL import Image
 
     check()
+    draw = sampled if released else rendered
     with torch.inference_mode():
-        image = rendered(session.renderer(), session.space, person, prompt, seed, check)[0]
+        image = draw(renderer, session.space, person, prompt, seed, check)[0]
     file = BytesIO()
     levels = (255.0 * image.cpu().float()).clamp(0, 255).byte().numpy()  # as core's Preview Image rounds
     Image.fromarray(levels).save(file, "PNG", compress_level=1)
@@ -222,14 +279,14 @@ async def _space(asked: dict[str, Any], request: Any) -> bytes:
 async def _person(asked: dict[str, Any], request: Any) -> dict[str, Any]:
     key = key_in(asked)
     session, inputs, prompt = SESSIONS.find(key), fields_in(asked), text_in(asked, "prompt", PROMPT_LETTERS)
-    seed = number_in(asked, "seed", 0, 2**64 - 1, 0)
+    seed, released = number_in(asked, "seed", 0, 2**64 - 1, 0), asked.get("released", True) is not False
     if session is None:
         raise not_run()
 
     def gone() -> bool:
         return request.transport is None or request.transport.is_closing()
 
-    answer = RENDERS.ask(key, lambda check: portrait(session, inputs, prompt, seed, check), gone)
+    answer = RENDERS.ask(key, lambda check: portrait(session, inputs, prompt, seed, released, check), gone)
     return await asyncio.wrap_future(answer)  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,5 @@
-// The people of W2W Edit: drag the person on the map of the space, pull sliders, and the picture follows in one step.
+// The people of W2W Edit: drag the person on the map of the space, pull sliders, and the picture follows: in one step
+// of a student while a hand drags, in a few steps of the model itself once it lets go.
 // The text fields stay the value (labels, strengths, "more", "place"); this only reads and writes them.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
@@ -27,6 +28,14 @@ function colourOf(score, reach) {
   const share = Math.min(1, Math.max(0, 0.5 + score / (2 * Math.max(reach, 1e-6))));
   const [from, to, t] = share < 0.5 ? [LOW, MIDDLE, 2 * share] : [MIDDLE, HIGH, 2 * share - 1];
   return `rgb(${from.map((v, i) => Math.round(v + t * (to[i] - v))).join(",")})`;
+}
+
+/** Fills a slider from its middle, and marks where the training models end. */
+function shade(slider, reach) {
+  const share = (value) => `${(100 * (value - slider.min) / (slider.max - slider.min)).toFixed(1)}%`;
+  const [low, high] = [0, +slider.value].sort((a, b) => a - b).map(share);
+  const tick = (value) => `linear-gradient(90deg, transparent calc(${share(value)} - 1px), ${THEME.faint} 0 calc(${share(value)} + 1px), transparent 0)`;
+  slider.style.background = `${tick(-reach)}, ${tick(reach)}, linear-gradient(90deg, ${THEME.line} ${low}, #2fbf71 0 ${high}, ${THEME.line} 0)`;
 }
 
 /** Reads and writes the node's own widgets. */
@@ -78,7 +87,7 @@ function openPeople(node, byHand) {
   const map = styled("canvas", `flex:1;min-width:0;height:190px;background:${THEME.field};border-radius:4px;touch-action:none;cursor:crosshair`);
   const picture = styled("img", `flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:${THEME.field};border-radius:4px`);
   const lack = styled("div", `flex:0 0 190px;display:none;place-items:center;padding:12px;box-sizing:border-box;text-align:center;color:${THEME.faint}`,
-    t("Values change; for a picture connect model, positive and vae, and choose a student"));
+    "");
   const list = styled("div", "overflow-y:auto;flex:1 1 0;min-height:60px");
   const bar = styled("div", "display:flex;gap:4px");
   const prompt = styled("input", `flex:1;min-width:0;${FIELD}`);
@@ -97,31 +106,38 @@ function openPeople(node, byHand) {
   bar.append(prompt, seed, reset);
   box.append(status, top, bar, list);
 
-  let space = null, about = "", coloured = 0, dragged = null, pulled = null, drawing = false, again = false, closed = false, shown = "";
+  let space = null, about = "", coloured = 0, dragged = null, pulled = null, pulling = false, drawing = null, again = false, closed = false, shown = "";
   const leaving = new AbortController(); // a closed panel waits for nothing
   let listed = byHand ? {} : null;
   const rows = [];
 
-  // --- the picture: one request at a time, and always the latest values ---
+  // --- the picture: one request at a time, and always the latest values; a newer one ends one after a release ---
   const follow = async () => {
     if (!space || closed || !node.graph) return;
-    if (drawing) { again = true; return; }
-    const inputs = fields.inputs();
-    const wanted = { inputs, prompt: prompt.value, seed: Math.max(0, Math.trunc(+seed.value || 0)) };
+    if (drawing) {
+      again = true;
+      if (drawing.released) drawing.stop.abort();
+      return;
+    }
+    const inputs = fields.inputs(), released = dragged === null && !pulling;
+    const wanted = { inputs, prompt: prompt.value, seed: Math.max(0, Math.trunc(+seed.value || 0)), released };
     const body = JSON.stringify([executionId(node), wanted]);
     again = false;
     if (body === shown) return;
-    drawing = true;
-    const began = performance.now();
-    const answer = await ask(node, "/vitrine/person", wanted, leaving.signal), content = answer?.content;
-    drawing = false;
+    const stop = new AbortController();
+    drawing = { released, stop };
+    const began = performance.now(), until = AbortSignal.any([leaving.signal, stop.signal]);
+    const answer = await ask(node, "/vitrine/person", wanted, until), content = answer?.content;
+    drawing = null;
     if (closed) return;
+    if (stop.signal.aborted) return void follow();
     shown = answer?.ok ? body : "";
-    if (answer?.ok) showPicture(content.picture);
+    if (answer?.ok && (released || content.picture)) showPicture(content.picture);
     if (answer?.ok && content.picture) {
       picture.src = `data:image/png;base64,${content.picture}`;
       picture.dataset.turn = (+picture.dataset.turn || 0) + 1;
       picture.dataset.milliseconds = Math.round(performance.now() - began);
+      picture.dataset.released = released;
       picture.dataset.inputs = JSON.stringify(inputs);
       say("");
     } else if (answer?.ok) {
@@ -137,6 +153,7 @@ function openPeople(node, byHand) {
   const showPicture = (there) => {
     picture.style.display = there ? "" : "none";
     lack.style.display = there ? "none" : "grid";
+    lack.textContent = t("Values change; for a picture connect {inputs}", { inputs: space.missing.join(", ") });
   };
   const say = (text) => { status.textContent = text || t("coloured by {label}; drag the person, double-click to take them back", { label: space?.labels[coloured]?.name ?? "-" }); };
 
@@ -181,8 +198,9 @@ function openPeople(node, byHand) {
     if (event.detail < 2) drag(event);
   });
   map.addEventListener("pointermove", (event) => { if (dragged !== null) drag(event); });
-  map.addEventListener("pointerup", () => { if (dragged !== null) undoStep(); dragged = null; });
-  map.addEventListener("pointercancel", () => { dragged = null; });
+  const letGo = () => { dragged = null; follow(); };
+  map.addEventListener("pointerup", () => { if (dragged !== null) { undoStep(); letGo(); } });
+  map.addEventListener("pointercancel", letGo);
   const putBack = (place) => {
     dragged = null;
     fields.write("place", place);
@@ -197,30 +215,38 @@ function openPeople(node, byHand) {
   box.addEventListener("wheel", (event) => { if (!LiteGraph.vueNodesMode && !list.contains(event.target)) app.canvas.processMouseWheel(event); });
 
   // --- the sliders ---
+  const colourBy = (index) => {
+    listed.coloured = coloured = index;
+    say("");
+    draw();
+  };
   const sliderRow = (label, index) => {
     const row = styled("label", "display:flex;align-items:center;gap:6px;height:20px");
     const name = styled("span", "flex:0 0 90px;overflow:hidden;text-overflow:ellipsis;white-space:nowrap;cursor:pointer", label.name);
-    const slider = styled("input", "flex:1;min-width:0");
+    const slider = styled("input", "flex:1;min-width:0;appearance:none;height:6px;border-radius:3px");
     const value = styled("span", "flex:0 0 34px;text-align:right");
     Object.assign(slider, { type: "range", step: 0.05, className: "vitrine-slider" });
     slider.dataset.name = label.name;
     slider.addEventListener("pointerdown", (event) => event.stopPropagation());
     slider.addEventListener("input", () => {
+      pulling = true;
       fields.setStrength(label.name, +slider.value);
       value.textContent = (+slider.value).toFixed(2);
+      shade(slider, label.reach);
+      if (coloured !== index) colourBy(index); // the map shows what the hand moves
       follow();
     });
-    slider.addEventListener("change", undoStep);
+    slider.addEventListener("change", () => { pulling = false; undoStep(); follow(); });
     const toZero = () => {
       slider.value = 0;
       slider.dispatchEvent(new Event("input"));
-      undoStep();
+      slider.dispatchEvent(new Event("change"));
     };
     row.addEventListener("pointerenter", () => { pulled = toZero; });
     row.addEventListener("pointerleave", () => { pulled = null; });
     slider.title = t("double-click: 0; arrow keys: one step");
     slider.addEventListener("dblclick", toZero);
-    name.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); listed.coloured = coloured = index; say(""); draw(); });
+    name.addEventListener("pointerdown", (event) => { event.stopPropagation(); event.preventDefault(); colourBy(index); });
     row.append(name, slider, value);
     const describe = (now) => {
       const { value: has, reach } = now;
@@ -235,6 +261,7 @@ function openPeople(node, byHand) {
       const strength = fields.strength(label.name), reach = Math.max(4, Math.ceil(label.reach), Math.abs(strength));
       Object.assign(slider, { min: -reach, max: reach, disabled: kept.includes(label.name) });
       slider.value = strength;
+      shade(slider, label.reach);
       value.textContent = strength.toFixed(2);
     }
   };

@@ -103,10 +103,10 @@ const WORDS = {
     "画像のシード。このパネルだけのもの",
     "그림의 시드; 이 패널에만 적용",
   ],
-  "Values change; for a picture connect model, positive and vae, and choose a student": [
-    "数值会改变；要显示图片，请连接 model、positive 和 vae，并选择 student",
-    "値は変わります。画像には model、positive、vae をつなぎ、student を選んでください",
-    "값은 바뀝니다; 그림을 보려면 model, positive, vae를 연결하고 student를 고르세요",
+  "Values change; for a picture connect {inputs}": [
+    "数值会改变；要显示图片，请连接 {inputs}",
+    "値は変わります。画像を表示するには {inputs} をつないでください",
+    "값은 바뀝니다; 그림을 보려면 {inputs}를 연결하세요",
   ],
   "The graph runs; the picture follows afterwards": [
     "工作流正在运行；图片随后更新",

@@ -1,4 +1,4 @@
-"""*W2W Edit*'s panel: the map, the sliders and the one-step picture give what executing the graph gives."""
+"""*W2W Edit*'s panel: the map, the sliders and the pictures give what executing the graph gives."""
 
 import asyncio
 import base64
@@ -25,8 +25,11 @@ INPUTS |= {"label_1": "beard", "strength_1": 2.0, "protect": "", "more": "glasse
 EDIT = INPUTS | {"place": "0.31 -0.42"}
 
 
-def graph(edit):
-    """Load, sample, edit, apply, one step, decode, as an API graph."""
+RELEASED = {"steps": 6, "cfg": 2.0, "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
+
+
+def graph(edit, released=False):
+    """Load, sample, edit, apply, one step or a few ordinary ones, decode, as an API graph."""
     nodes = {
         "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
         "2": ("CLIPTextEncode", {"text": PROMPT, "clip": ["1", 1]}),
@@ -43,6 +46,10 @@ def graph(edit):
         "9": ("VAEDecode", {"samples": ["8", 0], "vae": ["1", 2]}),
         "10": ("SaveImage", {"images": ["9", 0], "filename_prefix": "people"}),
     }  # fmt: skip
+    if released:
+        given = {"model": ["7", 0], "positive": ["2", 0], "negative": ["11", 0], "latent_image": ["3", 0]}
+        nodes |= {"8": ("KSampler", given | RELEASED | {"seed": SEED}),
+                  "11": ("CLIPTextEncode", {"text": "", "clip": ["1", 1]})}  # fmt: skip
     return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
 
 
@@ -70,45 +77,56 @@ def person(comfy, space):
     return comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
 
 
-def by_nodes(comfy, space, edited):
-    """IMAGE of Apply W2W Model, EMD One-Step Generator and VAE Decode on a model loaded for itself."""
+def by_nodes(comfy, space, edited, released=False):
+    """IMAGE of Apply W2W Model, EMD One-Step Generator or KSampler, and VAE Decode on a model loaded for itself."""
     model, clip, vae = comfy.call("VitrineLoadPortraits")
     blank = {"samples": torch.zeros(1, 4, 8, 8), "downscale_ratio_spacial": 8}
     with torch.inference_mode():
-        positive = clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))
+        positive, negative = (clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in (PROMPT, ""))
     applied = comfy.call("VitrineApplyW2WModel", model=model, space=space, w2w_model=edited, strength=1.0, start=1000.0)
-    latent = comfy.call(
-        "VitrineEMDOneStepGenerator", model=applied[0], positive=positive, latent=blank, seed=SEED, student=STUDENT,
-        contract="auto", timestep=999.0, noise="unit",
-    )[0]  # fmt: skip
+    if released:
+        told = {"cfg": RELEASED["cfg"], "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
+        with torch.inference_mode():
+            (latent,) = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]().sample(
+                applied[0], SEED, 6, positive=positive, negative=negative, latent_image=blank, **told
+            )
+    else:
+        latent = comfy.call(
+            "VitrineEMDOneStepGenerator", model=applied[0], positive=positive, latent=blank, seed=SEED,
+            student=STUDENT, contract="auto", timestep=999.0, noise="unit",
+        )[0]  # fmt: skip
     with torch.inference_mode():
-        return vae.decode(latent["samples"]), (model, positive, vae)
+        return vae.decode(latent["samples"]), (model, positive, negative, vae)
 
 
+@pytest.mark.parametrize("released", [False, True], ids=["dragged", "released"])
 @pytest.mark.parametrize("connected", [False, True], ids=["shipped", "own model"])
-def test_the_panel_draws_what_executing_gives(comfy, people, space, person, connected):
+def test_the_panel_draws_what_executing_gives(comfy, people, space, person, connected, released):
     edited = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **EDIT)[0]
-    expected, (model, positive, vae) = by_nodes(comfy, space, edited)
-    unedited = by_nodes(comfy, space, person)[0]
-    own = (model, positive, vae, STUDENT) if connected else (None, None, None, "")
+    expected, connections = by_nodes(comfy, space, edited, released)
+    unedited = by_nodes(comfy, space, person, released)[0]
+    own = (*connections, STUDENT) if connected else (None, None, None, None, "")
+    renderer = people.renderer_of(space, *own)[0]()
+    draw = people.sampled if released else people.rendered
     with torch.inference_mode():
-        image = people.rendered(people.renderer_of(space, *own)(), space, edited, PROMPT, SEED)
+        image = draw(replace(renderer, cfg=RELEASED["cfg"]), space, edited, PROMPT, SEED)
     assert image.shape == expected.shape == (1, 64, 64, 3)
     assert (image - expected).abs().max() <= 1e-5 < 0.1 < (image - unedited).abs().max()
 
 
-def test_the_route_gives_the_graphs_picture(comfy, people):
+@pytest.mark.parametrize("released", [False, True], ids=["dragged", "released"])
+def test_the_route_gives_the_graphs_picture(comfy, people, released):
     """All of it: the executor's file and the panel's PNG have the same pixels, and the panel's text fields rule."""
-    result, error = comfy.run(graph(EDIT))
+    result, error = comfy.run(graph(EDIT, released))
     assert error is None, error
     saved = result["outputs"]["10"]["images"][0]
     import folder_paths
 
     path = Path(folder_paths.get_output_directory()) / saved["subfolder"] / saved["filename"]
-    shown = people.portrait(session_of(people), EDIT, PROMPT, SEED)["picture"]
+    shown = people.portrait(session_of(people), EDIT, PROMPT, SEED, released)["picture"]
     pixels = np.asarray(Image.open(BytesIO(base64.b64decode(shown))))
     assert np.array_equal(pixels, np.asarray(Image.open(path).convert("RGB")))
-    other = people.portrait(session_of(people), INPUTS, PROMPT, SEED)["picture"]
+    other = people.portrait(session_of(people), INPUTS, PROMPT, SEED, released)["picture"]
     assert other != shown
 
 
@@ -123,15 +141,42 @@ def test_what_the_page_is_told(comfy, people, space, person):
     assert all(entry["reach"] > 0 and len(entry["scores"]) == 520 for entry in shown["labels"])
 
 
-def test_without_a_student_only_values_change(comfy, people, space, person):
-    from dataclasses import replace
-
+def test_what_a_picture_lacks_is_named(comfy, people, space, person):
     foreign = replace(space, info={k: v for k, v in space.info.items() if k != "base"})
     model, clip, vae = comfy.call("VitrineLoadPortraits")
-    assert people.renderer_of(foreign, model, [], vae, STUDENT) is None
-    assert people.renderer_of(foreign, None, None, None, "") is None
-    session = people.PanelSession(foreign, map_of, person, lambda inputs: person, None)
-    assert people.portrait(session, EDIT, "", 0) == {"picture": None} and not people.laid_out(session)["draws"]
+    assert people.renderer_of(foreign, model, [], None, vae, STUDENT) == (None, ("positive",))
+    assert people.renderer_of(foreign, None, None, None, None, "") == (None, ("model", "positive", "vae"))
+    session = people.PanelSession(foreign, map_of, person, lambda inputs: person, None, ("vae",))
+    shown = people.laid_out(session)
+    assert people.portrait(session, EDIT, "", 0) == {"picture": None} and not shown["draws"]
+    assert shown["missing"] == ["vae"]
+
+
+def test_without_a_student_the_picture_comes_on_release(comfy, people, space, person):
+    from vitrine.nodes.comfy.lora import NO_STUDENT
+
+    model, clip, vae = comfy.call("VitrineLoadPortraits")
+    with torch.inference_mode():
+        positive = clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))
+    renderer, missing = people.renderer_of(space, model, positive, None, vae, NO_STUDENT)
+    session = people.PanelSession(space, map_of, person, lambda inputs: person, renderer, missing)
+    assert people.portrait(session, EDIT, "", 0, released=False) == {"picture": None} and missing == ()
+    assert people.portrait(session, EDIT, "", 0)["picture"]
+
+
+def test_a_newer_request_ends_a_released_picture_between_two_steps(comfy, people, space, person):
+    from vitrine.nodes.comfy.render_thread import Superseded
+
+    calls = []
+
+    def superseded():
+        calls.append(len(calls))
+        if len(calls) == 3:
+            raise Superseded
+
+    with torch.inference_mode(), pytest.raises(Superseded):
+        people.sampled(people.shipped(), space, person, PROMPT, SEED, superseded)
+    assert len(calls) == 3 < people.RELEASED_STEPS
 
 
 def test_a_place_moves_and_none_does_not(comfy, space, person):
@@ -178,16 +223,19 @@ BUILD = """(async () => {
     const model = add('VitrineLoadPortraits', 40, 60), text = add('CLIPTextEncode', 40, 240)
     const size = add('EmptyLatentImage', 40, 460), space = add('VitrineLoadW2WSpace', 40, 620)
     const person = add('VitrineW2WSample', 40, 860), edit = add('VitrineW2WEdit', 480, 60)
-    const apply = add('VitrineApplyW2WModel', 980, 60), step = add('VitrineEMDOneStepGenerator', 980, 300)
+    const apply = add('VitrineApplyW2WModel', 980, 60), step = add('KSampler', 980, 300)
     const decode = add('VAEDecode', 1400, 60), save = add('SaveImage', 1400, 200)
     const set = (n, name, v) => { n.widgets.find(w => w.name === name).value = v }
     const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
     set(text, 'text', 'PROMPT'); set(size, 'width', 64); set(size, 'height', 64)
-    set(step, 'student', 'STUDENT'); set(step, 'seed', 7); set(person, 'seed', 4)
+    const empty = add('CLIPTextEncode', 40, 1100)
+    for (const [name, v] of Object.entries(RELEASED)) set(step, name, v)
+    set(step, 'seed', 7); set(person, 'seed', 4)
     join(model, 1, text, 'clip'); join(space, 0, person, 'space'); join(space, 0, edit, 'space')
     join(person, 0, edit, 'w2w_model'); join(model, 0, apply, 'model'); join(space, 0, apply, 'space')
     join(edit, 0, apply, 'w2w_model'); join(apply, 0, step, 'model'); join(text, 0, step, 'positive')
-    join(size, 0, step, 'latent'); join(step, 0, decode, 'samples'); join(model, 2, decode, 'vae')
+    join(model, 1, empty, 'clip'); join(empty, 0, step, 'negative')
+    join(size, 0, step, 'latent_image'); join(step, 0, decode, 'samples'); join(model, 2, decode, 'vae')
     join(decode, 0, save, 'images')
     for (const n of [person, step]) n.widgets.find(w => w.name === 'control_after_generate').value = 'fixed'
     edit.properties.vitrine_prompt = 'PROMPT'
@@ -220,6 +268,7 @@ async def _run(tab, address):
 async def _settled(tab, values):
     """The panel's pixels, once they are of these values."""
     drawn = f"Object.entries(JSON.parse({LATEST}.inputs))"
+    await tab.wait_for(f"{LATEST}.released === 'true'")
     await tab.wait_for(f"{drawn}.every(([name, value]) => value === ({json.dumps(values)})[name])")
     source = await tab.evaluate("document.querySelector('.vitrine-person').src")
     return np.asarray(Image.open(BytesIO(base64.b64decode(source.split(",")[1]))))
@@ -227,7 +276,7 @@ async def _settled(tab, values):
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.build(BUILD.replace("PROMPT", PROMPT).replace("STUDENT", STUDENT), vue)
+        await tab.build(BUILD.replace("PROMPT", PROMPT).replace("RELEASED", json.dumps(RELEASED)), vue)
         await tab.evaluate(PRESS)
         await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('Run once')")
         first = await _run(tab, address)
