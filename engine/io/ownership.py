@@ -16,19 +16,22 @@ from ..errors import refuse
 from .files import parse_table, write_json
 
 LOCK, NOTE = ".owner.lock", ".owner.json"
-FILES = (".safetensors", ".json")
-"""Suffixes of a state that is one file; any other path is a folder."""
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path stands for a state that is one file; any other is a folder."""
+    return path.suffix == ".safetensors"
 
 
 @contextmanager
 def sole_owner(path: str | Path) -> Iterator[None]:
-    """Owns ``path`` while the block is open: a folder, created if missing, or a file, if it has a suffix."""
+    """Owns ``path`` while the block is open: a folder, created if missing, or a file, if it has the suffix of one."""
     from filelock import FileLock, Timeout
 
     path = Path(path)
-    folder = path.parent if path.suffix in FILES else path
+    folder = path.parent if is_file(path) else path
     folder.mkdir(parents=True, exist_ok=True)
-    before = f".{path.name}" if path.suffix in FILES else ""
+    before = f".{path.name}" if is_file(path) else ""
     lock, note = FileLock(str(folder / f"{before}{LOCK}")), folder / f"{before}{NOTE}"
     try:
         lock.acquire(timeout=0)

@@ -14,7 +14,6 @@ from ...errors import refuse
 from ...io.files import named, open_artefact, parse_table
 from ...io.lora_layer import LoraLayer
 from ...io.table_on_disk import RowFile
-from ...jobs.digests import Files
 from ...jobs.run import Run
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
@@ -143,7 +142,7 @@ def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> 
     """The inputs of a space; files and weights are read when they are digested."""
     decomposed = {path for f in scan.good for path, entry in f.entries.items() if entry.decomposed}
     return {
-        "LoRAs": [[f.name for f in scan.good], Files([f.path for f in scan.good])], "settings": config,
+        "LoRAs": [[f.name for f in scan.good], [f.path for f in scan.good]], "settings": config,
         "base weights": None if base is None else base.only(decomposed),
     }  # fmt: skip
 

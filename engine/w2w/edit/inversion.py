@@ -98,8 +98,9 @@ def invert_below(
     the last three keep their folders.
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
-    with state.run_in(parent).below("inversion") as run:
-        assert run.path is not None
+    run = state.run_in(parent)
+    run.path = Path(parent) / f"inversion-{run.mark}"
+    with run:
         drop_old_states(run.path, "inversion-*")
         state.resume(run)
         result = _finished(state, progress, (), run)
