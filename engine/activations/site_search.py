@@ -84,7 +84,7 @@ def greedy_search(
         most: most sites in the combination.
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions within this score of the best count as equal; the one that is best alone is added.
-        state: stores the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
+        state: stores the scores, from which the same call resumes; its inputs are what they depend on.
     """
     widths, total = budget or Budget({}, 0)  # a site without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]

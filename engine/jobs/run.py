@@ -7,8 +7,10 @@ started with, and others are refused. Saved states are whole, and a killed run r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +19,6 @@ from typing_extensions import Self
 
 from ..errors import VitrineError, refuse
 from ..io.files import named, parse_table, read_safetensors, save_safetensors, write_json
-from ..io.ownership import LOCK, is_file, sole_owner
 from ..io.temporary_files import sweep
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress
@@ -26,6 +27,7 @@ from .digests import described, digest, version_of
 STATE = "state.safetensors"
 NOTE = ".run"
 """File of a run's folder with its job and inputs, as JSON. It has no suffix, so no listing takes it for a result."""
+LOCK, _OWNER = ".owner.lock", ".owner.json"
 _KEY = "run"
 Tensors = Mapping[str, torch.Tensor]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -206,6 +208,48 @@ def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
         name = f"{before}.{key}".strip(".")
         flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path stands for a state that is one file; any other is a folder."""
+    return path.suffix == ".safetensors"
+
+
+@contextmanager
+def sole_owner(path: str | Path) -> Iterator[None]:
+    """Owns ``path`` while the block is open: a folder, created if missing, or a state file.
+
+    The lock is the operating system's (``filelock``, which torch installs), so it ends with its process, even a killed
+    one. On a shared disk it works if the file system supports such locks.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(path)
+    folder = path.parent if is_file(path) else path
+    folder.mkdir(parents=True, exist_ok=True)
+    before = f".{path.name}" if is_file(path) else ""
+    lock, note = FileLock(str(folder / f"{before}{LOCK}")), folder / f"{before}{_OWNER}"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        shown = f"{path.name}, in use by {_owner(note)}"
+        raise refuse(
+            "work folder", shown, "a folder that no other process uses", "wait for that process, or stop it"
+        ) from error
+    try:
+        write_json(note, {"process": os.getpid(), "machine": platform.node()})
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def _owner(note: Path) -> str:
+    try:
+        owner = parse_table(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # about to be written, or just removed
+        return "another process"
+    return f"process {owner.get('process')} on {owner.get('machine')}"
 
 
 def forget(file: str | Path) -> None:
