@@ -28,7 +28,7 @@ from ..space.delta_space import DeltaSpace, Space
 from ..space.factor_stacks import Stack, read_stacks
 from ..space.linked_factors import LinkedStacks
 from ..space.manifest import Manifest
-from ..space.principal_components import Matrix, PCAConfig, Stored, principal_components, shards
+from ..space.principal_components import Matrix, PCAConfig, principal_components, shards
 from ..space.space import KIND, LINKED_VERSION, WeightSpace
 from ..space.space_mode import choose_mode, read_or_problem, some_readable, unlike
 
@@ -130,7 +130,7 @@ def build_space(
             return Built(space, scan, gauge, reason)
         task = _Task(config, work, progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)
-        used = 4 * len(rows.data) * manifest.size if isinstance(rows, Matrix) else 0
+        used = 4 * len(rows.data) * manifest.size if isinstance(rows.data, torch.Tensor) else 0
         pca = PCAConfig(config.components, config.route, config.memory - used)
         state = None if work is None else workers.own_file(work / "sums.safetensors")
         components = principal_components(rows, pca, progress, resume=state, workers=workers, inputs=made_of)
@@ -222,7 +222,7 @@ class _Task:
     workers: Workers
 
 
-def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | Stored, Manifest, FolderScan]:
+def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix, Manifest, FolderScan]:
     """The flat weights, in memory or, if too large, in a file of the work folder."""
     entries, memory = scan.good[0].entries, task.config.memory
     alphas = {p: float(e.down[0]) if e.alpha is None else e.alpha for p, e in entries.items()}
@@ -230,7 +230,6 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | S
         {p: LoraLayer(torch.empty(e.down), torch.empty(e.up), alphas[p]) for p, e in entries.items()}
     )
     shape = len(scan.good), manifest.size
-    rows: Matrix | Stored
     if 4 * shape[0] * shape[1] <= memory // 2:
         data = torch.empty(shape)
         bad = _read(scan, manifest, range(shape[0]), data.__setitem__, task.progress)
@@ -241,7 +240,7 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | S
     else:
         table = closing.enter_context(RowFile(task.work, shape, width=shards(*shape, memory)[0][1]))
         bad = _packed(scan, manifest, table, task)
-        rows = Stored(table)
+        rows = Matrix(table)
     if not bad:
         return rows, manifest, scan
     good = torch.tensor([i for i in range(shape[0]) if i not in bad])
