@@ -23,9 +23,9 @@ from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
 from ..loras.lora_folders import BadFile, FolderScan, scan_folder
 from ..loras.near_copies import near_copies
-from ..space.build_state import GramState
+from ..space.build_state import BuildState
 from ..space.delta_space import DeltaSpace, Space
-from ..space.factor_stacks import Stack, read_stacks
+from ..space.factor_stacks import PRODUCTS, Stack, read_stacks
 from ..space.linked_factors import LinkedStacks
 from ..space.manifest import Manifest
 from ..space.principal_components import Matrix, PCAConfig, principal_components, shards
@@ -124,16 +124,15 @@ def build_space(
         made_of = {} if work is None else {"build": run.mark}
         if mode == "delta":
             keeps = work if not workers.index else None
-            space, scan = _delta_space(
-                scan, config, progress, info, GramState(keeps and keeps / "products.safetensors", made_of)
-            )
+            state = BuildState(keeps and keeps / "products.safetensors", PRODUCTS, made_of)
+            space, scan = _delta_space(scan, config, progress, info, state)
             return Built(space, scan, gauge, reason)
         task = _Task(config, work, progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)
         used = 4 * len(rows.data) * manifest.size if isinstance(rows.data, torch.Tensor) else 0
         pca = PCAConfig(config.components, config.route, config.memory - used)
-        state = None if work is None else workers.own_file(work / "sums.safetensors")
-        components = principal_components(rows, pca, progress, resume=state, workers=workers, inputs=made_of)
+        sums = None if work is None else workers.own_file(work / "sums.safetensors")
+        components = principal_components(rows, pca, progress, resume=sums, workers=workers, inputs=made_of)
         names = tuple(f.name for f in scan.good)
         return Built(components.space(manifest, names, info), scan, gauge, reason)
 
@@ -180,7 +179,7 @@ def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
 
 
 def _delta_space(
-    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], state: GramState
+    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], state: BuildState
 ) -> tuple[DeltaSpace, FolderScan]:
     needed = 48 * len(scan.good) ** 2  # products of all pairs, their eigenvectors, the eigensolver's workspace
     if needed > config.memory:

@@ -143,13 +143,13 @@ def principal_components(
     own = [r for i, r in enumerate(ranges) if i % workers.count == workers.index]
     facts = {k: v for k, v in config.to_dict().items() if k != "memory"} | {"route": "gram" if gram else "randomised"}
     identity = {"settings": facts | {"shard": ranges[0][1]}, "processes": [workers.index, workers.count]}
-    state = BuildState.of(resume, {**(inputs or {"rows": data}), **identity})
+    state = BuildState(resume, "principal components", {**(inputs or {"rows": data}), **identity})
     if gram:  # exact: eigenvectors of G = sum of Z_l Z_l^T over the shards l
-        sums = state.tensors or state.begin(d, {"gram": torch.zeros(n, n, dtype=torch.float64)})
+        sums = state.tensors or state.begin(d, _moments(d) | {"gram": torch.zeros(n, n, dtype=torch.float64)})
         with state.kept():
             for index, (start, stop) in enumerate(own):
                 if not sums["done"][start]:
-                    z = state.describe(start, stop, *_standard(data.columns(start, stop), config))
+                    z = _entering(state, data, start, stop, config)
                     sums["gram"].addmm_(z, z.T)
                     state.finish(start, stop)
                 progress(index + 1, len(own))
@@ -212,7 +212,7 @@ def _randomised(
     """Randomised subspace iteration on Z Z^T without forming it (Halko et al. 2011, Algorithm 4.4)."""
     (n, d), k = data.shape, config.components or data.shape[0] - 1
     width = min(n, k + config.oversample)
-    sums = state.tensors or state.begin(d, _start(n, width, config.seed))
+    sums = state.tensors or state.begin(d, _moments(d) | _start(n, width, config.seed))
     first_turn = integer(int(sums["turn"]), "turn", 0, config.power + 1)
     if len(set(workers.gather(first_turn))) > 1:  # killed while only some had started the next pass
         raise refuse("unfinished build", "processes at different steps", "one step", "empty the work folder")
@@ -220,7 +220,7 @@ def _randomised(
         with state.kept():
             for index, (start, stop) in enumerate(own):
                 if not sums["done"][start]:
-                    z = state.describe(start, stop, *_standard(data.columns(start, stop), config))
+                    z = _entering(state, data, start, stop, config)
                     if not turn:
                         sums["square"] += torch.linalg.vector_norm(z) ** 2
                     sums["product"].addmm_(z, z.T @ sums["q"])
@@ -241,6 +241,19 @@ def _randomised(
     vectors = q @ turned.flip(1)[:, :k]
     values = eigen.flip(0)[:k].clamp_min(1e-12 * float(eigen[-1])).sqrt()
     return _Leading(values, _signed(vectors), square)
+
+
+def _moments(d: int) -> dict[str, torch.Tensor]:
+    """Means and deviations of columns that have not been read."""
+    return {"mean": torch.zeros(d), "scale": torch.zeros(d)}
+
+
+def _entering(state: BuildState, data: Matrix, start: int, stop: int, config: PCAConfig) -> torch.Tensor:
+    """Standardised columns that the sums are about to include; stores their means and deviations."""
+    z, mean, scale = _standard(data.columns(start, stop), config)
+    state.enter()
+    state.tensors["mean"][start:stop], state.tensors["scale"][start:stop] = mean, scale
+    return z
 
 
 def _start(n: int, width: int, seed: int) -> dict[str, torch.Tensor]:
