@@ -25,7 +25,8 @@ from ..engine.w2w import (
     reach,
     with_directions,
 )
-from ..engine.w2w.edit.invert_config import POSTERIORS, preset
+from ..engine.w2w.edit.invert_config import POSTERIORS
+from ..engine.w2w.edit.invert_config import preset as named_preset
 from ..engine.w2w.space.directions import METHODS
 from ..engine.w2w.space.labels import parse_labels
 from .comfy import saved
@@ -215,8 +216,11 @@ class W2WInvert(io.ComfyNode):
         together: bool = False, posterior: str = "mean",
     ) -> io.NodeOutput:  # fmt: skip
         """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
-        config = _config(preset, steps, lr, batch, components, prior, seed)
-        config = replace(config, together=together, posterior=posterior)
+        if preset == "custom":
+            config = InvertConfig(components or None, steps, lr, batch, prior=prior, antithetic=batch > 1)
+        else:
+            config = named_preset(preset)
+        config = replace(config, seed=seed, together=together, posterior=posterior)
         image = as_pictures(image)
         mask = None if mask is None else as_masks(mask, image)
         latents = encode(model, vae, image)
@@ -249,12 +253,6 @@ class W2WInvert(io.ComfyNode):
 def _posterior(model: Any, vae: Any, image: torch.Tensor, means: torch.Tensor) -> Posterior:
     """Scaled means and deviations; latents are scaled linearly, so that noise of 1 adds one deviation."""
     return Posterior(means, encode_samples(model, vae, image, torch.ones) - means)
-
-
-def _config(name: str, steps: int, lr: float, batch: int, components: int, prior: float, seed: int) -> InvertConfig:
-    if name != "custom":
-        return replace(preset(name), seed=seed)
-    return InvertConfig(components or None, steps, lr, batch, prior=prior, seed=seed, antithetic=batch > 1)
 
 
 NODES: list[type[io.ComfyNode]] = [BuildSpace, TrainDirection, W2WInvert]

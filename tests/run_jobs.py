@@ -134,7 +134,7 @@ def ranking(folder, network, scheduler, latents, prompts, masks, timestep, progr
 
 def properties(folder, network, scheduler, latents, prompts, timestep, progress):
     denoiser, places = Denoiser.from_diffusers(network, scheduler), [f"up-level{n}-repeat0-res-out" for n in (0, 1)]
-    told = {"state": folder / "filter.json", "progress": progress}
+    told = {"state": folder / "filter.safetensors", "progress": progress}
     found = measure_properties(denoiser, latents, prompts, places, timestep, **told)
     return {a: torch.tensor([p.noise, p.locality]) for a, p in found.items()}
 
@@ -142,7 +142,7 @@ def properties(folder, network, scheduler, latents, prompts, timestep, progress)
 def comparison(folder, worth, progress):
     found = greedy_search(
         sorted(worth), lambda places: sum(worth[p] for p in places), progress=progress,
-        state=Run(folder / "scores.json", "comparison", {"worth": worth}),
+        state=Run(folder / "scores.safetensors", "comparison", {"worth": worth}),
     )  # fmt: skip
     return {a: torch.tensor(v) for a, v in found.singles.items()}
 

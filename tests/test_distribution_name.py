@@ -69,6 +69,12 @@ def test_the_version_is_printed(capsys):
     assert all(re.fullmatch(r"\S+ (?:\d\S*|not installed)", line) for line in lines[1:])
 
 
+def test_a_checkout_has_its_version_without_an_installed_distribution(monkeypatch):
+    """As a clone in ComfyUI's folder, whose artefacts said version 0."""
+    monkeypatch.setattr(packages, "installed", lambda distribution: None)
+    assert packages.version() == PROJECT["version"]
+
+
 def test_a_missing_package_is_installed_by_our_name(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert main(["addresses"]) == 2

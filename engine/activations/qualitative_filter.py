@@ -165,8 +165,8 @@ def measure_properties(
     Args:
         latents: (B, C, h, w) clean latents of at least 2 images; six or eight are enough.
         addresses: spatial sites of a UNet or transformer.
-        state: a JSON file with the scores of finished sites, from which the same call resumes. A run has the digests of
-            images and network, if they are known without reading them.
+        state: a .safetensors file with the scores of finished sites, from which the same call resumes. A run has the
+            digests of images and network, if they are known without reading them.
         memory: budget in bytes or as "2GB" for the sites and images that are tapped together; None taps two dozen sites
             together.
     """
@@ -185,7 +185,7 @@ def measure_properties(
         taps = [tap_latents(denoiser, latents, cond, config) for config in configs]
         for address in taps[0]:
             properties[address] = _score(*(t[address] for t in taps))
-        run.save_table({"properties": {a: asdict(p) for a, p in properties.items()}})
+        run.save({}, facts={a: asdict(p) for a, p in properties.items()})
         done += len(sites)
         progress(done, len(missing), None)
     return {a: properties[a] for a in addresses}
@@ -219,6 +219,7 @@ def _score(first: Activation, second: Activation) -> Properties:
 
 
 def _known(run: Run) -> dict[str, Properties]:
-    table = run.load_table().get("properties", {})
-    with named(run.path or "", "filter state", "a JSON table of properties", "delete the file"):
+    state = run.load()
+    with named(run.path or "", "filter state", "a table of properties", "delete the file"):
+        table = {} if state is None else state.facts
         return {a: Properties(**{k: float(n) for k, n in v.items()}) for a, v in table.items()}

@@ -43,7 +43,7 @@ PICTURES_SCORED = 16
 """Most images that the filter scores; with eight, localities differ by 0.04 between sets of images."""
 
 
-_BEGUN = ("filter.json", "scores-*.json", "taps/shard-*.safetensors")
+_BEGUN = ("filter.safetensors", "scores-*.safetensors", "taps/shard-*.safetensors")
 """Files of a ranking's folder that mean that there is work to lose."""
 TIE = 0.001
 """Scores this close count as equal: rounding changes a probe's score by up to 0.0003 between machines."""
@@ -189,7 +189,7 @@ def rank_sites(
         source = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
             denoiser, *source, sites, config.timestep, progress=progress, memory=memory,
-            state=_run(folder, "filter.json", made_of),
+            state=_run(folder, "filter.safetensors", made_of),
         )  # fmt: skip
         candidates, dropped = config.rule.apply(properties)
         if not candidates:
@@ -221,7 +221,7 @@ def rank_sites(
 
 
 def _run(folder: Path | None, name: str, inputs: dict[str, object]) -> Run:
-    """A part of a ranking with its own JSON file in the folder."""
+    """A part of a ranking with its own state file in the folder."""
     return Run(None if folder is None else folder / name, name, inputs)
 
 

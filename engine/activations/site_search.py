@@ -53,14 +53,15 @@ class _Scores:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        with named(run.path or "", "comparison state", "a JSON table of scores", "delete the file"):
-            self.table = {k: float(v) for k, v in run.load_table().get("scores", {}).items()}
+        state = run.load()
+        with named(run.path or "", "comparison state", "a table of scores", "delete the file"):
+            self.table = {} if state is None else {k: float(v) for k, v in state.facts["scores"].items()}
 
     def score(self, addresses: tuple[str, ...], score_of: ScoreOf) -> float:
         key = " ".join(sorted(addresses))
         if key not in self.table:
             self.table[key] = float(score_of(addresses))
-            self._run.save_table({"scores": self.table})
+            self._run.save({}, facts={"scores": self.table})
         return self.table[key]
 
 
@@ -83,7 +84,7 @@ def greedy_search(
         most: most sites in the combination.
         pool: only the best ``pool`` singles are tried as additions.
         tie: additions within this score of the best count as equal; the one that is best alone is added.
-        state: stores the scores in a JSON file, from which the same call resumes; its inputs are what they depend on.
+        state: stores the scores, from which the same call resumes; its inputs are what they depend on.
     """
     widths, total = budget or Budget({}, 0)  # a site without a width costs nothing
     allowed = [c for c in candidates if widths.get(c, 0) <= total]
@@ -260,13 +261,13 @@ def judge_by_masks(pictures: Pictures, split: str, folds: int) -> Judge:
 
     def judge(features: Features, search: Search) -> tuple[SearchResult, float | None]:
         if split == "crossed":
-            result, table = search(scored(features, whole), f"{name}.json"), torch.zeros(classes, classes)
+            result, table = search(scored(features, whole), f"{name}.safetensors"), torch.zeros(classes, classes)
             for number, (inner, held_out) in enumerate(nested(whole, present)):
-                chosen = search(scored(features, inner), f"{name}-without-{number}.json").chosen
+                chosen = search(scored(features, inner), f"{name}-without-{number}.safetensors").chosen
                 table += confusion_of(features, pictures, [held_out], classes, size)(chosen)
             return result, iou(table)[0]
         parts = [choosing_and_held_out(fold, present) for fold in whole]
-        result = search(scored(features, [choosing for choosing, _ in parts]), f"{name}-held-out.json")
+        result = search(scored(features, [choosing for choosing, _ in parts]), f"{name}-held-out.safetensors")
         unseen = [fold for _, fold in parts if fold.judged]
         return result, scored(features, unseen)(result.chosen) if unseen else None
 
@@ -278,7 +279,7 @@ def judge_by_points(pairs: Sequence[Pair], alpha: float) -> Judge:
     choosing, held_out = choosing_and_held_out_pairs(pairs)
 
     def judge(features: Features, search: Search) -> tuple[SearchResult, float | None]:
-        result = search(score_by_points(features, choosing, alpha), f"scores-points-{alpha:g}-held-out.json")
+        result = search(score_by_points(features, choosing, alpha), f"scores-points-{alpha:g}-held-out.safetensors")
         return result, score_by_points(features, held_out, alpha)(result.chosen) if held_out else None
 
     return judge

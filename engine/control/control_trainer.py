@@ -164,7 +164,7 @@ class ControlTrainer:
         self.done, self.skipped = 0, 0
         made_of = self._inputs(setup) | dict(inputs or {})
         workers = workers_of(self.accelerator)
-        self._run = Run(self.folder, "control training", made_of, workers=workers).known()
+        self._run = Run(self.folder, "control training", made_of, workers=workers)
         self._resume()
 
     def run(self, progress: Progress = silent, until: int | None = None) -> Path:

@@ -21,7 +21,7 @@ from ..errors import refuse
 from ..io.picture_files import PICTURES, open_picture, pictures_in
 from ..io.table_on_disk import RowFile
 from ..io.tables import read_text
-from ..jobs.digests import Files, digest
+from ..jobs.digests import digest
 from ..nemo.blocked_copies import SIDE, THIRD
 from ..nemo.ssim import betas_for, blur, ms_ssim
 from ..runtime.finite import require_finite
@@ -89,7 +89,7 @@ def pictures_of(folder: str | Path) -> tuple[Pictures, list[Path]]:
         pixels: torch.Tensor = to_pixels(open_picture(paths[number]), None, 1)
         return (pixels[0] + 1) / 2
 
-    return Pictures([path.name for path in paths], read, Files(paths)), paths
+    return Pictures([path.name for path in paths], read, paths), paths
 
 
 def captions_beside(paths: Sequence[Path]) -> list[str]:

@@ -93,7 +93,7 @@ class Trainer:
         self.null = None if null is None else null.to(self.device)
         config.check(self.accelerator.num_processes)
         made_of = {"teacher": teacher, "latents": list(self.shape), "conditions": conditions, "empty prompt": null}
-        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator)).known()
+        self._run = Run(self.folder, "EMD training", made_of, workers=workers_of(self.accelerator))
         rare = config.advanced
         roles = Roles(teacher, config.rank, config.seed, DTYPES[rare.dtype], rare.checkpointing)
         self.roles = roles.to(self.device)

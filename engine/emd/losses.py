@@ -35,27 +35,23 @@ def score_difference(
 
     def difference(x: torch.Tensor) -> ScoreDifference:
         alpha, sigma = NoiseLevels.at(teacher.schedule, t, x)
-        eps_q = _guided(teacher, x, t, cond, null, guidance).eps
+        if guidance == 1 or null is None:
+            eps_q = teacher.predict(x, t, cond).eps
+        else:
+            empty_rows = null.take(
+                torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
+            )
+            if not cond.alike(empty_rows):  # a shorter text would need padding and a mask, which not every network has
+                empty, full = teacher.predict(x, t, empty_rows), teacher.predict(x, t, cond)
+            else:
+                both = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), Condition.batch([cond, empty_rows]))
+                full, empty = (Prediction(*half) for half in zip(*(part.chunk(2) for part in both), strict=True))
+            eps_q = guide(empty.eps, full.eps, guidance)
         # sigma (s_q - s_phi) with s = -eps / sigma: student minus teacher, whatever the networks predict
         delta = student.predict(x, t, cond).eps - eps_q
         return ScoreDifference(delta.to(x.dtype), (x - sigma * eps_q.to(x.dtype)) / alpha)
 
     return difference
-
-
-def _guided(
-    teacher: Denoiser, x: torch.Tensor, t: torch.Tensor, cond: Condition, null: Condition | None, guidance: float
-) -> Prediction:
-    if guidance == 1 or null is None:
-        return teacher.predict(x, t, cond)
-    rows = torch.arange(len(x)) if null.text is None or len(null.text) > 1 else torch.zeros(len(x)).long()
-    null = null.take(rows)
-    if not cond.alike(null):  # a shorter text would need padding and a mask, which not every network has
-        empty, full = teacher.predict(x, t, null), teacher.predict(x, t, cond)
-    else:
-        both = teacher.predict(torch.cat([x, x]), torch.cat([t, t]), Condition.batch([cond, null]))
-        full, empty = (Prediction(*half) for half in zip(*(part.chunk(2) for part in both), strict=True))
-    return Prediction(*(guide(none, some, guidance) for none, some in zip(empty, full, strict=True)))
 
 
 def m_step_loss(y: torch.Tensor, end: ChainEnd, levels: NoiseLevels, weight: str = "uniform") -> torch.Tensor:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 DISTRIBUTION = "vitrine-diffusion"
 """The name on the package index, where ``vitrine`` is another project; the import name is ``vitrine``."""
-_ROOT = Path(__file__).parents[1]
+_ROOT = Path(__file__).parents[2]
 
 
 def install(extra: str, *more: str) -> str:

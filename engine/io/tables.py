@@ -8,8 +8,6 @@ import io
 import re
 from pathlib import Path
 
-from ..errors import refuse
-
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _MARKS = (
     (codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF32_LE, "utf-32-le"), (codecs.BOM_UTF32_BE, "utf-32-be"),
@@ -82,25 +80,3 @@ def rows_of(text: str, separators: str = ",;\t") -> list[list[str]]:
             kind = SEPARATORS.get(separator, repr(separator))
             raise ValueError(f"a row of {len(row)} cells below one of {len(rows[0])}: {row[0][:40]!r} ... ({kind})")
     return rows
-
-
-def read_records(path: str | Path, columns: tuple[str, ...], what: str) -> list[dict[str, str]]:
-    """Rows of a table with a header, as column -> stripped cell. Call it inside ``named``.
-
-    Args:
-        columns: required columns; case is ignored.
-
-    Raises:
-        VitrineError: If it lacks one of them.
-        ValueError: As :func:`rows_of`.
-    """
-    rows = rows_of(read_text(path))
-    head = [bare(cell).lower() for cell in rows[0]] if rows else []
-    twice = [name for name in columns if head.count(name) > 1]
-    if twice:
-        raise refuse(what, f"{Path(path).name} with several columns {twice[0]}", "one of each", "remove the others")
-    missing = [name for name in columns if name not in head]
-    if missing:
-        raise refuse(what, f"{Path(path).name} without a column {missing[0]}", columns, "write a header line")
-    positions = {name: head.index(name) for name in columns}
-    return [{name: bare(row[i]) if i < len(row) else "" for name, i in positions.items()} for row in rows[1:]]

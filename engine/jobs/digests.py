@@ -42,23 +42,10 @@ def digest(value: object) -> str:
     """32 hexadecimal digits of a value's content.
 
     Args:
-        value: plain values, paths (by the content of the file or folder), tensors, arrays, pictures, networks,
-            schedulers, tokenizers, dataclasses, containers of these, and any object that has ``inputs`` made of these.
+        value: plain values, paths (by the content of the file or folder), tensors, networks, schedulers, tokenizers,
+            dataclasses, containers of these, and any object that has ``inputs`` made of these.
     """
-    return _sha(json.dumps(_content(value), sort_keys=True).encode())
-
-
-class Files:
-    """A list of files by content and order, read in parallel when digested."""
-
-    def __init__(self, paths: Iterable[str | Path]) -> None:
-        self.paths = [Path(path) for path in paths]
-
-    @property
-    def inputs(self) -> list[str]:
-        """A digest per file."""
-        with ThreadPoolExecutor(4) as pool:  # hashing releases the GIL
-            return list(pool.map(digest, self.paths))
+    return _sha([json.dumps(_content(value), sort_keys=True).encode()])
 
 
 def described(value: object) -> Any:
@@ -76,7 +63,7 @@ def described(value: object) -> Any:
         return list(value)  # type: ignore[call-overload]
     if isinstance(value, nn.Module):  # a new version of its library may compute something else from equal weights
         library = version_of(type(uncompiled(value)).__module__.split(".")[0])
-        return {"weights": digest(value), "library": library}
+        return {"": f"sha256:{digest(value)}", "library": library}
     return f"sha256:{digest(value)}"
 
 
@@ -90,7 +77,7 @@ def version_of(package: str) -> str:
 
 
 def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | None = None) -> str:
-    """A network's class, configuration, weights, active adapters with their scales, and patches by other code.
+    """A network's class, configuration, weights, adapters with their scales, and patches by other code.
 
     Args:
         originals: name -> unpatched weight, for parameters that are currently patched.
@@ -99,10 +86,10 @@ def network_digest(network: nn.Module, originals: Mapping[str, torch.Tensor] | N
     weights = {name: _of_tensor((originals or {}).get(name, weight)) for name, weight in _weights(network)}
     applied = [p for p in active_patches(network) if not p.owner.startswith(_PLACEMENT)]
     patches = sorted(f"{p.kind} {p.where} {p.count}" for p in applied)
-    return digest([type(network).__name__, _settings_of(network), weights, patches])
+    return digest([_settings_of(network), weights, patches])
 
 
-def _sha(*pieces: Any) -> str:
+def _sha(pieces: Iterable[Any]) -> str:
     content = hashlib.sha256()
     for piece in pieces:
         content.update(piece)
@@ -115,8 +102,8 @@ def _content(value: Any) -> Any:
         value = value.to_dict()
     if isinstance(value, _PLAIN):
         return value
-    if isinstance(value, (bytes, bytearray)):
-        return f"bytes {_sha(value)}"
+    if isinstance(value, bytes):
+        return f"bytes {_sha([value])}"
     if isinstance(value, Path):
         return _of_path(value)
     if isinstance(value, torch.Tensor):
@@ -130,28 +117,22 @@ def _content(value: Any) -> Any:
     if isinstance(value, Set):
         return [_content(entry) for entry in sorted(value, key=str)]
     if isinstance(value, Sequence):
+        if all(isinstance(entry, Path) for entry in value):
+            with ThreadPoolExecutor(4) as pool:  # hashing releases the GIL
+                return list(pool.map(_of_path, value))
         return [_content(entry) for entry in value]
-    return [type(value).__name__, _content(_parts(value))]
-
-
-def _parts(value: Any) -> Any:
-    """What an object consists of."""
     if hasattr(value, "inputs"):
-        return value.inputs
-    if is_dataclass(value):
-        return {f.name: getattr(value, f.name) for f in fields(value) if f.compare}
-    if hasattr(value, "getpalette"):  # PIL pictures
-        return [value.mode, list(value.size), value.getpalette(), value.tobytes()]
-    if hasattr(value, "__array_interface__"):
-        import numpy as np
-
-        return torch.from_numpy(np.array(value))
-    if hasattr(value, "get_vocab"):  # tokenizers
-        return [value.get_vocab(), value.model_max_length, value.special_tokens_map]
-    if hasattr(value, "config") or hasattr(value, "to_dict"):  # schedulers, image processors
-        return _settings_of(value)
-    accepted = "plain values, files, tensors, networks, and objects with ``inputs`` of these"
-    raise refuse("input", type(value).__name__, accepted, "give it a property ``inputs``")
+        parts = value.inputs
+    elif is_dataclass(value):
+        parts = {f.name: getattr(value, f.name) for f in fields(value) if f.compare}
+    elif hasattr(value, "get_vocab"):  # tokenizers
+        parts = [value.get_vocab(), value.model_max_length, value.special_tokens_map]
+    elif hasattr(value, "config") or hasattr(value, "to_dict"):  # schedulers, image processors
+        parts = _settings_of(value)
+    else:
+        accepted = "plain values, files, tensors, networks, and objects with ``inputs`` of these"
+        raise refuse("input", type(value).__name__, accepted, "give it a property ``inputs``")
+    return [type(value).__name__, _content(parts)]
 
 
 def _of_path(path: Path) -> Any:
@@ -159,11 +140,8 @@ def _of_path(path: Path) -> Any:
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.is_file() and not p.name.startswith("."))
         return {file.relative_to(path).as_posix(): _of_path(file) for file in files}
-    content = hashlib.sha256()
     with open(path, "rb") as opened:
-        while piece := opened.read(_PIECE):
-            content.update(piece)
-    return f"file {content.hexdigest()}"
+        return f"file {_sha(iter(lambda: opened.read(_PIECE), b''))}"
 
 
 def _of_tensor(tensor: torch.Tensor) -> Any:
@@ -171,19 +149,16 @@ def _of_tensor(tensor: torch.Tensor) -> Any:
         return [type(tensor).__name__, *(_of_tensor(getattr(tensor, name)) for name in tensor.__tensor_flatten__()[0])]
     plain = tensor.detach().as_subclass(torch.Tensor)
     pieces = (p.contiguous().cpu().view(torch.uint8).numpy() for p in plain.reshape(-1).split(_PIECE))
-    return f"tensor {plain.dtype} {tuple(plain.shape)} {_sha(*pieces)}"
+    return f"tensor {plain.dtype} {tuple(plain.shape)} {_sha(pieces)}"
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and saved buffers by name, also of offloaded modules; inactive adapters are left out."""
-    inactive = _inactive(network)
+    """Parameters and saved buffers by name, also of offloaded modules and of adapters that are off."""
     for path, module in network.named_modules():
         if ATTENTION_CHOICE in path.split("."):
             continue
         for name, stored in (dict(module.named_parameters(recurse=False)) | persistent_buffers(module)).items():
-            if id(stored) in inactive:
-                continue
-            whole = (f"{path}.{name}" if path else name).replace(".base_layer.", ".")
+            whole = f"{path}.{name}" if path else name
             yield whole, weight_of(module, name)
             # bitsandbytes' scales, kept as attributes of a weight or of its state object
             scales = {key: value for key, value in vars(stored).items() if key != "grad"}
@@ -191,20 +166,8 @@ def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield from ((f"{whole}/{k}", v) for k, v in scales.items() if isinstance(v, torch.Tensor))
 
 
-def _inactive(network: nn.Module) -> set[int]:
-    """``id`` of each weight of an adapter that is off or at scale 0."""
-    weights: set[int] = set()
-    for module in network.modules():
-        layer: Any = module
-        if hasattr(layer, "base_layer") and hasattr(layer, "active_adapters"):
-            on = [] if layer.disable_adapters else [a for a in layer.active_adapters if layer.scaling.get(a)]
-            off = set(layer.scaling) - set(on)
-            weights |= {id(p) for name, p in layer.named_parameters() if not off.isdisjoint(name.split("."))}
-    return weights
-
-
 def _settings_of(value: Any) -> dict[str, Any]:
-    """The configuration of a model, scheduler or processor, without its origin; its class alone if it has none."""
+    """Class and configuration of a model, scheduler or processor, without its origin."""
     config = getattr(value, "config", value)
     table = config if isinstance(config, Mapping) else config.to_dict() if hasattr(config, "to_dict") else {}
     return {"class": type(value).__name__, "settings": _without_origin(table)}

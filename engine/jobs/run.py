@@ -7,9 +7,10 @@ started with, and others are refused. Saved states are whole, and a killed run r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cached_property
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from typing_extensions import Self
 
 from ..errors import VitrineError, refuse
 from ..io.files import named, parse_table, read_safetensors, save_safetensors, write_json
-from ..io.ownership import FILES, LOCK, sole_owner
 from ..io.temporary_files import sweep
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress
@@ -27,8 +27,10 @@ from .digests import described, digest, version_of
 STATE = "state.safetensors"
 NOTE = ".run"
 """File of a run's folder with its job and inputs, as JSON. It has no suffix, so no listing takes it for a result."""
+LOCK, _OWNER = ".owner.lock", ".owner.json"
 _KEY = "run"
 Tensors = Mapping[str, torch.Tensor]
+Optimizers = Mapping[str, torch.optim.Optimizer]
 
 
 class RunState(NamedTuple):
@@ -53,14 +55,16 @@ class Run:
     Temporary files of killed processes are deleted. The state can be read before the block is entered.
 
     Args:
-        path: a folder, or one state file by its suffix (.safetensors, .json); None stores nothing, and all methods do
-            nothing.
+        path: a folder, or one state file (.safetensors); None stores nothing, and all methods do nothing.
         job: kind of job, so that two jobs never use each other's state.
-        inputs: name -> value, everything that results depend on, as :func:`~.digests.digest` accepts it; only read if
-            there is a path. PyTorch's version is added, since kernels round differently, and networks add that of
-            their library.
+        inputs: name -> value, everything that results depend on, as :func:`~.digests.digest` accepts it; digested here,
+            before a training changes its network, and only if there is a path. PyTorch's version is added, since
+            kernels round differently, and networks add that of their library.
         begun: patterns of files that mean that there is work to lose. Without a match, other inputs start a new run.
         workers: processes that share the job and its folder; the first owns it for all.
+
+    Attributes:
+        identity: name -> short plain value or digest: the job and its inputs, as stored.
     """
 
     def __init__(
@@ -68,33 +72,17 @@ class Run:
         workers: Workers = ALONE,
     ) -> None:  # fmt: skip
         self.path = None if path is None else Path(path)
-        self._job, self._inputs, self._begun, self._workers = job, dict(inputs), begun, workers
-        self._open = ExitStack()
+        self.identity: dict[str, Any] = {}
+        if self.path is not None:
+            self.identity = {"job": job, "library": version_of("torch"), **_flat(described(inputs))}
+        self._begun, self._workers, self._open = begun, workers, ExitStack()
         self._read: list[tuple[int, int] | None] = []
         """Which state this process has read or written last, once it has."""
-
-    @cached_property
-    def identity(self) -> dict[str, Any]:
-        """Job and inputs as stored: short plain values, and digests of all others."""
-        table = {"job": self._job, "library": version_of("torch"), "inputs": described(self._inputs)}
-        return parse_table(json.dumps(table))
-
-    def known(self) -> Self:
-        """The run with its inputs digested now, before the job changes them, as training changes its network."""
-        if self.path is not None:
-            _ = self.identity
-        return self
 
     @property
     def mark(self) -> str:
         """16 digits that identify this job with these inputs, for a folder name."""
         return digest(self.identity)[:16]
-
-    def below(self, name: str) -> Self:
-        """The run in a subfolder ``name-mark``, which differs for other inputs."""
-        if self.path is not None:
-            self.path = self.path / f"{name}-{self.mark}"
-        return self
 
     def __enter__(self) -> Self:
         if self.path is None:
@@ -107,7 +95,7 @@ class Run:
                     shown = f"{self._state.parent.name}, which another process has continued"
                     accepted = "a state that has not changed since it was read"
                     raise refuse("run", shown, accepted, "run the same call again")
-                if self._is_file:
+                if is_file(self.path):
                     sweep(self.path.parent, self.path.name)
                 else:
                     sweep(self.path, below=True)
@@ -121,50 +109,39 @@ class Run:
         self._open.close()
 
     @property
-    def _is_file(self) -> bool:
-        return self.path is not None and self.path.suffix in FILES
-
-    @property
     def _state(self) -> Path:
         assert self.path is not None
-        return self.path if self._is_file else self.path / STATE
+        return self.path if is_file(self.path) else self.path / STATE
 
     def _sign(self) -> None:
         """Writes a folder's identity; a state file has it inside."""
-        if self.path is not None and not self._is_file:
-            write_json(self.path / NOTE, {_KEY: self.identity})
+        if self.path is not None and not is_file(self.path):
+            write_json(self.path / NOTE, self.identity)
 
     def _refuse_others(self) -> None:
-        """Refuses a folder with work of other inputs."""
+        """Refuses a folder or file with work of other inputs."""
         path = self.path
-        if path is None or not path.exists():
+        if path is None:
             return
-        work = (file for pattern in self._begun for file in path.glob(pattern))
-        if not self._is_file and all(file.name.startswith(".") for file in work):
+        work = [path] if is_file(path) else [file for pattern in self._begun for file in path.glob(pattern)]
+        if not any(file.exists() and not file.name.startswith(".") for file in work):
             return
-        begun_with = self._identity_in(path if self._is_file else path / NOTE)
+        note = path if is_file(path) else path / NOTE
+        with self._reading(note):
+            text = _header(note).get(_KEY) if is_file(path) else note.read_text("utf-8") if note.is_file() else None
+            begun_with = None if text is None else parse_table(text)
         if begun_with is None:
-            shown, remedy = f"{path.name}, which does not say what it was begun with", _start_again(path)
-            raise refuse("run", shown, "a run's folder or file", remedy)
+            shown = f"{path.name}, which does not say what it was begun with"
+            raise refuse("run", shown, "a run's folder or file", _start_again(path))
         if changes := differences(begun_with, self.identity):
             raise other_inputs(path, changes)
-
-    def _identity_in(self, file: Path) -> dict[str, Any] | None:
-        if not file.is_file():
-            return None
-        with self._reading(file):
-            if file.suffix != ".safetensors":
-                begun_with = parse_table(file.read_text(encoding="utf-8")).get(_KEY)
-                return begun_with if isinstance(begun_with, dict) else None
-            text = _header(file).get(_KEY)
-            return None if text is None else parse_table(text)
 
     def _reading(self, file: Path) -> named:
         assert self.path is not None
         return named(file, "run", "a whole state", f"start again: {_cleared(self.path)}")
 
     def save(
-        self, tensors: Mapping[str, Tensors], optimizers: Mapping[str, torch.optim.Optimizer] | None = None,
+        self, tensors: Mapping[str, Tensors], optimizers: Optimizers | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Writes the state atomically.
@@ -184,9 +161,7 @@ class Run:
         save_safetensors(self._state, flat, {"facts": json.dumps(facts or {}), _KEY: json.dumps(self.identity)})
         self._read.append(_seen(self._state))
 
-    def load(
-        self, optimizers: Mapping[str, torch.optim.Optimizer] | None = None, device: str = "cpu"
-    ) -> RunState | None:
+    def load(self, optimizers: Optimizers | None = None, device: str = "cpu") -> RunState | None:
         """The saved state, after restoring each optimiser; None if nothing was saved."""
         if self.path is None:
             return None
@@ -200,19 +175,6 @@ class Run:
             facts = parse_table(metadata["facts"])
             return RunState(_restored(flat, optimizers or {}), facts)
 
-    def save_table(self, table: Mapping[str, Any]) -> None:
-        """Writes a state that is a single JSON file."""
-        if self.path is not None:
-            write_json(self.path, {_KEY: self.identity, **table})
-
-    def load_table(self) -> dict[str, Any]:
-        """The state of :meth:`save_table`; {} if nothing was saved."""
-        if self.path is None or not self.path.is_file():
-            return {}
-        self._refuse_others()
-        with self._reading(self.path):
-            return {k: v for k, v in parse_table(self.path.read_text(encoding="utf-8")).items() if k != _KEY}
-
 
 def other_inputs(path: Path, changes: Sequence[str]) -> VitrineError:
     """The error for a folder that was started with other inputs, which it names."""
@@ -225,30 +187,69 @@ def _start_again(path: Path) -> str:
 
 
 def _cleared(path: Path) -> str:
-    return f"{'delete' if path.suffix in FILES else 'empty'} {path.name}"
+    return f"{'delete' if is_file(path) else 'empty'} {path.name}"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What differs between two identities, by name: ``other pictures``, ``steps 100 (now 200)``."""
-    first, second = _flat(before), _flat(now)
     changes = []
-    for name in sorted(first.keys() | second.keys()):
-        if name in first and name in second and first[name] == second[name]:
-            continue
-        shown = name.removeprefix("inputs.").removesuffix(".weights").removeprefix("settings.")
-        values = (first.get(name), second.get(name))
-        hidden = name.endswith(".weights") or any(str(value).startswith("sha256:") for value in values)
-        plain = name in first and name in second and not hidden
-        changes.append(f"{shown} {values[0]} (now {values[1]})" if plain else f"other {shown}")
+    for name in sorted(before.keys() | now.keys()):
+        values = [identity.get(name, "sha256:") for identity in (before, now)]  # absent is shown as a digest is
+        if values[0] != values[1]:
+            shown, hidden = name.removeprefix("settings."), any(str(v).startswith("sha256:") for v in values)
+            changes.append(f"other {shown}" if hidden else f"{shown} {values[0]} (now {values[1]})")
     return changes
 
 
 def _flat(table: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    """{"a": {"": 0, "b": 1}} -> {"a": 0, "a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        flat |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else {f"{before}{key}": value}
+        name = f"{before}.{key}".strip(".")
+        flat |= _flat(value, name) if isinstance(value, Mapping) else {name: value}
     return flat
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path stands for a state that is one file; any other is a folder."""
+    return path.suffix == ".safetensors"
+
+
+@contextmanager
+def sole_owner(path: str | Path) -> Iterator[None]:
+    """Owns ``path`` while the block is open: a folder, created if missing, or a state file.
+
+    The lock is the operating system's (``filelock``, which torch installs), so it ends with its process, even a killed
+    one. On a shared disk it works if the file system supports such locks.
+    """
+    from filelock import FileLock, Timeout
+
+    path = Path(path)
+    folder = path.parent if is_file(path) else path
+    folder.mkdir(parents=True, exist_ok=True)
+    before = f".{path.name}" if is_file(path) else ""
+    lock, note = FileLock(str(folder / f"{before}{LOCK}")), folder / f"{before}{_OWNER}"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        shown = f"{path.name}, in use by {_owner(note)}"
+        raise refuse(
+            "work folder", shown, "a folder that no other process uses", "wait for that process, or stop it"
+        ) from error
+    try:
+        write_json(note, {"process": os.getpid(), "machine": platform.node()})
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+        lock.release()
+
+
+def _owner(note: Path) -> str:
+    try:
+        owner = parse_table(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # about to be written, or just removed
+        return "another process"
+    return f"process {owner.get('process')} on {owner.get('machine')}"
 
 
 def forget(file: str | Path) -> None:
@@ -258,7 +259,7 @@ def forget(file: str | Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _restored(flat: Tensors, optimizers: Mapping[str, torch.optim.Optimizer]) -> dict[str, dict[str, torch.Tensor]]:
+def _restored(flat: Tensors, optimizers: Optimizers) -> dict[str, dict[str, torch.Tensor]]:
     """Groups of tensors; optimisers are restored from theirs."""
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     slots: dict[str, dict[int, dict[str, torch.Tensor]]] = {name: {} for name in optimizers}

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 
 Tensors = Mapping[str, torch.Tensor]
-SCHEDULES = ("constant", "cosine", "linear")
 
 
 class MovingAverage:

@@ -12,7 +12,7 @@ from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..io.folders import folders_in
 from ..io.picture_files import PICTURES, open_rgb, pictures_in
-from ..jobs.digests import Files, digest
+from ..jobs.digests import digest
 from ..network.condition import Condition
 from ..runtime.placement import upcast_vae
 from ..settings.sizes import check_sides
@@ -51,7 +51,7 @@ def subjects_in(
     encoded_by = digest([components_of(pipe, ("unet", "transformer")), prompt, side])
 
     def maker(pictures: Path) -> Callable[[], Subject]:
-        return SubjectMaker(lambda: _subject(pipe, pictures, side, cond), [encoded_by, Files(pictures_in(pictures))])
+        return SubjectMaker(lambda: _subject(pipe, pictures, side, cond), [encoded_by, pictures_in(pictures)])
 
     return pipe._denoiser(), [p.name for p in folders], [maker(p) for p in folders]
 

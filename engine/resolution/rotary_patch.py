@@ -13,7 +13,6 @@ from torch import nn
 from ..diffusion.forward_clock import Timesteps
 from ..errors import refuse
 from ..families import FAMILIES
-from ..families.facts import TimeInput
 from ..runtime.forward_hooks import hook_after, hook_before
 from .plan import Plan
 from .rope import DYNAMIC, axis_angles, frequencies
@@ -77,7 +76,15 @@ class RotaryPositions(Watched):
             timesteps = Timesteps()
 
             def follow(net: nn.Module, args: tuple, kwargs: Named) -> None:
-                self.tau = _noise_fraction(net, args, kwargs, family.time_input, timesteps)
+                named = _named(net, args, kwargs)
+                own = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
+                t = timesteps.rows((), {"timestep": own})
+                assert t is not None
+                if not bool((t == t[0]).all()):
+                    raise refuse("timesteps", t.tolist(), "one for the whole batch", "take a mode without _dynamic")
+                fraction = float(t[0])
+                # 1 .. 0, from the network's timestep argument
+                self.tau = {"s": fraction, "1 - s": 1 - fraction}.get(family.time_input, fraction / 1000)
                 if type(part).__name__ in _TABLED:
                     part.freqs_cis = _tables(part, plan, self.tau)
 
@@ -100,15 +107,3 @@ class RotaryPositions(Watched):
 def _named(module: nn.Module, args: tuple, kwargs: Named) -> Named:
     """A forward's arguments by name."""
     return dict(zip(inspect.signature(module.forward).parameters, args, strict=False)) | kwargs
-
-
-def _noise_fraction(net: nn.Module, args: tuple, kwargs: Named, time_input: TimeInput, read: Timesteps) -> float:
-    """tau of a forward, 1 .. 0, from the network's timestep argument."""
-    named = _named(net, args, kwargs)
-    own = next(named[n] for n in ("timestep", "timesteps", "t") if named.get(n) is not None)
-    t = read.rows((), {"timestep": own})
-    assert t is not None
-    if not bool((t == t[0]).all()):
-        raise refuse("timesteps", t.tolist(), "one for the whole batch", "take a mode without _dynamic")
-    fraction = float(t[0])
-    return {"s": fraction, "1 - s": 1 - fraction}.get(time_input, fraction / 1000)

@@ -4,9 +4,8 @@ from ..io.lora_layer import Lora, LoraLayer
 from ..io.lora_writing import usual_dialect, write_lora
 from .building.build_space import BuildConfig, Built, build_space, labels_in, load_space
 from .building.folder_summary import FolderLook, look_at_folder
-from .building.lora_encoding import Encoded, encode, layer_sizes, member, official_model
-from .building.map_page import map_page, map_picture
-from .building.space_contents import contents, described
+from .building.lora_encoding import Encoded, described, encode, layer_sizes, member, official_model
+from .building.map_page import contents, map_page, map_picture
 from .edit.coefficient_sampling import (
     Neighbour,
     SampleConfig,

@@ -41,7 +41,7 @@ class Phase:
         self.losses: list[tuple[int, float]] = []
         settings = {"settings": essential(config) | essential(config.advanced) | {"lr": lr, "betas": list(betas)}}
         made_of = {"network": module, **settings, **(inputs or {})}
-        self._run = Run(self.folder, f"training of the {name}", made_of).known()
+        self._run = Run(self.folder, f"training of the {name}", made_of)
         self._resume()
 
     @property

@@ -9,8 +9,8 @@ from typing import Any
 
 from ...engine.io.files import named, parse_table, write_json
 from ...engine.io.html_page import Report
-from ...engine.io.ownership import sole_owner
 from ...engine.jobs.digests import digest
+from ...engine.jobs.run import sole_owner
 from ...engine.runtime.progress import Progress, TqdmProgress
 from ...engine.runtime.stages import Stages, duration
 from .context import Asked, Context, local_model, offline

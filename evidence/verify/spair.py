@@ -20,7 +20,7 @@ from ...engine.io.folders import files_in
 from ...engine.io.number_checks import all_finite
 from ...engine.io.picture_files import Stored, stored, turned_point
 from ...engine.io.table_on_disk import RowFile
-from ...engine.jobs.digests import Files, digest
+from ...engine.jobs.digests import digest
 from ...engine.jobs.run import Run
 from ...engine.pipelines.components import components_of
 from ...engine.runtime.footprint import memory_bytes
@@ -235,7 +235,8 @@ def spair_scores(
     asked = [[p.name, p.source_points, list(p.source_size), list(p.target_size)] for p in pairs]
     folder = cache / f"matched-{digest([asked, settings])[:12]}"  # a cache may serve many choices of pairs
     order = sorted(range(len(pairs)), key=lambda i: (pairs[i].source, pairs[i].target))  # pictures in common together
-    inputs = {**components_of(pipe), "pictures": Files(paths.values()), "prompts": prompts, "settings": settings}
+    pictures = [Path(path) for path in paths.values()]
+    inputs = {**components_of(pipe), "pictures": pictures, "prompts": prompts, "settings": settings}
     with Run(folder, "SPair matches", inputs, ("rows.json",)), RowFile(folder, (len(pairs), 2 * most)) as table:
         for step, i in enumerate(order):
             if not table.done[i]:

@@ -197,11 +197,11 @@ TENSORS = {
     "calibration.safetensors": (TENSOR_FILES["calibration.safetensors"][0], use_calibration),
     "lora.safetensors": (TENSOR_FILES["lora.safetensors"][0], use_lora),
     "told.safetensors": (make_told, use_told),
+    "filter.safetensors": TENSOR_FILES["filter.safetensors"][:2],
 }  # fmt: skip
 TEXTS = {
     "preset.json": use_preset, "neurons.json": use_neurons,
-    **{name: (lambda path, name=name: TEXT_FILES[name][1](path))
-       for name in ("filter.json", "train.json")},
+    "train.json": TEXT_FILES["train.json"][1],
 }  # fmt: skip
 
 

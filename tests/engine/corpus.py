@@ -93,6 +93,15 @@ def calibration(path):
     Calibration(statistics, samples, ScoreThreshold.of([0.3, 0.4], ProbeConfig(), "model")).save(path)
 
 
+def _state(path):
+    """A job's state in one file, of no inputs."""
+    return Run(path, path.name, {})
+
+
+def _save_state(path, facts):
+    _state(path).save({"group": {"tensor": torch.ones(2)}}, facts=facts)
+
+
 # file name -> (make, read, whether the header must be ours)
 TENSOR_FILES = {
     "taps.safetensors": (lambda p: taps().save(p), Activations.load, True),
@@ -102,13 +111,15 @@ TENSOR_FILES = {
     "factors.safetensors": (make_factors, load_space, True),
     "delta.safetensors": (lambda p: DeltaSpace.of(loras(), tuple("abcd")).save(p), load_space, True),
     "lora.safetensors": (lambda p: save_file(lora_tensors(), p), read_lora, False),
-}
+    "filter.safetensors": (
+        lambda p: _save_state(p, {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}),
+        lambda p: qualitative_filter._known(_state(p)), False,
+    ),
+    "scores.safetensors": (
+        lambda p: _save_state(p, {"scores": {"a b": 0.5}}), lambda p: site_search._Scores(_state(p)), False,
+    ),
+}  # fmt: skip
 GOOD_PRESET = Preset("mine", PLACES, 50.0, "portraits", 64, "ranked")
-
-
-def _state(path):
-    """A job's state in one JSON file, of no inputs."""
-    return Run(path, path.name, {})
 
 
 TEXT_FILES = {
@@ -118,11 +129,6 @@ TEXT_FILES = {
     ),
     "train.json": (lambda p: p.write_text(json.dumps({"train": {"steps": 4}})), emd_cli._read, False),
     "adapter_config.json": (make_adapter, lambda p: read_lora(p.with_name("adapter_model.safetensors")), False),
-    "filter.json": (
-        lambda p: _state(p).save_table({"properties": {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}}),
-        lambda p: qualitative_filter._known(_state(p)), False,
-    ),
-    "scores.json": (lambda p: _state(p).save_table({"a b": 0.5}), lambda p: site_search._Scores(_state(p)), False),
 }  # fmt: skip
 
 

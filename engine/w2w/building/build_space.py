@@ -14,7 +14,6 @@ from ...errors import refuse
 from ...io.files import named, open_artefact, parse_table
 from ...io.lora_layer import LoraLayer
 from ...io.table_on_disk import RowFile
-from ...jobs.digests import Files
 from ...jobs.run import Run
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
@@ -24,12 +23,12 @@ from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
 from ..loras.lora_folders import BadFile, FolderScan, scan_folder
 from ..loras.near_copies import near_copies
-from ..space.build_state import GramState
+from ..space.build_state import BuildState
 from ..space.delta_space import DeltaSpace, Space
-from ..space.factor_stacks import Stack, read_stacks
+from ..space.factor_stacks import PRODUCTS, Stack, read_stacks
 from ..space.linked_factors import LinkedStacks
 from ..space.manifest import Manifest
-from ..space.principal_components import Matrix, PCAConfig, Stored, principal_components, shards
+from ..space.principal_components import Matrix, PCAConfig, principal_components, shards
 from ..space.space import KIND, LINKED_VERSION, WeightSpace
 from ..space.space_mode import choose_mode, read_or_problem, some_readable, unlike
 
@@ -125,16 +124,15 @@ def build_space(
         made_of = {} if work is None else {"build": run.mark}
         if mode == "delta":
             keeps = work if not workers.index else None
-            space, scan = _delta_space(
-                scan, config, progress, info, GramState(keeps and keeps / "products.safetensors", made_of)
-            )
+            state = BuildState(keeps and keeps / "products.safetensors", PRODUCTS, made_of)
+            space, scan = _delta_space(scan, config, progress, info, state)
             return Built(space, scan, gauge, reason)
         task = _Task(config, work, progress, workers)
         rows, manifest, scan = _rows(scan, task, closing)
-        used = 4 * len(rows.data) * manifest.size if isinstance(rows, Matrix) else 0
+        used = 4 * len(rows.data) * manifest.size if isinstance(rows.data, torch.Tensor) else 0
         pca = PCAConfig(config.components, config.route, config.memory - used)
-        state = None if work is None else workers.own_file(work / "sums.safetensors")
-        components = principal_components(rows, pca, progress, resume=state, workers=workers, inputs=made_of)
+        sums = None if work is None else workers.own_file(work / "sums.safetensors")
+        components = principal_components(rows, pca, progress, resume=sums, workers=workers, inputs=made_of)
         names = tuple(f.name for f in scan.good)
         return Built(components.space(manifest, names, info), scan, gauge, reason)
 
@@ -143,7 +141,7 @@ def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> 
     """The inputs of a space; files and weights are read when they are digested."""
     decomposed = {path for f in scan.good for path, entry in f.entries.items() if entry.decomposed}
     return {
-        "LoRAs": [[f.name for f in scan.good], Files([f.path for f in scan.good])], "settings": config,
+        "LoRAs": [[f.name for f in scan.good], [f.path for f in scan.good]], "settings": config,
         "base weights": None if base is None else base.only(decomposed),
     }  # fmt: skip
 
@@ -181,7 +179,7 @@ def _without(scan: FolderScan, bad: dict[int, str]) -> FolderScan:
 
 
 def _delta_space(
-    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], state: GramState
+    scan: FolderScan, config: BuildConfig, progress: Progress, info: dict[str, Any], state: BuildState
 ) -> tuple[DeltaSpace, FolderScan]:
     needed = 48 * len(scan.good) ** 2  # products of all pairs, their eigenvectors, the eigensolver's workspace
     if needed > config.memory:
@@ -223,7 +221,7 @@ class _Task:
     workers: Workers
 
 
-def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | Stored, Manifest, FolderScan]:
+def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix, Manifest, FolderScan]:
     """The flat weights, in memory or, if too large, in a file of the work folder."""
     entries, memory = scan.good[0].entries, task.config.memory
     alphas = {p: float(e.down[0]) if e.alpha is None else e.alpha for p, e in entries.items()}
@@ -231,7 +229,6 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | S
         {p: LoraLayer(torch.empty(e.down), torch.empty(e.up), alphas[p]) for p, e in entries.items()}
     )
     shape = len(scan.good), manifest.size
-    rows: Matrix | Stored
     if 4 * shape[0] * shape[1] <= memory // 2:
         data = torch.empty(shape)
         bad = _read(scan, manifest, range(shape[0]), data.__setitem__, task.progress)
@@ -242,7 +239,7 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix | S
     else:
         table = closing.enter_context(RowFile(task.work, shape, width=shards(*shape, memory)[0][1]))
         bad = _packed(scan, manifest, table, task)
-        rows = Stored(table)
+        rows = Matrix(table)
     if not bad:
         return rows, manifest, scan
     good = torch.tensor([i for i in range(shape[0]) if i not in bad])

@@ -11,12 +11,32 @@ import torch
 
 from ...errors import refuse
 from ...io.lora_layer import Lora
+from ..edit.coefficient_sampling import closeness, nearest
 from ..edit.editing import difference, materialise
 from ..loras.low_rank import squared_change
 from ..space.delta_space import DeltaSpace, Space, member_names
+from ..space.directions import listed, score
 from ..space.linked_factors import LinkedStacks
 from ..space.model_file import W2WModel
-from .space_contents import described
+
+
+def described(space: Space, coefficients: torch.Tensor) -> str:
+    """Describes models (B, k): nearest training models and strongest attributes.
+
+    Both are unknown if the space has no coefficients of its training models.
+    """
+    lines, close = [], closeness(space)
+    for i, near in enumerate(nearest(space, coefficients, 3)):
+        names = ", ".join(f"{n.name} {n.cosine:.2f}" for n in near) or "unknown, as the space names no training models"
+        lines.append(f"model {i}: nearest {names}")
+        if near and near[0].cosine > close:
+            lines.append(f"  closer to {near[0].name} than 95 % of the training models are to each other")
+        k = coefficients.shape[-1]
+        scores = {label: float(score(d[:k], coefficients[i])) for label, d in listed(space).items()}
+        strong = sorted(scores.items(), key=lambda item: -abs(item[1]))[:6]
+        if strong:
+            lines.append("  " + ", ".join(f"{label} {value:+.1f}" for label, value in strong))
+    return "\n".join(lines)
 
 
 @dataclass(frozen=True)

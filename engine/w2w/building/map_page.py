@@ -11,8 +11,8 @@ import torch
 from ...errors import refuse
 from ...io.html_page import Report, inline_picture
 from ..space.delta_space import Space, member_names
+from ..space.directions import listed, reach
 from ..space.map_layout import NEIGHBOURS, SpaceMap, neighbours_of
-from .space_contents import contents
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -41,7 +41,29 @@ def map_page(space: Space, layout: SpaceMap, thumbnails: Mapping[str, Image] | N
     if len(chosen) < len(names):
         page.add_paragraph(f"{len(chosen)} of {len(names)} models are shown, evenly sampled.")
     near = neighbours_of(space, NEIGHBOURS, chosen)
-    page.add_drawing(_drawing(names, layout, near, chosen, thumbnails or {}))
+    # radio buttons, one per label, and the SVG whose colours they select
+    labels, thumbnails = list(_known(layout)), thumbnails or {}
+    columns = [_colours(layout, label) for label in labels]
+    buttons, rules = [], [_STYLE, ".map .m { fill: #2e6296; }"]
+    for n, label in enumerate(labels):
+        checked = " checked" if n == 0 else ""
+        buttons.append(f'<input type="radio" name="by" id="by{n}"{checked}>')
+        buttons.append(f'<label for="by{n}">{html.escape(label)}</label>')
+        rules.append(f"#by{n}:checked ~ svg .m {{ fill: var(--c{n}); }}")
+    marks = []
+    for i in chosen:
+        x, y = _to_page(layout.coordinates[i].tolist())
+        colours = ";".join("--c{}:#{:02x}{:02x}{:02x}".format(n, *column[i]) for n, column in enumerate(columns))
+        scores = ", ".join(f"{k} {v[i]:+.1f}" for k, v in _known(layout).items() if v[i] == v[i])
+        hint = f"{names[i]}\nnear {', '.join(f'{name} {d:.2f}' for name, d in near[i][:3])}\n{scores}"
+        shape = f'<circle class="m" cx="{x:.1f}" cy="{y:.1f}" r="5" style="{colours}"/>'
+        if names[i] in thumbnails:
+            shape = f'<rect class="m" x="{x - 18:.1f}" y="{y - 18:.1f}" width="36" height="36" style="{colours}"/>'
+            small = thumbnails[names[i]].convert("RGB").resize((48, 48))
+            shape += f'<image x="{x - 15:.1f}" y="{y - 15:.1f}" width="30" height="30" href="{inline_picture(small)}"/>'
+        marks.append(f'<a href="#m{i}">{shape}<title>{html.escape(hint)}</title></a>')
+    drawing = f'<svg viewBox="0 0 {_SIDE} {_SIDE}" role="img">{"".join(marks)}</svg>'
+    page.add_drawing(f'<div class="map">{"".join(rules)}</style>{"".join(buttons)}{drawing}</div>')
     page.add_heading("Neighbours")
     page.add_paragraph("Neighbours in the space, not on the page. 1.00 is the median distance of two models.")
     page.add_drawing(_neighbours(names, near, chosen))
@@ -50,6 +72,18 @@ def map_page(space: Space, layout: SpaceMap, thumbnails: Mapping[str, Image] | N
         rows = [(k, f"{v[~v.isnan()].min():+.1f}", f"{v[~v.isnan()].max():+.1f}") for k, v in _known(layout).items()]
         page.add_table([("label", "lowest", "highest"), *rows])
     return page
+
+
+def contents(space: Space) -> str:
+    """Describes a space: models, components, explained variance, and the range of each direction."""
+    known = int((space.deviations > 0).sum())
+    variance = f"{float(space.explained.double().sum()):.1%} of the variance"
+    spread = "their spread unknown" if not known else f"with {variance}" if known == space.dimension else (
+        f"the first {known} with {variance}, the others unknown")  # fmt: skip
+    models = f"{space.count} models" if known else "an unknown number of models"
+    lines = [f"{models}, {space.dimension} components {spread}, {space.mode}"]
+    lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in listed(space).items()]
+    return "\n".join(lines)
 
 
 def quality_of(layout: SpaceMap) -> str:
@@ -110,35 +144,6 @@ def _between(t: float) -> tuple[int, int, int]:
     ends, t = ((_LOW, _MIDDLE), 2 * t) if t < 0.5 else ((_MIDDLE, _HIGH), 2 * t - 1)
     r, g, b = (round(a + t * (z - a)) for a, z in zip(*ends, strict=True))
     return r, g, b
-
-
-def _drawing(
-    names: Sequence[str], layout: SpaceMap, near: dict[int, list[tuple[str, float]]], chosen: list[int],
-    thumbnails: Mapping[str, Image],
-) -> str:  # fmt: skip
-    """Radio buttons, one per label, and the SVG whose colours they select."""
-    labels = list(_known(layout))
-    columns = [_colours(layout, label) for label in labels]
-    buttons, rules = [], [_STYLE, ".map .m { fill: #2e6296; }"]
-    for n, label in enumerate(labels):
-        checked = " checked" if n == 0 else ""
-        buttons.append(f'<input type="radio" name="by" id="by{n}"{checked}>')
-        buttons.append(f'<label for="by{n}">{html.escape(label)}</label>')
-        rules.append(f"#by{n}:checked ~ svg .m {{ fill: var(--c{n}); }}")
-    marks = []
-    for i in chosen:
-        x, y = _to_page(layout.coordinates[i].tolist())
-        colours = ";".join("--c{}:#{:02x}{:02x}{:02x}".format(n, *column[i]) for n, column in enumerate(columns))
-        scores = ", ".join(f"{k} {v[i]:+.1f}" for k, v in _known(layout).items() if v[i] == v[i])
-        hint = f"{names[i]}\nnear {', '.join(f'{name} {d:.2f}' for name, d in near[i][:3])}\n{scores}"
-        shape = f'<circle class="m" cx="{x:.1f}" cy="{y:.1f}" r="5" style="{colours}"/>'
-        if names[i] in thumbnails:
-            shape = f'<rect class="m" x="{x - 18:.1f}" y="{y - 18:.1f}" width="36" height="36" style="{colours}"/>'
-            small = thumbnails[names[i]].convert("RGB").resize((48, 48))
-            shape += f'<image x="{x - 15:.1f}" y="{y - 15:.1f}" width="30" height="30" href="{inline_picture(small)}"/>'
-        marks.append(f'<a href="#m{i}">{shape}<title>{html.escape(hint)}</title></a>')
-    drawing = f'<svg viewBox="0 0 {_SIDE} {_SIDE}" role="img">{"".join(marks)}</svg>'
-    return f'<div class="map">{"".join(rules)}</style>{"".join(buttons)}{drawing}</div>'
 
 
 def _neighbours(names: Sequence[str], near: dict[int, list[tuple[str, float]]], chosen: list[int]) -> str:

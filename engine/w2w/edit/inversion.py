@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,9 +16,9 @@ import torch
 
 from ...diffusion.denoiser import Denoiser
 from ...diffusion.noise import generators
-from ...errors import refuse
+from ...errors import VitrineError, refuse
 from ...io.number_checks import integer
-from ...jobs.run import Run, run_steps
+from ...jobs.run import STATE, Run, run_steps, sole_owner
 from ...jobs.training import learning_rate, set_rate
 from ...network.condition import Condition
 from ...runtime.finite import FiniteLosses
@@ -25,9 +26,11 @@ from ...runtime.placement import onloaded, refuse_without_gradients
 from ...runtime.progress import Progress, silent
 from ..space.delta_space import Space
 from ..train.batched_lora import BatchedLora
-from ..train.stopped_runs import drop_old_states
 from .inversion_space import Posterior, Products, latents_of, mask_for, placed, spread
 from .invert_config import InvertConfig
+
+KEPT_STATES = 3
+"""Number of stopped runs whose states are kept."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,22 @@ def invert_below(
     the last three keep their folders.
     """
     state = _State(model, space, latents, cond, config or InvertConfig(), mask)
-    with state.run_in(parent).below("inversion") as run:
-        assert run.path is not None
-        drop_old_states(run.path, "inversion-*")
+    run = state.run_in(parent)
+    run.path = Path(parent) / f"inversion-{run.mark}"
+    with run:
+        _drop_old_states(run.path)
         state.resume(run)
         result = _finished(state, progress, (), run)
     shutil.rmtree(run.path, ignore_errors=True)
     return result
+
+
+def _drop_old_states(mine: Path) -> None:
+    """Deletes all but the newest states of other runs next to ``mine`` that no process owns."""
+    others = [p for p in mine.parent.glob("inversion-*") if p != mine and (p / STATE).is_file()]
+    for folder in sorted(others, key=lambda p: (p / STATE).stat().st_mtime, reverse=True)[KEPT_STATES:]:
+        with suppress(VitrineError), sole_owner(folder):  # refused: another process owns it
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _finished(

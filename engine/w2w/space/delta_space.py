@@ -21,7 +21,7 @@ from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import LARGEST_RANK, integers
 from ...runtime.progress import Progress, silent
 from ..loras.low_rank import factored, refactor
-from .build_state import GramState
+from .build_state import BuildState
 from .factor_stacks import TOGETHER, Stack, gram
 from .linked_factors import LinkedStacks
 from .principal_components import top_components
@@ -75,7 +75,7 @@ class DeltaSpace:
     def of_stacks(
         cls, stacks: Mapping[str, Stack], names: Sequence[str] = (), components: int | None = None,
         progress: Progress = silent, info: Mapping[str, Any] | None = None, memory: int = 2 * 2**30,
-        state: GramState | None = None,
+        state: BuildState | None = None,
     ) -> DeltaSpace:  # fmt: skip
         """:meth:`of`, from stacked factors; ``memory`` and ``state`` as in :func:`gram`."""
         n = len(stacks.files) if isinstance(stacks, LinkedStacks) else len(next(iter(stacks.values())).ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +12,12 @@ from ...errors import refuse
 from ...io.lora_layer import Lora, LoraLayer
 from ...runtime.progress import Progress, silent
 from ..loras.layer_names import layer_fits
-from .build_state import GramState
+from .build_state import BuildState
 
 TOGETHER = 4096
 """Most factors of a layer that are kept as factors; for more, their sum is formed."""
+PRODUCTS = "products of LoRAs"
+"""The job of a :class:`~.build_state.BuildState` of :func:`gram`."""
 TILE = 2**28
 """Most bytes of formed updates at a time, so that they stay in the CPU cache."""
 
@@ -103,7 +105,7 @@ def read_stacks(
 
 
 def gram(
-    stacks: Mapping[str, Stack], progress: Progress = silent, memory: int = 2 * 2**30, state: GramState | None = None
+    stacks: Mapping[str, Stack], progress: Progress = silent, memory: int = 2 * 2**30, state: BuildState | None = None
 ) -> torch.Tensor:
     """(N, N) float64 inner products of the weight updates, within ``memory`` bytes in addition to one layer's factors.
 
@@ -115,28 +117,24 @@ def gram(
         state: stores the sums, from which a killed run resumes.
     """
     n = len(next(iter(stacks.values())).ranks)
-    state = state or GramState()
-    products = state.begin(n)
-    for path, stack in _undone(stacks, state):
-        paired, formed = multiplications(n, len(stack.down), *stack.outer)
-        # a layer is added completely: a killed run must not count half of it
-        products += (_formed if formed < paired else _paired)(stack, memory)
-        state.finish(path)
-        progress(len(stacks) - state.left(stacks), len(stacks))
-    state.save()
-    return products
+    state = state or BuildState(None, PRODUCTS, {})
+    sums = state.tensors or state.begin(len(stacks), {"gram": torch.zeros(n, n, dtype=torch.float64)})
+    with state.kept():
+        for index, path in enumerate(stacks):
+            if not sums["done"][index]:
+                stack = stacks[path]
+                paired, formed = multiplications(n, len(stack.down), *stack.outer)
+                state.enter()
+                sums["gram"] += (_formed if formed < paired else _paired)(stack, memory)
+                state.finish(index, index + 1)
+                progress(index + 1, len(stacks))
+    return sums["gram"]
 
 
 def multiplications(models: int, factors: int, out: int, width: int) -> tuple[float, float]:
     """Multiplications for the products of all pairs in a layer: by pairs of factors, and with formed updates."""
     formed = models**2 * out * width * 9 / 16 + factors * out * width  # each of eight blocks with those after it
     return factors**2 * (out + width) / 2, formed
-
-
-def _undone(stacks: Mapping[str, Stack], state: GramState) -> Iterator[tuple[str, Stack]]:
-    for path in stacks:
-        if path not in state.done:
-            yield path, stacks[path]
 
 
 def _paired(stack: Stack, memory: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,65 +30,31 @@ _SUMMED = 2**22
 """Numbers that are summed over processes at once, to avoid a full copy."""
 
 
-class Columns(Protocol):
-    """Data read by columns: N models of D numbers each."""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, D)."""
-        ...
-
-    def columns(self, start: int, stop: int) -> torch.Tensor:
-        """(N, stop - start) float32."""
-        ...
-
-    def shards(self, memory: int) -> list[tuple[int, int]]:
-        """The column ranges to read; each, with intermediate results, takes at most half of ``memory``."""
-        ...
-
-
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix (N', D) in memory; ``rows`` (N,) are the indices used, None uses all."""
+    """N models of D numbers each, in memory or in a table on disk, read by columns.
 
-    data: torch.Tensor
+    Attributes:
+        data: (N', D).
+        rows: (N,) the indices used; None uses all.
+    """
+
+    data: torch.Tensor | RowFile
     rows: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """(N, D)."""
-        return len(self.data if self.rows is None else self.rows), self.data.shape[1]
+        return self.data.shape[0] if self.rows is None else len(self.rows), self.data.shape[1]
 
     def columns(self, start: int, stop: int) -> torch.Tensor:
         """(N, stop - start) float32."""
-        shard = self.data[:, start:stop]
+        shard = self.data.columns(start, stop) if isinstance(self.data, RowFile) else self.data[:, start:stop]
         return shard.float() if self.rows is None else shard[self.rows].float()
 
     def shards(self, memory: int) -> list[tuple[int, int]]:
-        """As many columns at a time as fit into the memory."""
-        return shards(*self.shape, memory)
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A table on disk, read block by block; ``rows`` as in :class:`Matrix`."""
-
-    table: RowFile
-    rows: torch.Tensor | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, D)."""
-        return len(self.rows) if self.rows is not None else self.table.shape[0], self.table.shape[1]
-
-    def columns(self, start: int, stop: int) -> torch.Tensor:
-        """(N, stop - start) float32."""
-        shard = self.table.columns(start, stop)
-        return shard if self.rows is None else shard[self.rows]
-
-    def shards(self, memory: int) -> list[tuple[int, int]]:
-        """The blocks in which it was written."""
-        return list(self.table.blocks())
+        """The column ranges to read: the blocks in which a table was written, or as many columns as fit."""
+        return list(self.data.blocks()) if isinstance(self.data, RowFile) else shards(*self.shape, memory)
 
 
 @dataclass(frozen=True)
@@ -151,7 +117,7 @@ def shards(n: int, d: int, memory: int) -> list[tuple[int, int]]:
 
 
 def principal_components(
-    data: Columns,
+    data: Matrix,
     config: PCAConfig | None = None,
     progress: Progress = silent,
     *,
@@ -177,9 +143,20 @@ def principal_components(
     own = [r for i, r in enumerate(ranges) if i % workers.count == workers.index]
     facts = {k: v for k, v in config.to_dict().items() if k != "memory"} | {"route": "gram" if gram else "randomised"}
     identity = {"settings": facts | {"shard": ranges[0][1]}, "processes": [workers.index, workers.count]}
-    state = BuildState.of(resume, {**(inputs or {"rows": data}), **identity})
-    if gram:
-        factors = _by_gram(data, own, config, progress, state, workers)
+    state = BuildState(resume, "principal components", {**(inputs or {"rows": data}), **identity})
+    if gram:  # exact: eigenvectors of G = sum of Z_l Z_l^T over the shards l
+        sums = state.tensors or state.begin(d, _moments(d) | {"gram": torch.zeros(n, n, dtype=torch.float64)})
+        with state.kept():
+            for index, (start, stop) in enumerate(own):
+                if not sums["done"][start]:
+                    z = _entering(state, data, start, stop, config)
+                    sums["gram"].addmm_(z, z.T)
+                    state.finish(start, stop)
+                progress(index + 1, len(own))
+        products = workers.total(sums.pop("gram"))
+        square = float(products.diagonal().sum())
+        factors = _Leading(*top_components(products, config.components), square)
+        del products
     else:
         factors = _randomised(data, own, config, progress, state, workers)
     mean, scale = (workers.total(state.tensors[name]) for name in ("mean", "scale"))
@@ -228,33 +205,14 @@ def _standard(x: torch.Tensor, config: PCAConfig) -> tuple[torch.Tensor, torch.T
     return z.sub_(mean).div_(scale), mean, scale
 
 
-def _by_gram(
-    data: Columns, own: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress, state: BuildState,
-    workers: Workers,
-) -> _Leading:  # fmt: skip
-    """Exact: eigenvectors of G = sum of Z_l Z_l^T over the shards l."""
-    n, d = data.shape
-    sums = state.tensors or state.begin(d, {"gram": torch.zeros(n, n, dtype=torch.float64)})
-    with state.kept():
-        for index, (start, stop) in enumerate(own):
-            if not sums["done"][start]:
-                z = state.describe(start, stop, *_standard(data.columns(start, stop), config))
-                sums["gram"].addmm_(z, z.T)
-                state.finish(start, stop)
-            progress(index + 1, len(own))
-    gram = workers.total(sums.pop("gram"))
-    square = float(gram.diagonal().sum())
-    return _Leading(*top_components(gram, config.components), square)
-
-
 def _randomised(
-    data: Columns, own: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress, state: BuildState,
+    data: Matrix, own: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress, state: BuildState,
     workers: Workers,
 ) -> _Leading:  # fmt: skip
     """Randomised subspace iteration on Z Z^T without forming it (Halko et al. 2011, Algorithm 4.4)."""
     (n, d), k = data.shape, config.components or data.shape[0] - 1
     width = min(n, k + config.oversample)
-    sums = state.tensors or state.begin(d, _start(n, width, config.seed))
+    sums = state.tensors or state.begin(d, _moments(d) | _start(n, width, config.seed))
     first_turn = integer(int(sums["turn"]), "turn", 0, config.power + 1)
     if len(set(workers.gather(first_turn))) > 1:  # killed while only some had started the next pass
         raise refuse("unfinished build", "processes at different steps", "one step", "empty the work folder")
@@ -262,7 +220,7 @@ def _randomised(
         with state.kept():
             for index, (start, stop) in enumerate(own):
                 if not sums["done"][start]:
-                    z = state.describe(start, stop, *_standard(data.columns(start, stop), config))
+                    z = _entering(state, data, start, stop, config)
                     if not turn:
                         sums["square"] += torch.linalg.vector_norm(z) ** 2
                     sums["product"].addmm_(z, z.T @ sums["q"])
@@ -283,6 +241,19 @@ def _randomised(
     vectors = q @ turned.flip(1)[:, :k]
     values = eigen.flip(0)[:k].clamp_min(1e-12 * float(eigen[-1])).sqrt()
     return _Leading(values, _signed(vectors), square)
+
+
+def _moments(d: int) -> dict[str, torch.Tensor]:
+    """Means and deviations of columns that have not been read."""
+    return {"mean": torch.zeros(d), "scale": torch.zeros(d)}
+
+
+def _entering(state: BuildState, data: Matrix, start: int, stop: int, config: PCAConfig) -> torch.Tensor:
+    """Standardised columns that the sums are about to include; stores their means and deviations."""
+    z, mean, scale = _standard(data.columns(start, stop), config)
+    state.enter()
+    state.tensors["mean"][start:stop], state.tensors["scale"][start:stop] = mean, scale
+    return z
 
 
 def _start(n: int, width: int, seed: int) -> dict[str, torch.Tensor]:

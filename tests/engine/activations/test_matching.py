@@ -1,6 +1,5 @@
 """Correspondence, probes and the comparison of places, against straightforward code."""
 
-import json
 import math
 
 import numpy as np
@@ -211,10 +210,10 @@ def test_greedy_choice_budget_and_resume(tmp_path):
             raise KeyboardInterrupt
         return sum(worth[p] for p in picked) - (4.0 if {"a", "b"} <= set(picked) else 0.0)
 
-    state = tmp_path / "state.json"
+    state = tmp_path / "state.safetensors"
     with pytest.raises(KeyboardInterrupt):
         greedy_search(list(worth), score, state=Run(state, "comparison", {}))
-    done = len(json.loads(state.read_text())["scores"])
+    done = len(Run(state, "comparison", {}).load().facts["scores"])
     calls.extend([()] * 10)
     found = greedy_search(list(worth), score, most=2, state=Run(state, "comparison", {}))
     assert done == 5 and found.chosen == ("a", "c") and found.score == 5.0 and list(found.singles) == list("abcd")

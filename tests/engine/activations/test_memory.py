@@ -83,7 +83,7 @@ def test_a_ranking_goes_on_after_kill_9(pipe, folder, tmp_path):
     some = folder.read(range(48), 64)
     told = TOLD | {"state": tmp_path, "memory": "16MiB"}
     killed(lambda: pipe.rank(*some, **told, progress=killing(lambda step, total: total == 48 and step >= 40)))
-    assert (tmp_path / "filter.json").is_file() and not (tmp_path / "scores.json").exists()
+    assert (tmp_path / "filter.safetensors").is_file() and not (tmp_path / "scores.safetensors").exists()
     done = len(ActivationReader(tmp_path / "taps"))
     resumed, whole = pipe.rank(*some, **told), pipe.rank(*some, **told | {"state": None})
     assert 0 < done < 48 and resumed.chosen == whole.chosen and resumed.search == whole.search

@@ -113,10 +113,10 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
     assert strip.shape == (3, 32, 8 * 32) and float(strip.min()) >= 0 and float(strip.max()) <= 1
     text = ranking.summary()
     assert "dropped down-level0-repeat0-res-out: diffusion noise" in text and "score" in text
-    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}
+    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.safetensors")}
     again = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path)
     assert again.chosen == ranking.chosen
-    assert before == {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.json")}, "finished scores are kept"
+    assert before == {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.safetensors")}, "finished scores are kept"
     preset = ranking.preset("mine", pipe.unet, 50.0)
     loaded = FeaturePreset.load(preset.save(tmp_path / "p.json"))
     loaded.check(pipe.unet)
@@ -269,8 +269,8 @@ def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
     scores = [pipe.rank(images, masks, rule=rule, split=split, folds=2, **told) for split in SPLITS]
     assert len({r.search.score for r in scores}) == 3, "each split keeps scores of its own"
     assert {p.name for p in tmp_path.glob("scores*")} == {
-        "scores-halves-held-out.json", "scores-stratified-held-out.json", "scores-crossed-2.json",
-        "scores-crossed-2-without-0.json", "scores-crossed-2-without-1.json",
+        "scores-halves-held-out.safetensors", "scores-stratified-held-out.safetensors", "scores-crossed-2.safetensors",
+        "scores-crossed-2-without-0.safetensors", "scores-crossed-2-without-1.safetensors",
     }  # fmt: skip
     assert all(0 < r.held_out < 1 for r in scores)
     assert pipe.rank(images, masks, rule=rule, split="crossed", folds=2, **told).search == scores[2].search
@@ -292,7 +292,7 @@ def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
     assert ranking.search.singles[place] == pytest.approx(torch.cat(hits).float().mean().item(), abs=0.021)
     small = matching.rank(images, keypoints, "a face", **told, memory="64MiB", state=tmp_path)
     assert small.search.singles == pytest.approx(ranking.search.singles, abs=0.021)
-    assert {p.name for p in tmp_path.glob("scores*")} == {"scores-points-0.05-held-out.json"}
+    assert {p.name for p in tmp_path.glob("scores*")} == {"scores-points-0.05-held-out.safetensors"}
     hits = []
     for n in (1, 3):
         other = (n + 2) % 4

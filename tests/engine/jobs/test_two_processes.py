@@ -21,7 +21,7 @@ from vitrine.cli.main import main
 from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
-from vitrine.engine.io.ownership import LOCK, sole_owner
+from vitrine.engine.jobs.run import LOCK, sole_owner
 from vitrine.engine.nemo import Calibration, NeuronSet
 from vitrine.engine.pipelines import SegmentationPipeline
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts

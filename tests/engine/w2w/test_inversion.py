@@ -9,7 +9,7 @@ import torch
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.io.ownership import sole_owner
+from vitrine.engine.jobs.run import sole_owner
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.runtime.progress import Interrupted
@@ -26,9 +26,9 @@ from vitrine.engine.w2w import (
     latent_mask,
     partial_inversion,
 )
+from vitrine.engine.w2w.edit.inversion import KEPT_STATES
 from vitrine.engine.w2w.edit.inversion_space import mask_for
 from vitrine.engine.w2w.edit.invert_config import preset
-from vitrine.engine.w2w.train.stopped_runs import KEPT_STATES
 
 pytestmark = pytest.mark.rounding
 

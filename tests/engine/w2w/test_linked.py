@@ -18,8 +18,8 @@ from vitrine.engine.w2w import (
     read_lora,
     write_lora,
 )
-from vitrine.engine.w2w.space.build_state import GramState
-from vitrine.engine.w2w.space.factor_stacks import TOGETHER, Stack, gram, multiplications
+from vitrine.engine.w2w.space.build_state import BuildState
+from vitrine.engine.w2w.space.factor_stacks import PRODUCTS, TOGETHER, Stack, gram, multiplications
 from vitrine.engine.w2w.space.linked_factors import linked_files
 from vitrine_tests.engine.small_loras import SHAPES, Held, deltas, lora, same
 
@@ -113,13 +113,13 @@ def test_one_layer_is_read_at_a_time_and_a_stopped_build_goes_on(folder, tmp_pat
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        gram(stacks, stop, state=GramState(file, {"a": 1}))
-    again = GramState(file, {"a": 1})
-    assert again.done == sorted(SHAPES)[:2]
+        gram(stacks, stop, state=BuildState(file, PRODUCTS, {"a": 1}))
+    again = BuildState(file, PRODUCTS, {"a": 1})
+    assert again.tensors["done"].tolist() == [1, 1, 0]
     assert torch.equal(gram(stacks, lambda step, total, preview=None: read.append(step), state=again), whole.gram)
     assert read == [1, 2, 3]
     with pytest.raises(VitrineError, match="begun with a 1 .now 2"):
-        GramState(file, {"a": 2})
+        BuildState(file, PRODUCTS, {"a": 2})
 
 
 @pytest.mark.parametrize("memory", [1, 100_000, 2**31])
