@@ -17,8 +17,10 @@ from ..engine.errors import VitrineError, refuse
 from ..engine.io.file_names import safe_name
 from ..engine.tracing.addresses import AUTO, resolve, sites_of
 from .comfy import choices, saved
+from .comfy.carried import foreign_keys
 from .comfy.model import backbone_of
 from .comfy.panel_state import HIDDEN, marked
+from .comfy.patches import replaced_attention
 from .comfy.pictures import as_pictures
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
@@ -90,7 +92,8 @@ class ActivationTap(io.ComfyNode):
         resolve(backbone, list(config.addresses))
         taps = tap_images(model, vae, as_pictures(image), positive, config, protocol)
         drawn, shown = drawn_first(taps, cls)
-        return io.NodeOutput(taps, drawn, describe(taps), ui=marked(shown, cls.hidden))
+        report = "\n".join(filter(None, (describe(taps), replaced_attention(model, taps), foreign_keys(positive))))
+        return io.NodeOutput(taps, drawn, report, ui=marked(shown, cls.hidden))
 
 
 def drawn_first(taps: Activations, cls: Any) -> tuple[Any, Any]:
@@ -155,14 +158,15 @@ class TapDuringSampling(io.ComfyNode):
         backbone, hidden = backbone_of(model), cls.hidden
         choices.remember(hidden, sites_of(backbone))
         wanted: Any = published_sites(selection) or addresses
-        resolve(backbone, wanted)
+        addresses = [site.address for site in resolve(backbone, wanted)]
 
         def watch(taps: Activations) -> None:
             with suppress(VitrineError):  # a site without a picture, or numbers that overflowed: the run continues
                 show_on(hidden, first_picture(taps))
 
         recording = record_sampling(model, wanted, parse_steps(steps), watch, first_step)
-        return io.NodeOutput(*recording, ui=marked({}, hidden))
+        said = replaced_attention(model, addresses)
+        return io.NodeOutput(*recording, ui=marked(text_on(said) if said else {}, hidden))
 
 
 def parse_steps(text: str) -> Any:

@@ -40,7 +40,7 @@ from .comfy.emd import (
     with_prediction,
 )
 from .comfy.lora import NO_STUDENT, preset_in, student_files, student_stamp, usual_student, with_student
-from .comfy.model import backbone_of, blank_latents, latent_of, loading_denoiser_of, picture_numbers
+from .comfy.model import backbone_of, blank_latents, denoiser_of, latent_of, picture_numbers
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, text_on
 from .comfy.saved import stamp
@@ -176,13 +176,13 @@ class EMDOneStepGenerator(io.ComfyNode):
         blank = blank_latents(runner, latent)
         seeds = [seed + i for i in picture_numbers(latent)]
         z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
-        generator = loading_denoiser_of(runner)
+        generator = denoiser_of(runner)
         cond = condition_of(runner, positive, blank, None if several else preset.timestep, regional=True)
         if several is None:
             x0 = one_step(generator, z, cond, replace(preset, prediction="model"))
         else:
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
-            begins = None if base is None else Base(loading_denoiser_of(base), cond, first)
+            begins = None if base is None else Base(denoiser_of(base), cond, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         x0 = checked_latents(x0)
         levels = several or StudentSampling("", (max(preset.timestep, 1.0),))

@@ -398,7 +398,7 @@ class NEMOFindNeurons(io.ComfyNode):
         cond, shape, sampler = condition_of(model, positive, blank), shape_of(blank), None
         if negative is not None and calibration.samples is not None:
             sampler = _sampler_of(model, negative, blank, calibration.samples.config, calibration.samples)
-        prompt = text_behind(cls.hidden, "positive")
+        prompt = text_behind(cls.hidden, "positive", clip, positive)
         (result,) = find_neurons(probe, [prompt or "prompt"], [cond], statistics, shape, config, progress(), sampler)
         if clip is not None and prompt is not None and cond.text is not None:
             result = result.with_words(words_at(clip, prompt, cond.text.shape[1]))

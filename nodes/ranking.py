@@ -19,6 +19,7 @@ from ..engine.io.file_names import safe_name
 from ..engine.tracing.addresses import resolve, sites_of
 from .captions import captioned
 from .comfy import choices, saved
+from .comfy.carried import foreign_keys
 from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, fingerprint
 from .comfy.panel_state import HIDDEN, marked
@@ -108,7 +109,7 @@ class RankActivations(io.ComfyNode):
         preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
         named = [f"{n + 1}. {place}" for n, place in enumerate(ranking.kept[:24])] or ["no place was kept"]
-        text = ranking.summary()
+        text = "\n".join(filter(None, (ranking.summary(), foreign_keys(positive))))
         shown = ui.PreviewImage(captioned(kept, named), cls=cls)
         return io.NodeOutput(preset, "\n".join(ranking.chosen), text, kept, dropped, ui=marked(shown, cls.hidden))
 

@@ -11,10 +11,13 @@ from ..engine.activations import TapConfig, text_maps, word_map
 from ..engine.errors import refuse
 from .activations import CATEGORY
 from .captions import captioned
+from .comfy.carried import foreign_keys
+from .comfy.conditioning import prompts_at
 from .comfy.model import backbone_of
+from .comfy.patches import replaced_attention
 from .comfy.pictures import as_pictures
 from .comfy.progress import text_on
-from .comfy.prompt_words import text_behind, words_at
+from .comfy.prompt_words import is_text_of, text_behind, words_at
 from .sockets import under_advanced
 from .tap_inputs import tap_images
 
@@ -66,9 +69,12 @@ class WordMap(io.ComfyNode):
         timestep: float, prompt: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """One forward over all pictures; only the word's tokens are kept."""
-        pictures, text = as_pictures(image), prompt.strip() or text_behind(cls.hidden, "positive")
+        pictures, typed = as_pictures(image), prompt.strip()
+        positive = prompts_at(model, positive, timestep)
+        text = typed or text_behind(cls.hidden, "positive", clip, positive)
         if text is None:
-            raise refuse("prompt", "no text in the graph", "the prompt's words", "type them into prompt")
+            remedy = "type them into prompt, as they are encoded"
+            raise refuse("prompt", "no text in the graph that gives this prompt", "the prompt's words", remedy)
         words = words_at(clip, text, positive[0][0].shape[1])
         positions = positions_of(word, words)
         config = TapConfig(
@@ -79,6 +85,9 @@ class WordMap(io.ComfyNode):
         drawn = SEEN * pictures.cpu() + (1 - SEEN) * heat(maps)
         where = "tokens" if len(positions) > 1 else "token"
         said = f"{word.strip()!r}: {where} {', '.join(map(str, positions))} of the prompt"
+        if typed and not is_text_of(clip, typed, positive):
+            said += "\nas typed: this CLIP does not encode the typed text to the prompt that is connected"
+        said = "\n".join(filter(None, (said, replaced_attention(model, taps), foreign_keys(positive))))
         colours = {"#0000ff": "least", "#ff0000": "more", "#ffff00": "most attention"}
         shown = ui.PreviewImage(captioned(drawn, [word.strip()] * len(drawn), colours), cls=cls).as_dict()
         return io.NodeOutput(drawn, maps, ui=shown | text_on(said).as_dict())

@@ -16,6 +16,7 @@ from ..runtime.stored_weights import as_numbers, is_packed
 from ..settings.config import Config
 from ..tracing.fingerprint import width_of
 from ..tracing.hooks import Edit, edit
+from ..tracing.reading import check_rows
 from .neurons import NeuronSet
 from .sites import value_sites
 
@@ -136,6 +137,9 @@ def _multiplied(
         nonlocal placed
         if running is not None and not running.active:
             return values
+        known = running.rows if running is not None and running.rows is not None else None
+        if known is not None or placed.ndim == 2:
+            check_rows(values, len(placed if known is None else known))
         placed = placed.to(values)  # uploaded once, not once a step
         # NeMo, section 3: v_i <- factor v_i for each neuron i to block, 1 v_i for the others
         blocked = values * placed.unsqueeze(-2)

@@ -62,7 +62,8 @@ def value_activations(
     """a_i = mean over tokens of |W_v y|_i for each site: a list of (B, width) float32 (NeMo, section 3.2).
 
     Where the text alone decides, the projection is called on the text embedding, which gives the very numbers of a
-    forward. Elsewhere one forward of ``latents`` (B, C, h, w) at timestep ``t`` is captured and stopped early.
+    forward. Not in ComfyUI, where LoRAs, hooks and other nodes on a MODEL act in its forwards alone: there, and for
+    other families, one forward of ``latents`` (B, C, h, w) at timestep ``t`` is captured and stopped early.
     """
     return each_value(denoiser, cond, sites, _mean_magnitude, latents, t)
 
@@ -80,7 +81,7 @@ def each_value(
     """``reduce`` of each site's values (B, T, width), otherwise as :func:`value_activations`; one site's at a time."""
     if cond.text is None:
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")
-    if all(text_only(s) for s in sites):
+    if denoiser.made_of is None and all(text_only(s) for s in sites):
         modules: list[Any] = [module_at(denoiser.backbone, s.path) for s in sites]
         text = cond.text.to(device_of(denoiser.backbone), dtype_of(denoiser.backbone))
         with onloaded(denoiser.backbone):

@@ -205,6 +205,8 @@ class Capture(_Hooks):
         attention = module_at(self._backbone, site.path)
         query = columns_of(self._queries.pop(site.address), site.columns)
         key = columns_of(unfolded(key.detach(), site, self._around), site.key_columns)
+        for read in (query, key):
+            self._around.check_rows(site.address, read)
         query = normed(attention, "norm_q", query, site.heads)
         key = normed(attention, "norm_k", key, site.heads)
         bias = self._around.tokens.bias if site.text_keys else None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..diffusion.schedule import append_dims
-from ..errors import refuse
+from ..errors import VitrineError, refuse
 from ..families import Inputs, Tokens, tokens_reader
 from ..families.packing import GRIDS
 from ..network.site import AdaLN, Columns, ModuleSite, Site
@@ -32,6 +32,21 @@ class Activation:
     address: str
     tensor: torch.Tensor
     grid: tuple[int, int] | None = None
+
+
+class OtherRows(VitrineError):
+    """A layer runs on another number of batch rows than the network: nobody knows whose they are."""
+
+
+def check_rows(tensor: torch.Tensor, rows: int, layer: str = "layer") -> None:
+    """Refuses a tensor (B, ...) of a layer with other batch rows than those that are known.
+
+    Raises:
+        OtherRows: If it has.
+    """
+    if len(tensor) != rows:
+        remedy = "remove what repeats or splits rows inside attention"
+        raise OtherRows(str(refuse(layer, f"{len(tensor)} batch rows", f"the network's own {rows}", remedy)))
 
 
 class ForwardContext:
@@ -101,6 +116,11 @@ class ForwardContext:
             raise refuse("latents", None, "a size", "pass latent_size, or call the network as its own pipeline does")
         h, w = self.tokens.size
         return -(-h // patch), -(-w // patch)
+
+    def check_rows(self, address: str, tensor: torch.Tensor) -> None:
+        """Refuses a layer's tensor (B, ...) with other rows than the running forward's."""
+        if self.tokens.batch:
+            check_rows(tensor, self.tokens.batch, address)
 
     def rows(self, patch: int, kind: str) -> slice:
         """The slice of image or text tokens in a joint sequence."""
@@ -172,6 +192,7 @@ def read_site(site: ModuleSite, output: Any, around: ForwardContext) -> Activati
     if site.adaln is not None and site.kind == "adaln":
         return Activation(site.address, around.modulation(site.adaln, tensor))
     view = _view(site, tensor.contiguous() if tensor.ndim == 5 else tensor, joint, around)
+    around.check_rows(site.address, view)
     if site.kind == "text":
         return Activation(site.address, view.detach().clone())
     if site.kind == "spatial":
@@ -195,6 +216,7 @@ def write_site(
     view = _view(site, new, joint, around)
     changed = change(view.clone())
     if rows is not None:
+        check_rows(view, len(rows), site.address)
         mask = append_dims(rows.to(view.device), view.ndim)
         changed = torch.where(mask, changed, view)
     view.copy_(changed)

@@ -1,11 +1,12 @@
 """What a CONDITIONING and a LATENT carry besides their tensors: which keys one forward understands, which it cannot.
 
 Core's own functions turn a conditioning into the network's inputs, so whatever they read is honoured. A key that is in
-no list here is refused: ignored, it would give the numbers of another graph.
+no list here is no part of core: it goes along, for wrappers on the MODEL that read it, and reports name it.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,7 +50,8 @@ _WITHOUT_EFFECT = frozenset({"strength", "model_conds", "uuid", SIZES, NULL})
 """A single conditioning's strength cancels, in core too; the others are read where they are."""
 PART_OF_PICTURE = frozenset({"area", "mask", "mask_strength", "set_area_to_bounds", "default"})
 """Where in the picture a prompt is meant."""
-_PART_OF_RUN = frozenset({"start_percent", "end_percent", "clip_start_percent", "clip_end_percent"})
+PART_OF_RUN = frozenset({"start_percent", "end_percent", "clip_start_percent", "clip_end_percent"})
+"""When in the run it is meant."""
 _LATENT = frozenset({"samples", "batch_index", "downscale_ratio_spacial", "downscale_ratio_temporal"})
 
 
@@ -99,7 +101,7 @@ def _of_control(control: Any) -> dict[str, Any]:
 
 
 def checked(conditioning: list, regional: bool = False) -> list:
-    """A CONDITIONING for the whole run, of which every key is understood.
+    """A CONDITIONING for the whole run; keys that core does not know go along and are logged.
 
     Args:
         regional: several prompts, for parts of the picture, are understood too.
@@ -108,21 +110,31 @@ def checked(conditioning: list, regional: bool = False) -> list:
         raise refuse("conditioning", "empty", "the output of a text encode node", "connect CLIP Text Encode")
     for _, settings in conditioning:
         _check_keys(settings, len(conditioning), regional)
+    if line := foreign_keys(conditioning):
+        logging.getLogger("vitrine").info("conditioning: %s", line)
     return conditioning
 
 
 def _check_keys(settings: dict[str, Any], count: int, regional: bool) -> None:
     keys = {k for k, v in settings.items() if v is not None}
-    partial = (keys & (PART_OF_PICTURE | _PART_OF_RUN)) - _whole_run(settings)
+    partial = (keys & (PART_OF_PICTURE | PART_OF_RUN)) - _whole_run(settings)
     partial -= PART_OF_PICTURE if regional else set()
     if (count > 1 and not regional) or partial:
         shown = f"{count} parts with {sorted(partial) or sorted(keys)}"
         remedy = "remove Combine, Area and Mask nodes (Timestep Range too, where it runs at several noise levels)"
         raise refuse("conditioning", shown, "one prompt for the whole picture: the network runs once", remedy)
-    unknown = keys - READ_BY_MODELS - HONOURED - _WITHOUT_EFFECT - _PART_OF_RUN - PART_OF_PICTURE
-    if unknown:
-        remedy = "remove the node that added them; sampling with KSampler is not affected"
-        raise refuse("conditioning", f"keys {sorted(unknown)}", "what ComfyUI's own nodes put on a prompt", remedy)
+
+
+def _foreign(settings: dict[str, Any]) -> set[str]:
+    """Keys of other packs, which nothing in core reads."""
+    known = READ_BY_MODELS | HONOURED | _WITHOUT_EFFECT | PART_OF_RUN | PART_OF_PICTURE
+    return {k for k, v in settings.items() if v is not None and k not in known}
+
+
+def foreign_keys(conditioning: list) -> str:
+    """A line for a report: what of a CONDITIONING nothing in core reads; empty if there is nothing."""
+    keys = sorted(set[str]().union(*(_foreign(settings) for _, settings in conditioning)))
+    return f"not read by ComfyUI: {', '.join(keys)}" if keys else ""
 
 
 def active_at(model: Any, conditioning: list, sigma: float) -> list:
@@ -132,7 +144,7 @@ def active_at(model: Any, conditioning: list, sigma: float) -> list:
     core.calculate_start_end_timesteps(base, prompts)
     ranges = [(own.get("timestep_end", 0.0), own.get("timestep_start", math.inf)) for own in prompts]
     active = [
-        [text, {k: v for k, v in settings.items() if k not in _PART_OF_RUN}]
+        [text, {k: v for k, v in settings.items() if k not in PART_OF_RUN}]
         for (text, settings), (end, start) in zip(conditioning, ranges, strict=True) if end <= sigma <= start
     ]  # fmt: skip
     if conditioning and not active:
@@ -145,14 +157,14 @@ def _whole_run(settings: dict[str, Any]) -> frozenset[str]:
     """The keys of a timestep range that leaves nothing out."""
     starts, ends = ([settings.get(f"{k}{end}", least) for k in ("", "clip_")]
                     for end, least in (("start_percent", 0.0), ("end_percent", 1.0)))  # fmt: skip
-    return _PART_OF_RUN if all(s == 0 for s in starts) and all(e == 1 for e in ends) else frozenset()
+    return PART_OF_RUN if all(s == 0 for s in starts) and all(e == 1 for e in ends) else frozenset()
 
 
 def carried_by(model: Any, prompts: Sequence[dict[str, Any]]) -> Carried | None:
     """What of core's forms of prompts acts around a forward; None where there is nothing."""
     first, *others = prompts
     regional = bool(others or any(first.get(k) is not None for k in PART_OF_PICTURE))
-    kept = HONOURED | (PART_OF_PICTURE | {"strength"} if regional else set())
+    kept = HONOURED | (PART_OF_PICTURE | {"strength"} if regional else set()) | _foreign(first)
     carried = Carried({k: first[k] for k in kept if first.get(k) is not None}, others)
     if not carried.settings and not others:
         return None

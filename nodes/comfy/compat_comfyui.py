@@ -20,7 +20,7 @@ PRIVATE = {
     "comfy.hooks": ("EnumHookMode",),
     "comfy.k_diffusion.sampling": ("default_noise_sampler",),
     "comfy.ldm.pixart.pixartms": ("PixArtMS", "get_2d_sincos_pos_embed_torch"),
-    "comfy.lora": ("load_lora", "model_lora_keys_clip", "model_lora_keys_unet"),
+    "comfy.lora": ("calculate_weight", "load_lora", "model_lora_keys_clip", "model_lora_keys_unet"),
     "comfy.lora_convert": ("convert_lora",),
     "comfy.model_management": ("cast_to_device", "in_training"),
     "comfy.model_patcher": ("CoreModelPatcher", "create_model_options_clone"),

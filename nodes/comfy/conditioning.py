@@ -14,7 +14,7 @@ from ...engine.families import FAMILIES
 from ...engine.io.number_checks import all_finite
 from ...engine.network.condition import Condition
 from . import compat_comfyui as core
-from .carried import CARRIED, NULL, SIZES, active_at, carried_by, check_covered, checked
+from .carried import CARRIED, NULL, PART_OF_PICTURE, PART_OF_RUN, SIZES, active_at, carried_by, check_covered, checked
 from .forwards import LISTED
 from .schedule import schedule_of
 
@@ -23,6 +23,7 @@ PIXELS = 8
 CONTROL = "vitrine.control"
 """Key under which a MODEL has its weighting of sizes or its control checkpoint."""
 _KEYS = ("width", "height", "crop_w", "crop_h", "target_width", "target_height", "aspect_ratio", SIZES)
+_PLACES = PART_OF_PICTURE | PART_OF_RUN | {"strength"}
 
 
 # --- as the engine's Condition ------------------------------------------------------------------------------------
@@ -40,7 +41,7 @@ def condition_of(
         regional: the method wants predictions alone, so that prompts for parts of the picture may be several rows or
             forwards.
     """
-    prompts = conditioning if t is None else active_at(model, conditioning, float(schedule_of(model).sigma(t)))
+    prompts = conditioning if t is None else prompts_at(model, conditioning, t)
     parts = _as_core_does(model, checked(prompts, regional), latents)
     carried = carried_by(model, parts)
     conds = parts[0]["model_conds"].items()
@@ -55,6 +56,11 @@ def condition_of(
             fixed[key] = value
     fixed |= {} if carried is None else {CARRIED: carried}
     return Condition(tensors.pop("c_crossattn", None), None, tensors, fixed)
+
+
+def prompts_at(model: Any, conditioning: list, t: float) -> list:
+    """The prompts of a CONDITIONING that act at a timestep, without their timestep ranges."""
+    return active_at(model, conditioning, float(schedule_of(model).sigma(t)))
 
 
 def _as_core_does(model: Any, prompts: list, latents: torch.Tensor) -> list[dict[str, Any]]:
@@ -142,9 +148,18 @@ def null_control(conditioning: list, prompt_type: str | None = None) -> list:
 
 
 def same_control(conditioning: list, other: list, prompt_type: str) -> list:
-    """A prompt with the control of another's first part."""
-    values = {k: v for k, v in other[0][1].items() if k in _KEYS} | {"prompt_type": prompt_type}
-    return [[text, _without_sizes(settings) | values] for text, settings in conditioning]
+    """A prompt with the control of another: of each of its parts, where these differ, in that part's place."""
+    role = {"prompt_type": prompt_type}
+    sizes = [{k: v for k, v in settings.items() if k in _KEYS} for _, settings in other]
+    if all(values == sizes[0] for values in sizes):
+        return [[text, _without_sizes(settings) | sizes[0] | role] for text, settings in conditioning]
+    places = [{k: v for k, v in settings.items() if k in _PLACES} for _, settings in other]
+    if any(settings.get(k) is not None for _, settings in conditioning for k in _PLACES):
+        remedy = "give the prompt's parts one size, or take the area, mask or range off the negative prompt"
+        shown = "for a part of the picture or the run, beside a prompt whose parts have other sizes"
+        raise refuse("negative", shown, "one for all of it", remedy)
+    pairs = list(zip(sizes, places, strict=True))
+    return [[text, _without_sizes(settings) | v | p | role] for text, settings in conditioning for v, p in pairs]
 
 
 def _without_sizes(settings: dict) -> dict:

@@ -28,11 +28,13 @@ from ...engine.families import FAMILIES, record_of
 from ...engine.families.facts import SizeInput
 from ...engine.portraits.shipped import TRANSFORMERS
 from ...engine.runtime.forward_hooks import Reached, hook_after
+from ...engine.runtime.stored_weights import as_numbers
 from . import compat_comfyui as core
 from .carried import NULL, SIZES
 from .conditioning import CONTROL, PIXELS
 from .forwards import Forward, Run, around_forwards, around_sampling, without
-from .model import PREFIX, backbone_of
+from .model import PREFIX, backbone_of, checkpoint_weights
+from .own_patches import put_weights
 from .saved import known_files, stamp, stamp_of
 from .schedule import clock_of
 
@@ -246,16 +248,20 @@ def with_checkpoint(model: Any, checkpoint: ControlCheckpoint) -> Any:
 
 
 def _patch_weights(clone: Any, extra: dict[str, torch.Tensor]) -> None:
-    if not extra:
-        return
+    """Further weights of a checkpoint, as differences: LoRAs on the MODEL stay, the next checkpoint's replace these."""
     record = record_of(backbone_of(clone))
     unet = record is not None and record[0].component == "unet"
-    names = core.unet_to_diffusers(clone.model.model_config.unet_config) if unet else {}
+    names = core.unet_to_diffusers(clone.model.model_config.unet_config) if unet and extra else {}
     keys = {k: names.get(k.removeprefix("base.")) for k in extra}
     lost = [k for k, v in keys.items() if v is None]
     if lost:
         raise refuse("weights", lost[:3], "base.* of a UNet", "merge them into the base model first")
-    clone.add_patches({f"{PREFIX}{keys[k]}": ("set", (v,)) for k, v in extra.items()}, 1.0)
+    originals, differences = checkpoint_weights(clone), {}
+    for key, value in extra.items():
+        name = str(keys[key])
+        old = as_numbers(originals.get(name, backbone_of(clone).get_parameter(name))).float()
+        differences[f"{PREFIX}{name}"] = value.to(old) - old
+    put_weights(clone, KEY, differences)
 
 
 def _add_control(controlled: _Controlled) -> AbstractContextManager:

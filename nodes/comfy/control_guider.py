@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import comfy.model_management
@@ -25,12 +26,17 @@ _ROLES: dict[Key, str] = {
     (True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "controlled_negative",
 }  # fmt: skip
 """(with control, with semantics) -> the name of the conditioning."""
+_EVALUATE = "sampler_calc_cond_batch_function"
+"""Core's option with a node's own way of evaluating the prompt and the negative prompt."""
+_GUIDED = 0.0
+"""Any guidance scale but 1, at which the negative prompt is not evaluated."""
 
 
 class ControlGuider(comfy.samplers.CFGGuider):
     """Eq. 2 of Berrada et al. 2024. ``log`` has a ControlStep for each call of the last run.
 
-    The outer guidance goes through ComfyUI's own, so that patches of it (Rescale CFG and others) still act.
+    Core's own guider does a step, and is handed the prompt under Eq. 2 in place of the prompt. So what acts on it acts
+    here: patches of guidance, the scale of one step (CFG Override), other ways of evaluating (Skip Layer Guidance).
     """
 
     def __init__(self, model: Any, positive: list, negative: list, config: GuidanceConfig) -> None:
@@ -46,7 +52,8 @@ class ControlGuider(comfy.samplers.CFGGuider):
             "positive": positive, "negative": null_control(negative), "null": null_control(positive, "positive"),
             "controlled_negative": same_control(negative, positive, "negative"),
         }  # fmt: skip
-        evaluations = (*needed_evaluations(config), *needed_evaluations(config, 0.0, True))
+        guided = replace(config, scale=_GUIDED)  # a node may set the scale of a step
+        evaluations = (*needed_evaluations(guided), *needed_evaluations(guided, 0.0, True))
         needed = {_ROLES[k] for k in evaluations} | {"positive", "negative"}
         self.inner_set_conds({role: cond for role, cond in roles.items() if role in needed})
         self.set_cfg(config.scale)
@@ -57,24 +64,37 @@ class ControlGuider(comfy.samplers.CFGGuider):
         return super().sample(*args, **kwargs)
 
     def predict_noise(self, x: Any, timestep: Any, model_options: dict | None = None, seed: Any = None) -> Any:
-        """One step's x0, with as many evaluations as can matter."""
+        """One step's x0 by core's own guidance, with as many evaluations as can matter."""
         options = model_options or {}
+        evaluate = partial(self._evaluated, options)
+        return super().predict_noise(x, timestep, options | {_EVALUATE: evaluate}, seed)
+
+    def _evaluated(self, options: dict, call: dict) -> list[torch.Tensor]:
+        """[prompt under Eq. 2, what guidance leads away from]: core asks for both, and for one without guidance.
+
+        Args:
+            options: the step's own, in which another node may have its way of evaluating these two.
+            call: what core tells such a function.
+        """
+        x, timestep, guided = call["input"], call["sigma"], call["conds"][1] is not None
+        by_core = lambda c: core.calc_cond_batch(call["model"], c["conds"], x, timestep, c["model_options"])  # noqa: E731
+        of_two = options.get(_EVALUATE, by_core)
+        if call["conds"][0] is not self.conds["positive"]:  # a patch evaluates conditionings of its own
+            return of_two(call)
         t, weight, null = self._now(x, timestep)
-        keys = set(needed_evaluations(self.config, weight, null))
-        if options.get("disable_cfg1_optimization", False):
-            keys.add(self.config.unconditional)
+        keys = set(needed_evaluations(replace(self.config, scale=_GUIDED if guided else 1.0), weight, null))
         order = self._order(keys)
-        conds = [self._conds_of(k, keys) if k in keys else None for k in order]
-        batch = core.calc_cond_batch(self.inner_model, conds, x, timestep, options)
-        predictions = {k: v for k, v in zip(order, batch, strict=True) if k in keys}
+        conds = [self._conds_of(key, keys) if key in keys else None for key in order]
+        if _EVALUATE in options:
+            pair = of_two(call | {"conds": conds[:2], "model_options": options})
+            batch = [*pair, *core.calc_cond_batch(self.inner_model, conds[2:], x, timestep, options)]
+        else:
+            batch = core.calc_cond_batch(self.inner_model, conds, x, timestep, options)
+        predictions = dict(zip(order, batch, strict=True))
         without_scale = replace(self.config, scale=1.0)
         inner = control_guidance(lambda c, s: predictions[c, s], without_scale, weight, null).prediction
-        outer = self.config.unconditional
-        outer = outer if outer in predictions else (False, False)  # the same where the control has no weight yet
-        unconditional = predictions.get(outer, torch.zeros_like(inner))
         self.log.append(ControlStep(t, float(timestep.max()), weight, len(keys)))
-        unconditional = torch.zeros_like(inner) if unconditional is None else unconditional
-        return outer_guidance(self, [inner, unconditional], x, timestep, options)
+        return [inner, batch[1]]
 
     def _order(self, keys: set[Key]) -> list[Key]:
         """Core's order, on which patches count: the prompt, what guidance leads away from, then the others."""
@@ -101,21 +121,6 @@ class ControlGuider(comfy.samplers.CFGGuider):
             return float(times.max()), weight, self.checkpoint.embedder.h is None
         size = (x.shape[-2] * PIXELS, x.shape[-1] * PIXELS)
         return float(times.max()), weight, all(high_is_null(c, size) for c in self.conds["positive"])
-
-
-def outer_guidance(guider: Any, out: list, x: Any, timestep: Any, options: dict) -> Any:
-    """Guidance between two predictions [positive, negative] as core's sampling_function does it, patches included."""
-    positive, negative = guider.conds["positive"], guider.conds["negative"]
-    call = {
-        "conds": [positive, negative], "cond_scale": guider.config.scale, "input": x, "timestep": timestep,
-        "sigma": timestep, "model": guider.inner_model, "model_options": options,
-    }  # fmt: skip
-    for patch in options.get("sampler_pre_cfg_function", []):
-        out = patch(call | {"conds_out": out})
-    return core.cfg_function(
-        guider.inner_model, out[0], out[1], guider.config.scale, x, timestep, model_options=options, cond=positive,
-        uncond=negative,
-    )  # fmt: skip
 
 
 def run(guider: ControlGuider, latent: dict, seed: int, sampler: str, sigmas: torch.Tensor) -> dict:

@@ -28,7 +28,7 @@ from . import compat_comfyui as core
 from .conditioning import literal, prompt_conditions, token_count
 from .contents import clip_contents, model_contents, vae_contents
 from .lora import with_lora
-from .model import backbone_of, blank_latents, decode, loading_denoiser_of, unpatched
+from .model import backbone_of, blank_latents, decode, denoiser_of, unpatched
 from .pictures import as_pictures
 from .saved import folder, stamp
 
@@ -108,7 +108,7 @@ def instruments_of(models: Models, sampling: Sampling, config: ProbeConfig) -> I
 
     @torch.no_grad()
     def score(prompt: str) -> float:
-        probe = make_probe(loading_denoiser_of(models.model), config=config)
+        probe = make_probe(denoiser_of(models.model), config=config)
         (cond,) = prompt_conditions(models.model, models.clip, [prompt], blank)
         channels, height, width = blank.shape[1:]
         ((prompt_score,), _) = score_prompts(probe, [cond], (channels, height, width), None)
@@ -194,7 +194,7 @@ class ComfyModel:
         def conditions(prompts: Any) -> list[Any]:
             return prompt_conditions(model, clip, list(prompts), self.blank)
 
-        denoiser = loading_denoiser_of(model)
+        denoiser = denoiser_of(model)
         yield OnModel(denoiser, conditions, conditions([""])[0])
 
     def _loading(self, facts: LoraFacts, tensors: dict[str, torch.Tensor]) -> Loading:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,17 @@ import torch
 
 from ...engine.errors import refuse
 from ...engine.network.condition import Condition
+from ...engine.tracing.reading import OtherRows
 from . import compat_comfyui as core
 from .carried import CARRIED, Carried, applied
+from .own_patches import owner_of, put_wrapper, remove_wrappers
 from .python_forwards import PythonForward
 from .running import OTHER, RUN, Part, Running, one_forward, running_in, watched
 from .schedule import clock_of, share_of
 
 _WRAPPERS = comfy.patcher_extension.WrappersMP
+_ROW_PATCHES = ("attn1_patch", "attn2_patch", "attn1_output_patch", "attn2_output_patch")
+"""Core's patches that see the rows inside attention."""
 LISTED = "[]"
 """Between the name and the number of a tensor that the network takes in a list."""
 
@@ -136,7 +140,7 @@ def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractC
             return executor(x, t, c_concat, c_crossattn, control, transformer_options, **own)
         with PythonForward(forward.options) as python:
             forward.options["wrappers"] = python.wrappers
-            with context(forward):
+            with context(forward), naming_patches(forward.options):
                 output = executor(x, t, c_concat, c_crossattn, control, forward.options, **forward.conditions)
         return output
 
@@ -154,13 +158,24 @@ def around_sampling(model: Any, key: str, context: Callable[[Run], AbstractConte
             run.output = executor(run.noise, latent, sampler, run.sigmas, *args, **kwargs)
         return run.output
 
-    return _wrapped(model, _WRAPPERS.OUTER_SAMPLE, key, outer_sample, context)
+    return _wrapped(watched(model), _WRAPPERS.OUTER_SAMPLE, key, outer_sample, context)
+
+
+@contextmanager
+def naming_patches(options: dict[str, Any]) -> Iterator[None]:
+    """Around a forward: where a layer has other batch rows than the network, say whose patch of attention is there."""
+    try:
+        yield
+    except OtherRows as error:
+        patches = options.get("patches", {})
+        owners = {owner_of(patch) for name in _ROW_PATCHES for patch in patches.get(name, [])}
+        raise OtherRows(f"{error} ({', '.join(sorted(owners)) or 'no attention patch of the MODEL'})") from error
 
 
 def _wrapped(model: Any, kind: str, key: str, wrapper: Callable, context: Callable) -> Any:
     wrapper.__module__ = context.__module__  # Active Patches names the module that asked for it, not this one
     clone = model.clone()
-    clone.add_wrapper_with_key(kind, key, wrapper)
+    put_wrapper(clone, kind, key, wrapper)
     return clone
 
 
@@ -168,7 +183,7 @@ def without(model: Any, key: str) -> Any:
     """A clone without the wrappers and the attachment under a key."""
     clone = model.clone()
     for kind in (_WRAPPERS.APPLY_MODEL, _WRAPPERS.OUTER_SAMPLE):
-        clone.remove_wrappers_with_key(kind, key)
+        remove_wrappers(clone, kind, key)
     clone.remove_attachments(key)
     return clone
 
@@ -197,7 +212,8 @@ def clean_prediction(model: Any, x: torch.Tensor, sigma: torch.Tensor, cond: Con
             with running.on(model):
                 model.pre_run()
             core.cast_to_load_options(options, model.load_device, model.model_dtype())
-            return core.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
+            with naming_patches(inner):
+                return core.calc_cond_batch(model.model, [conds["positive"]], x, sigma, options)[0]
         except BaseException:  # a tap ends its forward early by one
             core.drop_recording()
             raise

@@ -39,6 +39,10 @@ def backbone_of(model: Any) -> torch.nn.Module:
 def denoiser_of(model: Any) -> Denoiser:
     """A Denoiser over a ComfyUI MODEL with its LoRAs, patches and wrappers applied.
 
+    Each call loads the MODEL first: clones share one network with only one's weights in it, and whatever was loaded
+    since the last call, such as a text encoder or another clone, may have taken this one out. So there is no order in
+    which a node has to encode and load.
+
     ComfyUI turns every prediction into x0, so the convention here is ``x0`` (``flow`` for rectified flows). What the
     network learned is kept with it, for losses. Of models whose latents have a frame axis, still pictures
     (B, C, h, w) are taken too.
@@ -56,6 +60,9 @@ def denoiser_of(model: Any) -> Denoiser:
         return clean_prediction(model, x_t * torch.sqrt(1 + append_dims(sigma, x_t.ndim) ** 2), sigma, cond)
 
     def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
+        comfy.model_management.load_models_gpu([model])
+        if torch.is_grad_enabled():
+            allow_gradients(model)  # also what was loaded this moment
         still = frames and x_t.ndim == 4
         return whole(x_t[:, :, None], t, cond)[:, :, 0] if still else whole(x_t, t, cond)
 
@@ -68,19 +75,6 @@ def _learned(model: Any) -> str:
     sampling = model.get_model_object("model_sampling")
     kinds = {"V_PREDICTION": "v", "X0": "x0", "EPS": "eps", "CONST": "flow"}  # the first two are kinds of EPS there
     return next((k for name, k in kinds.items() if isinstance(sampling, getattr(comfy.model_sampling, name))), "")
-
-
-def loading_denoiser_of(model: Any) -> Denoiser:
-    """A Denoiser that loads its own clone before each call: clones share one network, and only one is in it."""
-    denoiser = denoiser_of(model)
-
-    def call(x_t: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-        comfy.model_management.load_models_gpu([model])
-        if torch.is_grad_enabled():
-            allow_gradients(model)
-        return denoiser.call(x_t, t, cond)
-
-    return denoiser.with_call(call)
 
 
 # --- weights ------------------------------------------------------------------------------------------------------

@@ -7,14 +7,17 @@ from typing import Any
 
 import torch
 
+from ...engine.errors import refuse
 from ...engine.nemo import BlockConfig, NeuronSet, bake, block, held_by, value_sites
 from ...engine.nemo.block import RunningForward
 from ...engine.nemo.noise_similarity import probe_noise
 from ...engine.network.condition import Condition
 from ...engine.runtime.stored_weights import as_numbers
 from ...engine.tracing.fingerprint import width_of
+from . import compat_comfyui as core
 from .forwards import Forward, around_forwards
 from .model import PREFIX, backbone_of, checkpoint_weights, decode, fingerprint
+from .own_patches import late_changes
 from .page_routes import key_in, not_run, post
 from .panel_state import PanelStates
 
@@ -51,11 +54,19 @@ def layers_of(model: Any, neurons: NeuronSet) -> list[dict[str, Any]]:
 
 
 def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
-    """A clone with ordinary weight patches that scale the neurons' rows of the checkpoint.
+    """A clone with ordinary weight patches that scale the neurons' rows of what the MODEL's weights are.
 
-    Weights that carry another clone's LoRA at the moment are read from ComfyUI's backup: it must not leak in here.
+    These are the checkpoint's under the MODEL's own patches, in their order. Weights that carry another clone's LoRA at
+    the moment are read from ComfyUI's backup: it must not leak in here.
     """
     clone, network, originals = model.clone(), backbone_of(model), checkpoint_weights(model)
+    for name in _weights_of(model, neurons):
+        key, old = PREFIX + name, as_numbers(originals.get(name, network.get_parameter(name)))
+        if key in late_changes(model):
+            remedy = "put NEMO Bake before Apply W2W Model, or use NEMO Neuron Blocker"
+            raise refuse("model", f"{name} of a late model", "weights that no forward changes", remedy)
+        if key in model.patches:
+            originals[name] = core.calculate_weight(model.patches[key], old.float().clone(), key)
     changed = bake(network, neurons, factor, fingerprint(model), originals, as_patch=True)
     patches = {}
     for name, value in changed.items():
@@ -64,6 +75,14 @@ def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
     accepted = clone.add_patches(patches, 1.0)
     assert set(accepted) == set(patches)
     return clone
+
+
+def _weights_of(model: Any, neurons: NeuronSet) -> list[str]:
+    """Names of the parameters that a set's neurons are rows of."""
+    network = backbone_of(model)
+    paths = [site.path for site in value_sites(network, "all") if site.address in neurons.neurons]
+    modules = [(path, network.get_submodule(path)) for path in dict.fromkeys(paths)]
+    return [f"{path}.{name}" for path, module in modules for name, _ in module.named_parameters()]
 
 
 @torch.no_grad()

@@ -8,8 +8,11 @@ from typing import Any
 
 from ...engine.errors import refuse
 from ...engine.network.patches import ActivePatch
+from .own_patches import owner_of
 from .running import RUN
 
+_ATTENTION = "optimized_attention_override"
+"""Core's option with a function that computes all attention instead."""
 _OTHER_TOKENS = {"hypertile": "HyperTile", "tomesd": "Patch Token Merging"}
 """Part of the name of a module of core's -> its node, which changes the tokens that self-attention sees."""
 
@@ -23,14 +26,15 @@ def patches_of(model: Any) -> list[ActivePatch]:
     inner = options.get("transformer_options", {})
     return [
         *_weights(model),
-        *[ActivePatch("object", name, 1, _owner(patch)) for name, patch in model.object_patches.items()],
+        *[ActivePatch("object", name, 1, owner_of(patch)) for name, patch in model.object_patches.items()],
         *_functions("sampling function", ((k, v) for k, v in options.items() if k != "transformer_options")),
         *_functions("attention or block patch", inner.get("patches", {}).items()),
+        *_functions("replaced attention", [(k, v) for k, v in inner.items() if k == _ATTENTION]),
         *_functions("replaced attention", ((k, v.values()) for k, v in inner.get("patches_replace", {}).items())),
         *_keyed("wrapper", model.wrappers),
         *_keyed("callback", model.callbacks),
-        *[ActivePatch("timed hook", type(h).__name__, len(v), _owner(h)) for h, v in model.hook_patches.items()],
-        *[ActivePatch("injection", key, len(v), _owner(v[0])) for key, v in model.injections.items() if v],
+        *[ActivePatch("timed hook", type(h).__name__, len(v), owner_of(h)) for h, v in model.hook_patches.items()],
+        *[ActivePatch("injection", key, len(v), owner_of(v[0])) for key, v in model.injections.items() if v],
     ]
 
 
@@ -41,7 +45,7 @@ def refuse_other_tokens(model: Any, addresses: Iterable[str]) -> None:
         addresses: that are to be read.
     """
     patches = model.model_options.get("transformer_options", {}).get("patches", {}).get("attn1_patch", [])
-    merging = sorted({node for patch in patches for name, node in _OTHER_TOKENS.items() if name in _owner(patch)})
+    merging = sorted({node for patch in patches for name, node in _OTHER_TOKENS.items() if name in owner_of(patch)})
     inside = next((address for address in addresses if "-self-" in address), None)
     if merging and inside is not None:
         shown, accepted = (
@@ -49,6 +53,22 @@ def refuse_other_tokens(model: Any, addresses: Iterable[str]) -> None:
             "places outside self-attention, or the MODEL before it",
         )
         raise refuse("address", shown, accepted, "that node runs self-attention on other tokens")
+
+
+def replaced_attention(model: Any, addresses: Iterable[str]) -> str:
+    """A line for a report, where attention maps are read of a MODEL whose attention another node computes; else empty.
+
+    Args:
+        addresses: that are read.
+    """
+    inner = model.model_options.get("transformer_options", {})
+    replaced = [
+        patch for name in ("attn1", "attn2") for patch in inner.get("patches_replace", {}).get(name, {}).values()
+    ]
+    owners = sorted({owner_of(patch) for patch in (inner.get(_ATTENTION), *replaced) if patch is not None})
+    if not owners or not any(address.endswith("-map") for address in addresses):
+        return ""
+    return f"attention is computed by {', '.join(owners)}: the maps are those of queries and keys, as without it"
 
 
 def _weights(model: Any) -> Iterable[ActivePatch]:
@@ -73,17 +93,11 @@ def _functions(kind: str, items: Iterable[tuple[str, Any]]) -> Iterable[ActivePa
         entries = list(entry) if hasattr(entry, "__iter__") else [entry]
         callables = [f for f in entries if callable(f)]
         if callables:
-            yield ActivePatch(kind, name, len(callables), ", ".join(sorted({_owner(f) for f in callables})))
+            yield ActivePatch(kind, name, len(callables), ", ".join(sorted({owner_of(f) for f in callables})))
 
 
 def _keyed(kind: str, table: dict[str, dict[Any, list]]) -> Iterable[ActivePatch]:
     for where, by_key in table.items():
         for key, callables in by_key.items():
             if callables and key != RUN:  # it watches and changes nothing
-                yield ActivePatch(kind, where + (f" ({key})" if key else ""), len(callables), _owner(callables[0]))
-
-
-def _owner(thing: Any) -> str:
-    """The module that defines it, without the path ComfyUI puts before a custom node's name."""
-    module = getattr(thing, "__module__", None) or type(thing).__module__
-    return module.replace("\\", "/").rsplit("/", 1)[-1]
+                yield ActivePatch(kind, where + (f" ({key})" if key else ""), len(callables), owner_of(callables[0]))

@@ -29,7 +29,7 @@ from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place
 from .conditioning import condition_of
 from .emd import checked_latents, with_prediction
 from .lora import NO_STUDENT, preset_in, with_student
-from .model import backbone_of, blank_latents, decode, is_sdxl, loading_denoiser_of
+from .model import backbone_of, blank_latents, decode, denoiser_of, is_sdxl
 from .page_routes import in_thread, key_in, not_run, number_in, post, text_in
 from .panel_state import PanelStates
 from .portraits import WEIGHTS, LatentFormat, load_clip, load_model, load_vae
@@ -188,7 +188,7 @@ def rendered(
     check()
     cond = condition_of(runner, renderer.positive(prompt), blank)
     check()
-    x0 = checked_latents(one_step(loading_denoiser_of(runner), z, cond, replace(preset, prediction="model")))
+    x0 = checked_latents(one_step(denoiser_of(runner), z, cond, replace(preset, prediction="model")))
     check()
     return decode(runner, renderer.vae, x0)
 

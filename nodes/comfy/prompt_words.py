@@ -4,29 +4,79 @@ from __future__ import annotations
 
 from typing import Any
 
-_HOPS = 20
-"""Nodes between a prompt and its reader that are looked through, at most."""
-_PASSED_ON = ("text", "conditioning", "positive", "value", "string")
-"""Inputs of core's nodes that pass a prompt or its text on."""
+_HOPS, _CANDIDATES = 20, 32
+"""Nodes between a prompt and its reader that are looked through, and texts behind it that are encoded, at most."""
+_PASSES = {
+    0: {
+        "CLIPTextEncode": "text", "PrimitiveString": "value", "PrimitiveStringMultiline": "value",
+        "FluxGuidance": "conditioning", "ReferenceLatent": "conditioning", "ConditioningSetArea": "conditioning",
+        "ConditioningSetAreaPercentage": "conditioning", "ConditioningSetAreaStrength": "conditioning",
+        "ConditioningSetMask": "conditioning", "ConditioningSetTimestepRange": "conditioning",
+        "ControlNetApply": "conditioning", "ControlNetApplyAdvanced": "positive", "ControlNetApplySD3": "positive",
+        "InpaintModelConditioning": "positive", "InstructPixToPixConditioning": "positive",
+        "VitrineControlValues": "conditioning",
+    },
+    1: {
+        "ControlNetApplyAdvanced": "negative", "ControlNetApplySD3": "negative",
+        "InpaintModelConditioning": "negative", "InstructPixToPixConditioning": "negative",
+    },
+}  # fmt: skip
+"""Output -> nodes that pass a prompt or its text on there as it is -> the input that it comes from."""
+_SAME = 1e-3
+"""How far two encodings of one text may differ, relatively."""
 _BEGINS, _NEWLINE = "\u2581\u0120", "\u010a"
 """What T5 and Qwen write before a word's first piece, and Qwen for a newline."""
 
 
-def text_behind(hidden: Any, name: str) -> str | None:
-    """The text of the prompt on an input of the running node; None where the graph does not contain it as text.
+def text_behind(hidden: Any, name: str, clip: Any = None, conditioning: list | None = None) -> str | None:
+    """The text of the prompt on an input of the running node; None where that is not certain.
+
+    It is, where all nodes between are known to pass it on. Behind others, each text in the graph is encoded, and the
+    one that gives the conditioning is it.
 
     Args:
         hidden: the node's, with ``prompt`` and ``unique_id``; None where no graph runs it.
+        clip: CLIP that may have encoded it.
+        conditioning: what is on the input.
     """
     graph = getattr(hidden, "prompt", None) or {}
-    inputs = graph.get(str(getattr(hidden, "unique_id", "")), {}).get("inputs", {})
-    value = inputs.get(name)
+    link = graph.get(str(getattr(hidden, "unique_id", "")), {}).get("inputs", {}).get(name)
+    value = link
     for _ in range(_HOPS):
-        if not isinstance(value, list) or len(value) != 2:
+        if not _is_link(value):
             break
-        inputs = graph.get(str(value[0]), {}).get("inputs", {})
-        value = next((inputs[key] for key in _PASSED_ON if key in inputs), None)
-    return value if isinstance(value, str) else None
+        node = graph.get(str(value[0]), {})
+        value = node.get("inputs", {}).get(_PASSES.get(value[1], {}).get(node.get("class_type", ""), ""))
+    if isinstance(value, str):
+        return value
+    if clip is None or conditioning is None:
+        return None
+    return next((text for text in _texts(graph, link) if is_text_of(clip, text, conditioning)), None)
+
+
+def is_text_of(clip: Any, text: str, conditioning: list) -> bool:
+    """Whether a CLIP encodes a text to the states of a CONDITIONING."""
+    states, own = conditioning[0][0], clip.encode_from_tokens_scheduled(clip.tokenize(text))[0][0]
+    if states is None or own is None or states.shape != own.shape:
+        return False
+    states, own = states.float().cpu(), own.float().cpu()
+    return bool((states - own).norm() <= _SAME * own.norm())
+
+
+def _is_link(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2
+
+
+def _texts(graph: dict[str, Any], link: Any) -> list[str]:
+    """Every text behind a link, the nearest first."""
+    texts: dict[str, None] = {}
+    reached, level = set[str](), [str(link[0])] if _is_link(link) else []
+    for _ in range(_HOPS):
+        inputs = [value for node in level for value in graph.get(node, {}).get("inputs", {}).values()]
+        texts |= dict.fromkeys(value for value in inputs if isinstance(value, str) and value.strip())
+        reached |= set(level)
+        level = [node for node in dict.fromkeys(str(v[0]) for v in inputs if _is_link(v)) if node not in reached]
+    return list(texts)[:_CANDIDATES]
 
 
 def words_at(clip: Any, text: str, length: int) -> list[str]:

@@ -39,6 +39,7 @@ class Recorded:
         origin: who ran it, of which the newest run counts.
         prompt: the execution of the graph in which it ran.
         latent: digest of the latents that came out, "" before the end.
+        clean: digest of the clean prediction of the last step, which custom samplers put out too.
         earlier: runs of the same origin before it, in the same execution.
     """
 
@@ -47,6 +48,7 @@ class Recorded:
     prompt: str = ""
     latent: str = ""
     earlier: int = 0
+    clean: str = ""
 
 
 @dataclass
@@ -81,16 +83,17 @@ class Recorder:
             refuse_unreached(self.record)
 
     def of(self, latent: dict | None) -> StepRecord | None:
-        """The record of the run that a LATENT came out of."""
-        count = sum(1 + run.earlier for run in self.runs)
-        if latent is None or count < 2:
+        """The record of the run that a LATENT came out of, however few runs there are; None: the newest run."""
+        if latent is None or not self.runs:
             return self.record
         wanted = _digest(latent["samples"])
-        records = [run.record for run in self.runs if run.latent == wanted]
+        records = [run.record for run in self.runs if wanted in (run.latent, run.clean)]
         if not records:
-            shown = f"one that is not the newest of the {count} runs of this MODEL"
-            remedy = "connect the LATENT straight from the sampler whose run you want"
-            raise refuse("latent", shown, "the output of a recorded run", remedy)
+            count = sum(1 + run.earlier for run in self.runs)
+            runs = "the recorded run" if count == 1 else f"the newest of the {count} recorded runs"
+            remedy = "connect the LATENT straight from the sampler that used the recording MODEL; if it is, let that "
+            remedy += "run again with another seed: each run of a sampler replaces its last recording"
+            raise refuse("latent", f"one that did not come out of {runs}", "the output of a recorded run", remedy)
         return records[-1]
 
     def activations(self, step: int, half: str, latent: dict | None = None, part: int = 0) -> Activations:
@@ -178,6 +181,8 @@ def record_sampling(
             yield
             watched_steps.look(record)
         entry.latent = "" if run.output is None else _digest(run.output)
+        if running.clean is not None:
+            entry.clean = _digest(run.guider.model_patcher.model.process_latent_out(running.clean.cpu()))
 
     clone = around_sampling(watched(model), _KEY, recording)
     return around_forwards(clone, f"{_KEY}.forward", recorder.recorded), recorder

@@ -19,6 +19,7 @@ from ...engine.resolution.receptive import Spread, is_convolutional
 from ...engine.resolution.rope import DYNAMIC, axis_angles
 from .forwards import Forward, Run, around_forwards, around_sampling
 from .model import PREFIX, backbone_of
+from .own_patches import put_object
 from .saved import known_files, stamp
 from .schedule import movable_schedule, moved_sampling, own_shift
 
@@ -124,7 +125,7 @@ def transferred(model: Any, facts: ModelFacts, plan: Plan) -> Any:
     """A clone with the plan in it: its own model_sampling and positions. Network and weights are not touched."""
     clone = model.clone()
     if plan.schedule != "none":
-        clone.add_object_patch("model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
+        put_object(clone, "model_sampling", moved_sampling(model.get_model_object("model_sampling"), plan))
     if plan.schedule != "none" or plan.positions != "keep" or plan.step != (1, 1):
         clone.set_attachments(_KEY, True)
         clone = _at_its_size(clone, facts.factor, plan)
@@ -165,10 +166,10 @@ def _place(clone: Any, facts: ModelFacts, plan: Plan) -> Any:
     network, trained = backbone_of(clone), facts.positions
     if trained.kind == "stored":
         table = plan.table(trained, trained.table.shape[-1]).to(trained.table.dtype)  # type: ignore[union-attr]
-        clone.add_object_patch(f"{PREFIX}cropped_pos_embed", _Table(table, plan, _patch(network)))
+        put_object(clone, f"{PREFIX}cropped_pos_embed", _Table(table, plan, _patch(network)))
     elif trained.kind == "computed":
-        clone.add_object_patch(f"{PREFIX}pe_interpolation", _divisor(clone, plan))
-        clone.add_object_patch(f"{PREFIX}pe_precision", None)  # else core works the divisor out by itself
+        put_object(clone, f"{PREFIX}pe_interpolation", _divisor(clone, plan))
+        put_object(clone, f"{PREFIX}pe_precision", None)  # else core works the divisor out by itself
     elif trained.kind == "rope":
         return _turned(clone, plan)
     return clone
@@ -180,7 +181,7 @@ def _turned(clone: Any, plan: Plan) -> Any:
         raise _twice()
     clock, (name, part) = _Clock(), _rotary(clone)
     kind = _Rotary if hasattr(part, "axes_dim") else _Video
-    clone.add_object_patch(f"{PREFIX}{name}", kind(part, plan, clock))
+    put_object(clone, f"{PREFIX}{name}", kind(part, plan, clock))
     clone = around_sampling(clone, f"{_KEY}.positions", _alone)
     return around_forwards(clone, f"{_KEY}.clock", clock.at) if plan.positions.endswith(DYNAMIC) else clone
 

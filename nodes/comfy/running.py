@@ -19,6 +19,7 @@ import comfy.patcher_extension
 import torch
 
 from ...engine.errors import refuse
+from .own_patches import check_own_patches
 
 RUN = "vitrine.run"
 """Key of the :class:`Running` in ``transformer_options``, and of the wrappers that keep it up to date."""
@@ -67,6 +68,7 @@ class Running:
         sigmas: the noise levels of the run, the last one that of its end; empty outside a run.
         models: the ComfyUI models of the run. Another one may run in between, such as the negative's of Dual Model CFG.
         evaluation: number of the denoiser call that is running, from 0.
+        clean: what the last step predicted as the clean latents; None before the first one's end.
         plain: whether the running pass is one that guidance starts from, not one that a patch adds or changes.
     """
 
@@ -74,6 +76,7 @@ class Running:
         self.sigmas: list[float] = []
         self.models: list[Any] = []
         self.evaluation, self.plain = -1, True
+        self.clean: torch.Tensor | None = None
         self._parts: dict[uuid.UUID, Part] = {}
         self._steps_done, self._churns = 0, False
         self._call: tuple[Any, Any] | None = None
@@ -177,9 +180,9 @@ class Running:
     def counting(self, callback: Callable | None) -> Callable:
         """The sampler's callback, which ends a step."""
 
-        def counted(step: int, *args: Any, **kwargs: Any) -> Any:
-            self._steps_done = step + 1
-            return None if callback is None else callback(step, *args, **kwargs)
+        def counted(step: int, clean: Any, *args: Any, **kwargs: Any) -> Any:
+            self._steps_done, self.clean = step + 1, clean
+            return None if callback is None else callback(step, clean, *args, **kwargs)
 
         return counted
 
@@ -231,11 +234,15 @@ def watched(model: Any) -> Any:
 
 
 def _own_run(patcher: Any) -> None:
-    """Core's Dual Model CFG Guider runs its second MODEL with the first one's options: nothing on it would act."""
+    """What the pack put on the MODEL is there, and it runs with its own options.
+
+    Core's Dual Model CFG Guider runs its second MODEL with the first one's options: nothing on it would act.
+    """
     if patcher.get_attachment(RUN) is None and not patcher.is_multigpu_base_clone:
         shown, accepted = "a MODEL with nodes of Vitrine, run beside another", "the guider's own MODEL"
         remedy = "put the nodes on the guider's `model`, or connect `model_negative` from before them"
         raise refuse("model", shown, accepted, remedy)
+    check_own_patches(patcher)
 
 
 def running_in(options: dict[str, Any]) -> Running | None:

@@ -31,9 +31,11 @@ from ...engine.w2w import (
     materialise,
 )
 from ...engine.w2w.space.linked_factors import linked_files
+from ...engine.w2w.train.batched_lora import lora_targets
 from .forwards import Forward, around_forwards
 from .lora import with_lora
-from .model import backbone_of, unpatched
+from .model import PREFIX, backbone_of, unpatched
+from .own_patches import note_late_change
 from .progress import progress
 from .saved import known_files, stamp
 
@@ -165,4 +167,9 @@ def applied(model: Any, space: Space, chosen: W2WModel, late: W2WModel | None, s
             return nullcontext()
         return BatchedLora(forward.network, manifest, weights.to(forward.x.device))
 
-    return around_forwards(clone, _KEY, late_edit)
+    clone = around_forwards(clone, _KEY, late_edit)
+    network = backbone_of(model)
+    names = {id(module): name for name, module in network.named_modules()}
+    changed = [names[id(target.module)] for target in lora_targets(network, manifest).values()]
+    note_late_change(clone, _KEY, [f"{PREFIX}{name}.weight" for name in changed])
+    return clone

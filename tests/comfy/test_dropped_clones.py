@@ -31,13 +31,12 @@ def uncollected():
     gc.enable()
 
 
-@pytest.mark.parametrize("make", ["denoiser_of", "loading_denoiser_of"])
-def test_a_denoiser_lets_its_clone_go(comfy, uncollected, make):
+def test_a_denoiser_lets_its_clone_go(comfy, uncollected):
     from vitrine.nodes.comfy import model as bridge
 
     model, _, _ = comfy.call("VitrineLoadPortraits", model="portraits, 64 px")
     clone = model.clone()
-    gone, denoiser = weakref.ref(clone), getattr(bridge, make)(clone)
+    gone, denoiser = weakref.ref(clone), bridge.denoiser_of(clone)
     assert denoiser.call
     del clone, denoiser
     assert gone() is None and not uncollected()

@@ -155,12 +155,12 @@ def test_diffusers_loads_every_layer(student):
 
 def in_comfyui(student, model):
     from vitrine.nodes.comfy.conditioning import condition_of
-    from vitrine.nodes.comfy.model import loading_denoiser_of
+    from vitrine.nodes.comfy.model import denoiser_of
 
     z = student.z.reshape(1, *student.teacher.latents)
     with torch.inference_mode():
         cond = condition_of(model, student.teacher.prompt, z)
-        return one_step(loading_denoiser_of(model), z, cond, student.run.preset)
+        return one_step(denoiser_of(model), z, cond, student.run.preset)
 
 
 def test_comfyuis_load_lora(student):

@@ -93,14 +93,14 @@ def test_on_a_unet_too(comfy, preset, levels, rounding):
     """Where fresh noise is drawn the levels are compared: core draws noise of its own. The presets refuse this base."""
     from vitrine.nodes.comfy.conditioning import condition_of
     from vitrine.nodes.comfy.emd import stock_sampling
-    from vitrine.nodes.comfy.model import latent_of, loading_denoiser_of
+    from vitrine.nodes.comfy.model import denoiser_of, latent_of
 
     model, clip, _ = comfy.call("VitrineLoadPortraits", model="portraits, 64 px")
     blank, told, sampling = torch.zeros(1, 4, 16, 16), [], known(preset)
     with torch.inference_mode():
         positive = clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))
         cond, z = condition_of(model, positive, blank), seeded_noise([5], (4, 16, 16))
-        ours = latent_of(model, few_steps(loading_denoiser_of(model), z, cond, sampling, [5]))
+        ours = latent_of(model, few_steps(denoiser_of(model), z, cond, sampling, [5]))
     sigmas, sampler = stock_sampling(model, sampling)
     handle = model.model.diffusion_model.register_forward_pre_hook(lambda m, i: told.append(round(float(i[1][0]))))
     theirs = custom(comfy, model, positive, {"samples": blank}, sigmas, sampler)

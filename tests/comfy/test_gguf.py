@@ -110,7 +110,7 @@ def test_models_are_inverted_or_refused(bridge, ggml, case, monkeypatch, gradien
     def loss(each):
         with torch.inference_mode(False), bridge.differentiable():
             told = Condition(text()[0][0].clone()), InvertConfig(steps=3, check_every=3)
-            return invert(bridge.loading_denoiser_of(each), space, x, *told).losses[-1][1][0]
+            return invert(bridge.denoiser_of(each), space, x, *told).losses[-1][1][0]
 
     if not gradients:
         with pytest.raises(VitrineError, match="GGMLTensor in .*, through which no gradient passes"):

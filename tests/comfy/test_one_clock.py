@@ -126,7 +126,11 @@ def test_a_latent_of_no_recorded_run_is_refused(comfy, scene):
     watched, recorder = tapped(comfy, model)
     out = ksampler(comfy, watched, conds, steps=3)
     assert recorder.activations(-1, "cond", out).info.step == 2
-    assert recorder.activations(-1, "cond", {"samples": torch.ones(1)}).info.step == 2  # there is but one run
+    plain = ksampler(comfy, model, conds, steps=3, seed=9)
+    assert not torch.equal(plain["samples"], out["samples"])
+    for other in (plain, {"samples": torch.zeros(1, 4, 16, 16)}, {"samples": out["samples"] * 2}):
+        with pytest.raises(VitrineError, match="did not come out of the recorded run"):
+            recorder.activations(-1, "cond", other)
     several = Recorder([Recorded(recorder.record, ("5", n), "p", latent=str(n)) for n in range(2)])
     with pytest.raises(VitrineError, match="latent"):
         several.activations(-1, "cond", out)
@@ -189,3 +193,54 @@ def test_maps_of_a_repeated_prompt_are_folded(comfy, scene):
         assert beside["cond"][place].tensor.shape == alone["cond"][place].tensor.shape
         assert torch.allclose(beside["cond"][place].tensor, alone["cond"][place].tensor, atol=1e-5)
         assert beside["uncond"][place].tensor.shape != alone["uncond"][place].tensor.shape
+
+
+def one_sampler(seed, step=-1):
+    nodes = {
+        "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
+        "2": ("CLIPTextEncode", {"text": "a smiling face", "clip": ["1", 1]}),
+        "4": ("EmptyLatentImage", {"width": 128, "height": 128, "batch_size": 1}),
+        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "addresses": MIDDLE, "steps": "all"}),
+        "11": ("KSampler", {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0],
+                            "seed": seed, "steps": 3, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal",
+                            "denoise": 1.0}),
+        "12": ("VitrineCollectTaps", {"recorder": ["9", 1], "latent": ["11", 0], "step": step, "half": "cond"}),
+        "22": ("VitrineSaveActivations", {"activations": ["12", 0], "name": "cached"}),
+    }  # fmt: skip
+    return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
+
+
+def test_an_output_that_a_cache_brings_back_is_not_read_as_the_newest_run(comfy):
+    """With --cache-lru a sampler's older output returns without a run; its recording has been replaced."""
+    from vitrine.engine.activations import Activations
+
+    cache = {"cache_type": comfy.execution.CacheType.LRU, "cache_args": {"ram": 0, "ram_inactive": 0, "lru": 20}}
+    executor, taps = comfy.execution.PromptExecutor(comfy.server, **cache), []
+    for seed in (1, 2):
+        shown, error = comfy.run(one_sampler(seed), executor)
+        assert error is None, error
+        taps.append(read(shown, Activations, "22")[MIDDLE].tensor)
+    assert not torch.allclose(taps[0], taps[1], atol=1e-2)
+    _, error = comfy.run(one_sampler(1, step=0), executor)
+    assert error is not None and "did not come out of" in error
+    shown, error = comfy.run(one_sampler(3, step=0), executor)
+    assert error is None, error
+
+
+def test_the_clean_output_of_a_custom_sampler_is_of_its_run(comfy, scene):
+    """SamplerCustomAdvanced puts out what the last step predicted beside where it ended, above 0 not the same."""
+    from comfy import samplers
+    from comfy_extras.nodes_custom_sampler import Noise_RandomNoise, SamplerCustomAdvanced
+
+    model, conds, _ = scene
+    watched, recorder = tapped(comfy, model)
+    guider = samplers.CFGGuider(watched)
+    guider.set_conds(conds["positive"], conds["negative"])
+    guider.set_cfg(2.0)
+    sigmas = samplers.KSampler(watched, 4, "cpu", "euler", "simple").sigmas[:3]
+    euler, empty = samplers.sampler_object("euler"), {"samples": torch.zeros(1, 4, 16, 16)}
+    with torch.inference_mode():
+        out, clean = SamplerCustomAdvanced.execute(Noise_RandomNoise(3), guider, euler, sigmas, empty).result
+    assert not torch.allclose(out["samples"], clean["samples"], atol=1e-2)
+    for latent in (out, clean):
+        assert recorder.activations(-1, "cond", latent).info.step == 1

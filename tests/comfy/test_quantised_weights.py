@@ -114,7 +114,7 @@ def test_models_of_a_space_are_drawn_and_inverted(bridge, case):
     losses = []
     for each in (model, whole):
         with torch.inference_mode(False), bridge.differentiable():
-            found = invert(bridge.loading_denoiser_of(each), space, x, Condition(text[0][0].clone()), config)
+            found = invert(bridge.denoiser_of(each), space, x, Condition(text[0][0].clone()), config)
         losses.append(found.losses[-1][1][0])
     assert losses[0] == pytest.approx(losses[1], rel=0.05) and network is model.model.diffusion_model
 
@@ -185,7 +185,7 @@ def test_formats_of_core(comfy, bridge, form):
     asked = {"positive": text, "negative": text, "latent": shape, "method": "one step", "seeds": 2}
     asked["timestep_index"] = 15
     assert 0 < comfy.call("VitrineNEMODetect", model=model, **asked)[1] < 1
-    denoiser, x, found = bridge.loading_denoiser_of(model), torch.randn(1, 4, 8, 8), None
+    denoiser, x, found = bridge.denoiser_of(model), torch.randn(1, 4, 8, 8), None
     try:
         with torch.inference_mode(False), bridge.differentiable():
             x = x.requires_grad_()

@@ -148,7 +148,6 @@ def flow(comfy):
 
 REFUSED = {
     "a timestep range that is over or to come": lambda c: [[c[0][0], {"start_percent": 0.6, "end_percent": 1.0}]],
-    "a key of another pack": lambda c: [[c[0][0], {"my_pack_scale": 2.0}]],
     "several hints": lambda c: [[c[0][0], {"control": hints()}]],
 }
 
@@ -221,6 +220,27 @@ def hints():
 def test_what_one_forward_cannot_honour_is_refused(made, key):
     with pytest.raises(VitrineError, match=r"conditioning|ControlNet"), torch.inference_mode():
         ours(made.sd, REFUSED[key]([[text(), {}]]), noise())
+
+
+def test_a_key_of_another_pack_goes_along(made):
+    """Core ignores it; a wrapper of its pack on the MODEL reads it in our forward as in a run."""
+    import comfy.patcher_extension
+    from vitrine.nodes.comfy.carried import foreign_keys
+
+    def scaled(executor, model, conds, x, timestep, options):
+        factors = [part.get("my_pack_scale", 1.0) for cond in conds if cond for part in cond]
+        return [out * factors[0] for out in executor(model, conds, x, timestep, options)]
+
+    told, plain = [[text(), {"my_pack_scale": 2.0, "my_pack_none": None}]], [[text(), {}]]
+    wrapped = made.sd.clone()
+    wrapped.add_wrapper(comfy.patcher_extension.WrappersMP.CALC_COND_BATCH, scaled)
+    with torch.inference_mode():
+        x = noise()
+        assert torch.equal(ours(made.sd, told, x), ours(made.sd, plain, x))
+        expected = cores(wrapped, told, x)
+        assert not torch.allclose(expected, cores(wrapped, plain, x), atol=1e-2)
+        assert torch.allclose(ours(wrapped, told, x), expected, atol=1e-3)
+    assert foreign_keys(told) == "not read by ComfyUI: my_pack_scale" and foreign_keys(plain) == ""
 
 
 def test_part_of_a_run_and_rows_at_several_levels(made):

@@ -52,7 +52,7 @@ def test_several_words_and_none(comfy, told, scene):
     for wrong in ("nose", "", "hair nose"):
         with pytest.raises(VitrineError, match=r"word: given .*accepted: .* curly, red"):
             comfy.call("VitrineWordMap", image=image, word=wrong, timestep=300.0, **told)
-    with pytest.raises(VitrineError, match="no text in the graph"):
+    with pytest.raises(VitrineError, match="no text in the graph that gives this prompt"):
         comfy.call("VitrineWordMap", image=image, word="hair", timestep=300.0, **told | {"prompt": ""})
 
 
@@ -69,6 +69,60 @@ def test_the_text_is_read_from_the_graph(comfy):
     result, error = comfy.run(graph)
     assert error is None, error
     assert len(result["outputs"]["5"]["images"]) == 2 and "token 11 of" in str(result["outputs"]["4"])
+
+
+def words_graph(between, positive, word="shirt"):
+    nodes = {
+        "1": ("VitrineLoadPortraits", {}), "2": ("CLIPTextEncode", {"clip": ["1", 1], "text": PROMPT}),
+        "3": ("VitrineRenderPortrait", {"seed": 3, "count": 1, "size": 64}),
+        "4": ("VitrineWordMap", {"model": ["1", 0], "clip": ["1", 1], "vae": ["1", 2], "image": ["3", 0], "word": word,
+                                 "positive": positive, "seed": 0, "timestep": 300.0}),
+    } | between  # fmt: skip
+    return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
+
+
+NEGATIVE = "shirt shirt of a bald head"
+REPLACED = {"string": "a smiling face of X on blue", "find": "X", "replace": "two with curly hair and navy shirt"}
+BETWEEN = {
+    "the negative of a pair": (
+        {"5": ("CLIPTextEncode", {"clip": ["1", 1], "text": NEGATIVE}), "6": ("VAEEncode", {"pixels": ["3", 0],
+         "vae": ["1", 2]}), "7": ("SolidMask", {"value": 1.0, "width": 64, "height": 64}),
+         "8": ("InpaintModelConditioning", {"positive": ["2", 0], "negative": ["5", 0], "vae": ["1", 2],
+               "pixels": ["3", 0], "mask": ["7", 0], "noise_mask": False})},
+        ["8", 1], "tokens 1, 2 of",
+    ),
+    "a node that passes a text on under another name": (
+        {"5": ("StringTrim", {"string": f"  {PROMPT} ", "mode": "Both"}),
+         "6": ("CLIPTextEncode", {"clip": ["1", 1], "text": ["5", 0]})},
+        ["6", 0], "token 11 of",
+    ),
+    "a text that a node makes": (
+        {"5": ("StringReplace", REPLACED), "6": ("CLIPTextEncode", {"clip": ["1", 1], "text": ["5", 0]})},
+        ["6", 0], "no text in the graph that gives this prompt",
+    ),
+    "an average of two": (
+        {"5": ("CLIPTextEncode", {"clip": ["1", 1], "text": NEGATIVE}),
+         "6": ("ConditioningAverage", {"conditioning_to": ["5", 0], "conditioning_from": ["2", 0],
+               "conditioning_to_strength": 1.0})},
+        ["6", 0], "tokens 1, 2 of",
+    ),
+}  # fmt: skip
+"""What stands between a text and the map -> (its nodes, the link, what is said)."""
+
+
+@pytest.mark.parametrize("name", BETWEEN)
+def test_the_text_is_the_prompts_own_or_asked_for(comfy, name):
+    comfy.loop.run_until_complete(comfy.nodes.init_builtin_extra_nodes())
+    between, link, wanted = BETWEEN[name]
+    result, error = comfy.run(words_graph(between, link))
+    said = str(error) if error else str(result["outputs"]["4"])
+    assert wanted in said, said
+
+
+def test_a_typed_text_of_another_prompt_is_said(comfy, told, scene):
+    from vitrine.nodes.comfy.prompt_words import is_text_of
+
+    assert is_text_of(told["clip"], PROMPT, told["positive"]) and not is_text_of(told["clip"], "b", told["positive"])
 
 
 def test_maps_of_pictures_that_are_not_square():
