@@ -143,8 +143,9 @@ def _header(
     dialects: Counter[str] = Counter()
     text, others = set(), list[str]()
     for key in shapes:
-        meaning = parse(key, layers)
-        if meaning is None or meaning.role == "diff" and len(shapes[key]) < 2:
+        # a norm layer's difference has one axis
+        meaning = None if key.endswith(".diff") and len(shapes[key]) < 2 else parse(key, layers)
+        if meaning is None:
             others.append(key)
             continue
         if not meaning.unet:
