@@ -38,11 +38,19 @@ _ROLES = (
     *((part, re.compile(rf"\.{part}$")) for part in _LYCORIS),
 )
 _OTHER_KINDS = (
+    ("IA3", re.compile(r"\.ia3_l(\.|$)|\.on_input$")),
+    ("keys by number (cloneofsimo's)", re.compile(r"^(unet|text_encoder):\d+:(up|down)$")),
+    ("a textual inversion", re.compile(r"^(emb_params|string_to_param\.|clip_[lg]$|<[^>]*>$)")),
     ("OFT", re.compile(r"\.b?oft_")),
     ("KaSA", re.compile(r"\.lora_diag(\.|$)")),
     ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
     ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
 )
+_REMEDIES = {
+    "keys by number (cloneofsimo's)": "the order says its layers: load it with lora_diffusion, save it by name",
+    "a textual inversion": "it is an embedding of words: put it into ComfyUI's models/embeddings",
+    "IA3": "it scales activations: merge it with PEFT and extract a LoRA",
+}
 _DROPPED = (
     ("norm layers (w_norm, b_norm)", re.compile(r"\.[wb]_norm$")),
     ("embeddings (bundle_emb)", re.compile(r"^bundle_emb\.")),
@@ -99,6 +107,11 @@ def parse(key: str, layers_per_block: int = 2) -> Key | None:
 def other_kind(key: str) -> str | None:
     """The adapter kind of a key, if it is not a plain LoRA."""
     return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
+
+
+def remedy_of(kind: str) -> str:
+    """What to do with a file of another kind."""
+    return _REMEDIES.get(kind, "merge it and extract a LoRA")
 
 
 def among_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
