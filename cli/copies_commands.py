@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from ..engine.errors import refuse
+from ..engine.io.folders import files_in
 from ..engine.io.prompt_files import read_prompts
 from ..engine.pipelines.loading import SHIPPED, LoadConfig
 from ..engine.settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
@@ -81,6 +83,17 @@ class Check:
         return 0
 
 
+def _lora_files(paths: tuple[Path, ...]) -> list[Path]:
+    """The files, and those of folders."""
+    files: list[Path] = []
+    for path in paths:
+        inside = files_in(path, ".safetensors", deep=True) if path.is_dir() else [path]
+        if not inside:
+            raise refuse("folder", path, "one with .safetensors files", "check the path")
+        files += inside
+    return files
+
+
 @dataclass(frozen=True)
 class Report:
     """Is my LoRA overfitted? One page: contents, affected layers, copying, cost, neighbours.
@@ -89,7 +102,7 @@ class Report:
     """
 
     files: Positional[Annotated[tuple[Path, ...], arg(metavar="FILE [FILE ...]")]]
-    """LoRA files (.safetensors) of any key format."""
+    """LoRA files (.safetensors) of any key format, or folders of them."""
     base: str = ""
     """Pipeline folder, hub id or .safetensors file of their base model; none: only parts without a model."""
     pictures: Path | None = None
@@ -120,21 +133,26 @@ class Report:
     """In pixels; 0: the model's default."""
     width: OwnSide = 0
     """In pixels; 0: the model's default."""
+    fail_on: Literal["look", "bad", "never"] = "bad"
+    """Verdict from which the exit status is 1. It is 2 if a file could not be read."""
     load: Load = LoadConfig()
 
     def run(self) -> int:
-        """0 on success, whatever the verdicts."""
+        """0 if all files were read and none is as bad as ``fail_on``, else 1; 2 if one could not be read."""
         from ..engine.copies import ReportConfig, lora_report
         from ..engine.runtime.progress import TqdmProgress
 
         config = ReportConfig(self.seeds, self.first_seed, self.steps, self.guidance, prompts=self.prompts)
         report = lora_report(
-            self.files, self.out, self._model if self.base else None, self._material(), config, self.budget or None,
-            TqdmProgress("samples"),
+            _lora_files(self.files), self.out, self._model if self.base else None, self._material(), config,
+            self.budget or None, TqdmProgress("samples"),
         )  # fmt: skip
         print(report.text())
         print(f"-> {report.page}, {report.folder / 'report.json'}")
-        return 0
+        if report.unread:
+            return 2
+        failing = {"look": ("look", "bad", "not measured"), "bad": ("bad",), "never": ()}[self.fail_on]
+        return int(any(lora.worst in failing for lora in report.loras))
 
     def _model(self) -> Any:
         from ..engine.pipelines import PipelineModel

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from tyro.conf import Positional, arg
 from ..engine.errors import refuse
 from ..engine.io.files import save_safetensors, write_text
 from ..engine.io.prompt_files import read_prompts
+from ..engine.io.tables import csv_text
 from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
 from .copies_commands import Check
@@ -168,11 +167,7 @@ class Detect:
             rows = [(text, *agreement.columns().values()) for text, agreement in ranked]
             level = f"below {known.distance:.4f}"
         if not workers.index:
-            table = io.StringIO()
-            written = csv.writer(table, lineterminator="\n")
-            written.writerow(head)
-            written.writerows(rows)
-            write_text(self.out, table.getvalue())
+            write_text(self.out, csv_text([head, *rows]))
             print(f"{sum(r.memorized for r in results)} of {len(results)} {level} -> {self.out}")
         forget(workers.own_file(state))
         return 0

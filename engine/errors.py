@@ -25,7 +25,14 @@ def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineEr
         >>> raise refuse("timestep", 1000, "0 <= t < 1000", "use 999 for pure noise")
     """
     guess = "" if remedy.startswith("Did you mean") else did_you_mean(given, _names(accepted))
-    return VitrineError(f"{what}: given {readable(given)}; accepted: {readable(accepted)}. {guess}{remedy}")
+    return VitrineError(f"{what}: given {_cut(readable(given))}; accepted: {_cut(readable(accepted))}. {guess}{remedy}")
+
+
+_LONGEST_SHOWN = 2000
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}... ({len(text)} characters)"
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:

@@ -168,9 +168,10 @@ def encode_pixels(
     latent = latent or Latent()
     pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
     with upcast_vae(vae) as wide:
-        posteriors = wide.encode(pixels.to(device_of(wide), dtype_of(wide))).latent_dist
-    latents = posteriors.mean.float()
-    if posterior == "sample":
+        encoded = wide.encode(pixels.to(device_of(wide), dtype_of(wide)))
+    posteriors = getattr(encoded, "latent_dist", None)  # AutoencoderTiny has none: its latents are the mean
+    latents = (encoded.latents if posteriors is None else posteriors.mean).float()
+    if posterior == "sample" and posteriors is not None:
         if noise is None:
             noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all images
         latents = latents + posteriors.std.float() * noise.to(latents.device).reshape(latents.shape)

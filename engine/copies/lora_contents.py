@@ -18,7 +18,7 @@ from ..io.folders import files_in
 from ..io.lora_layer import LoraLayer
 from ..w2w.building.folder_summary import NUMBERS
 from ..w2w.loras.adapter_factors import factors_of
-from ..w2w.loras.lora_files import LoraFile, read_lora
+from ..w2w.loras.lora_files import LoraFile, read_header, read_lora
 from ..w2w.loras.lora_folders import distinct_names, scan_folder
 from ..w2w.loras.near_copies import NEAR, Copy, near_copies, sketch
 from ..w2w.space.space_mode import read_or_problem
@@ -266,9 +266,9 @@ def neighbours_in(file: LoraFile, others: Sequence[Path]) -> Neighbours:
     """Neighbours of a LoRA among other files; each is read once, one in memory at a time."""
     own = read_lora(file)
     paths = [p for p in others if p.resolve() != file.path.resolve()][:MOST_FILES]
-    scan = scan_folder([file.path, *paths], fewest=0)
+    scan = scan_folder([file.path, *(path for path in paths if _same_base(file, path))], fewest=0)
     usable = [f for f in scan.good if f.path != file.path]
-    if file.path not in {f.path for f in scan.good}:  # most others are of another base model
+    if file.path not in {f.path for f in scan.good}:
         return Neighbours(0, len(paths))
     shapes = {path: entry.outer for path, entry in file.entries.items()} | scan.shapes
     side = max(2, min(64, math.isqrt(NUMBERS // len(shapes))))
@@ -291,6 +291,16 @@ def neighbours_in(file: LoraFile, others: Sequence[Path]) -> Neighbours:
     order = cosines.argsort(descending=True)[:5].tolist()
     alike = tuple((names[i], float(cosines[i])) for i in order)
     return Neighbours(len(rows), len(paths) - len(rows), copies, merge, alike)
+
+
+def _same_base(file: LoraFile, path: Path) -> bool:
+    """Whether another file is a LoRA with layers of this one, all of the same sizes: each base model is a group."""
+    try:
+        entries = read_header(path).entries
+    except VitrineError:
+        return False
+    shared = file.entries.keys() & entries.keys()
+    return bool(shared) and all(file.entries[layer].outer == entries[layer].outer for layer in shared)
 
 
 def files_to_compare(files: Sequence[Path], folder: Path | None) -> list[Path]:

@@ -6,7 +6,7 @@ Measured are agreement and copies by prompt and strength, variety, and drift of 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,12 +21,12 @@ from ..w2w.loras.lora_facts import LoraFacts
 from .lora_contents import LoraHealth, Neighbours
 from .lora_samples import CAPTION, NATURAL, ORDINARY, SHARES, TRIGGER, AskedPrompt, Loading
 from .nearest import PictureIndex, Pictures, distances, thumbnails
+from .verdicts import BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
 
 _USUAL = 32
 """Samples without the LoRA that say which distance is usual."""
 Samples = Mapping[str, torch.Tensor]
 """Prompt -> (S, 3, h, w) in [0, 1]."""
-FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
 LOST_LOOK, LOST_BAD = 0.5, 2 / 3
 """Share of the distance between samples (see :class:`PromptCopies`) that the own prompt loses
 which loses most: at two thirds samples are as near to each other as copies are. Chosen on LoRAs of people that are
@@ -221,6 +221,9 @@ class Findings:
         kinds: prompt -> its kind, of ``changes``.
         strengths: strength -> its measures.
         skipped: what the budget left out.
+        asked: prompt -> its kind, of all that were to be sampled.
+        asked_strengths: that its captions were to be sampled at.
+        asked_changes: prompts that were to be compared forward by forward.
     """
 
     name: str
@@ -236,11 +239,14 @@ class Findings:
     neighbours: Neighbours | None = None
     pictures: Sequence[str] = ()
     skipped: Sequence[str] = ()
+    asked: Mapping[str, str] = field(default_factory=dict)
+    asked_strengths: Sequence[float] = ()
+    asked_changes: Sequence[str] = ()
 
     @property
     def own(self) -> list[PromptCopies]:
-        """All but ordinary prompts."""
-        return [p for p in self.copies if p.kind != ORDINARY]
+        """All but ordinary prompts, of which something says how much they copy."""
+        return [p for p in self.copies if p.kind != ORDINARY and (self.pictures or not math.isnan(p.bare))]
 
     @property
     def summary(self) -> list[Sentence]:
@@ -249,9 +255,17 @@ class Findings:
 
     @property
     def worst(self) -> str:
-        """The worst verdict."""
-        verdicts = [sentence.verdict for sentence in self.summary]
-        return next((v for v in (BAD, LOOK, FINE) if v in verdicts), OPEN)
+        """The verdict's word, see :func:`~.verdicts.word_of`."""
+        return word_of([sentence.verdict for sentence in self.summary])
+
+    @property
+    def verdict(self) -> str:
+        """The word, and how many of the five parts were measured."""
+        return verdict_of([sentence.verdict for sentence in self.summary])
+
+    def missing(self, kinds: Sequence[str], measured: Collection[str]) -> list[str]:
+        """Prompts of some kinds that were asked for and not measured."""
+        return [prompt for prompt, kind in self.asked.items() if kind in kinds and prompt not in measured]
 
     def copy_score(self) -> float:
         """0..1, how much it copies: the largest share of copies of a prompt; without pictures of distance lost."""
@@ -269,7 +283,9 @@ class Findings:
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "name": self.name, "verdict": self.worst, "summary": [asdict(s) for s in self.summary],
+            "name": self.name, "verdict": self.worst,
+            "parts_measured": sum(s.verdict != OPEN for s in self.summary), "parts": len(self.summary),
+            "summary": [asdict(s) for s in self.summary],
             "what_it_is": self.facts.to_dict() | {"tensors": self.health_problem or
                                                   (self.health.to_dict() if self.health else None)},
             "loading": [loading._asdict() for loading in self.loadings],
@@ -288,15 +304,16 @@ class Findings:
 def what_it_is(f: Findings) -> Sentence:
     """Sound, and loaded whole."""
     topic, rule = "what it is", "bad: refused, NaN, or no layer loads; look: layers that change nothing, end their "
-    rule += "number format, or do not load"
+    rule += "number format, or do not load; a base model or an alpha that is not known"
     file = f.facts.file
     if file is None or f.health is None:
         if file is None:
-            return Sentence(topic, BAD, f"Not read: {f.facts.problem}", "Download or export it again.", rule)
+            return Sentence(topic, BAD, f"Not read: {f.facts.problem}", "", rule)
         return Sentence(topic, BAD, f"Not usable: {f.health_problem}", "Choose its base model, or another file.", rule)
     ranks = f"rank {file.ranks[0]}" if len(file.ranks) == 1 else f"ranks {file.ranks[0]} to {file.ranks[-1]}"
     kinds, base = " and ".join(sorted(f.facts.to_dict()["kinds"])), file.shaped_base or file.said_base
     text = f"{kinds} of {len(file.entries)} layers, {ranks}, for {base or 'a base model that is not known'}."
+    text += "" if f.loadings else " Whether it loads was not tried."
     broken = f.health.broken("NaN or infinite")
     lost = [loading for loading in f.loadings if not loading.loaded]
     if broken or lost:
@@ -309,10 +326,12 @@ def what_it_is(f: Findings) -> Sentence:
     notes += [f"{x.library} drops {x.layers - x.loaded} of {x.layers} layers, such as {x.dropped[0]}."
               for x in f.loadings if x.loaded < x.layers and x.dropped]  # fmt: skip
     notes += [f"{x.note}." for x in f.loadings if x.note]
-    notes += ["It gives no alpha: programs take the rank for it."] if f.facts.to_dict()["no_alpha"] else []
-    serious = [note for note in notes if not note.startswith("It gives no alpha")]
-    advice = "What does not load has no effect: save it in kohya's or diffusers' names." if serious else ""
-    return Sentence(topic, LOOK if serious else FINE, " ".join([text, *notes]), advice, rule)
+    advice = "What does not load has no effect: save it in kohya's or diffusers' names." if notes else ""
+    unknown = f.facts.not_known
+    advice = advice or (unknown[0][1] if unknown else "")
+    said = ["It gives no alpha: programs take the rank for it."] if f.facts.to_dict()["no_alpha"] else []
+    verdict = LOOK if notes or unknown else FINE
+    return Sentence(topic, verdict, " ".join([text, *notes, *(note for note, _ in unknown), *said]), advice, rule)
 
 
 def where_it_acts(f: Findings) -> Sentence:
@@ -331,14 +350,22 @@ def where_it_acts(f: Findings) -> Sentence:
     text += f" Its own prompts' predictions change by {mean:.0%} on average, most at {first:.0%} of the schedule."
     if mean < NOTHING:
         return Sentence(topic, BAD, text, "It does nothing here: is it for this base model?", rule)
+    missing = [prompt for prompt in f.asked_changes if prompt not in f.changes]
+    if not ordinary or missing:
+        text += f" Not measured: {_missing(missing)}." if missing else " Ordinary prompts were not measured."
     if not ordinary:
-        return Sentence(topic, FINE, text, "", rule)
+        return Sentence(topic, LOOK, text, "Give ordinary prompts, or more minutes.", rule)
     relative = sum(ordinary) / len(ordinary) / mean
     text += f" Prompts that do not ask for it change by {relative:.0%} of that."
     if f.facts.triggers and relative >= SAME:
         advice = "Its trigger word is no switch: take it off where it is not wanted, or train with captions that vary."
         return Sentence(topic, LOOK, text, advice, rule)
-    return Sentence(topic, FINE, text, "", rule)
+    return Sentence(topic, with_missing(FINE, missing), text, "Give more minutes." if missing else "", rule)
+
+
+def _missing(prompts: Sequence[str]) -> str:
+    """Prompts that the budget left out."""
+    return f'{len(prompts)} prompts, such as "{prompts[0][:40]}"'
 
 
 def what_it_copies(f: Findings) -> Sentence:
@@ -367,9 +394,16 @@ def what_it_copies(f: Findings) -> Sentence:
         text += f"the LoRA {worst.bare:.3f} ({worst.lost:.0%} lost)."
     begins = begins_at(f)
     text += f" It begins at strength {begins:g}." if begins is not None and verdict != FINE else ""
+    missing = f.missing((CAPTION, TRIGGER, NATURAL), [p.prompt for p in f.own])
+    asked = len(missing) + len(f.own)
+    text += f" Measured: {len(f.own)} of {asked} prompts." if missing else ""
+    left = [strength for strength in f.asked_strengths if strength not in f.strengths]
+    text += f" Not measured at strength {', '.join(f'{strength:g}' for strength in left)}." if left else ""
+    verdict = with_missing(verdict, [*missing, *left])
     natural = [p for p in f.own if p.kind == NATURAL and (p.copies or (not f.pictures and p.lost >= LOST_BAD))]
     text += f' Natural prompts bring it back, too: "{natural[0].prompt[:60]}".' if natural else ""
-    return Sentence(topic, verdict, text, "" if verdict == FINE else _copy_advice(f, begins), rule)
+    advice = "" if verdict == FINE else "Give more minutes." if not score else _copy_advice(f, begins)
+    return Sentence(topic, verdict, text, advice, rule)
 
 
 def begins_at(f: Findings) -> float | None:
@@ -398,11 +432,17 @@ def what_it_costs(f: Findings) -> Sentence:
     text = f"Samples of its own prompts keep {left:.0%} of the variety between seeds"
     if cost.drift is not None:
         text += f"; ordinary prompts move by {cost.drift:.0%} of the way to another picture"
+    if cost.drift is None:
+        text += "; ordinary prompts were not measured"
+    missing = f.missing((CAPTION, TRIGGER, NATURAL, ORDINARY), [p.prompt for p in f.copies])
+    text += f"; not measured: {_missing(missing)}" if missing else ""
     drift = cost.drift or 0.0
     bad = left < VARIETY_BAD or drift >= DRIFT_BAD
     look = left < VARIETY_LOOK or drift >= DRIFT_LOOK
     advice = "Lower its strength, or limit it to the blocks that carry the subject." if bad or look else ""
-    return Sentence(topic, BAD if bad else LOOK if look else FINE, f"{text}.", advice, rule)
+    lacking = missing or cost.drift is None
+    advice = advice or ("Give ordinary prompts, or more minutes." if lacking else "")
+    return Sentence(topic, BAD if bad else LOOK if look or lacking else FINE, f"{text}.", advice, rule)
 
 
 def neighbours(f: Findings) -> Sentence:
@@ -414,6 +454,8 @@ def neighbours(f: Findings) -> Sentence:
         return Sentence(topic, OPEN, text, "Give a folder of LoRAs.", rule)
     closest = f"the nearest is {near.alike[0][0]} (cosine {near.alike[0][1]:.2f})" if near.alike else "none is near"
     text = f"Compared with {near.compared} others: {closest}."
+    if near.left_out:
+        text += f" Not compared: {near.left_out}, of another base model or not readable."
     text += "".join(f" {copy}." for copy in near.copies[:3])
     text += f" {near.merge}." if near.merge is not None else ""
     twin = bool(near.copies) or near.merge is not None

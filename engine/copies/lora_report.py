@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import VitrineError, refuse
-from ..io.files import refuse_pickle, write_json
+from ..io.files import write_json
 from ..runtime.progress import Progress, silent
-from ..w2w.loras.lora_facts import facts_of
+from ..w2w.loras.base_models import shaped_base
+from ..w2w.loras.base_weights import BaseWeights
+from ..w2w.loras.lora_facts import LoraFacts, facts_of
 from .lora_contents import files_to_compare, names_of, neighbours_in, readable_health
 from .lora_findings import CopyReader, Findings, Samples, cost_of
 from .lora_samples import (
@@ -35,6 +37,8 @@ from .nearest import Pictures
 from .pages import write_page
 
 PAGE, TABLE = "report.html", "report.json"
+SCHEMA = 1
+"""Version of report.json; docs/tutorials/is_my_lora_overfitted.md has its fields."""
 _FORWARDS = 2
 """Prompts of each kind that are compared forward by forward."""
 
@@ -79,11 +83,16 @@ class LoraReport:
         """One HTML file that needs no other file."""
         return self.folder / PAGE
 
+    @property
+    def unread(self) -> list[str]:
+        """Names of the LoRAs whose files could not be read."""
+        return [lora.name for lora in self.loras if lora.facts.file is None]
+
     def text(self) -> str:
         """The summaries in lines."""
         lines = []
         for lora in self.loras:
-            lines.append(f"{lora.name}: {lora.worst}")
+            lines.append(f"{lora.name}: {lora.verdict}")
             for sentence in lora.summary:
                 advice = f" {sentence.advice}" if sentence.advice else ""
                 lines.append(f"  {sentence.topic} [{sentence.verdict}]: {sentence.text}{advice}")
@@ -96,7 +105,12 @@ class LoraReport:
         settings = None if self.config is None else self.config.to_dict()
         rows = {"network_rows": self.budget.rows, "network_rows_of": dict(self.budget.rows_of)}
         spent = {"seconds": seconds, **rows, "minutes_allowed": self.budget.minutes}
-        return {"loras": [lora.to_dict() for lora in self.loras], "settings": settings, "spent": spent}
+        return {
+            "schema": SCHEMA,
+            "loras": [lora.to_dict() for lora in self.loras],
+            "settings": settings,
+            "spent": spent,
+        }
 
 
 def lora_report(
@@ -115,8 +129,6 @@ def lora_report(
     paths = [Path(file) for file in files]
     if not paths:
         raise refuse("files", "none", "LoRA files", "give one or more")
-    for path in paths:
-        refuse_pickle(path, "LoRA")
     budget, names = Budget(minutes), names_of(paths)
     with budget.timed("without a model"):
         looked = [_look(path, name, material, paths) for path, name in zip(paths, names, strict=True)]
@@ -141,7 +153,10 @@ def _write(report: LoraReport, material: Material) -> None:
 
 def _look(path: Path, name: str, material: Material, paths: Sequence[Path]) -> Findings:
     """What needs no model."""
-    facts = facts_of(path)
+    try:
+        facts = facts_of(path)
+    except VitrineError as error:  # an error of one file does not end the others
+        return Findings(name, LoraFacts(path, 0, None, str(error), "not known"))
     if facts.file is None:
         return Findings(name, facts)
     health, problem = readable_health(facts.file)
@@ -175,7 +190,7 @@ def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
         try:
             loading = stack.enter_context(model.lora(facts))
         except VitrineError as error:
-            return replace(findings, health_problem=f"it cannot be put on this model: {error}", health=None)
+            return replace(findings, health_problem=_wrong_base(facts, model, error), health=None)
         stack.enter_context(bench.of(findings.name, facts))
         bench.total = 2 * len(asked) + len(config.strengths) * len(captions)
         left_out = len(budget.skipped)
@@ -187,7 +202,8 @@ def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
         findings = replace(
             findings, loadings=(loading,), pictures=tuple(material.pictures.names), changes=changes,
             kinds={p.text: p.kind for p in asked}, cost=cost_of(asked, bare, full),
-            skipped=tuple(budget.skipped[left_out:]),
+            skipped=tuple(budget.skipped[left_out:]), asked={p.text: p.kind for p in asked},
+            asked_strengths=tuple(config.strengths) if captions else (), asked_changes=tuple(chosen),
         )  # fmt: skip
         if len(bare) < 2 or not full:
             return findings
@@ -196,6 +212,23 @@ def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
             at[1.0] = {p: full[p] for p in captions if p in full}
             strengths = {s: _at_strength(reader, samples) for s, samples in sorted(at.items()) if samples}
         return replace(findings, copies=tuple(copies), strengths=strengths)
+
+
+_LONGEST_REASON = 300
+
+
+def _wrong_base(facts: LoraFacts, model: ReportModel, error: VitrineError) -> str:
+    """One line that names the LoRA's base model and the model, or else begins with the library's reason."""
+    assert facts.file is not None
+    backbone = getattr(model, "backbone", None)
+    weights = {} if backbone is None else BaseWeights.of_module(backbone)
+    shapes = {path: weights.shape(path) for path in weights} if isinstance(weights, BaseWeights) else {}
+    own = shaped_base({path: shape for path, shape in shapes.items() if len(shape) > 1})
+    known = facts.file.base_model
+    if own and known != own:
+        return f"it cannot be put on this model: it is for {known}, the model is {own}"
+    reason = " ".join(str(error).split())
+    return f"it cannot be put on this model: {reason[:_LONGEST_REASON]}{'...' if len(reason) > _LONGEST_REASON else ''}"
 
 
 def _at_strength(reader: CopyReader, samples: Samples) -> dict[str, float]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..io.files import write_text
 from ..io.html_page import Report
 from ..io.picture_files import open_rgb
+from ..io.tables import csv_text
 from .copy_check import CheckedPrompt, CopyCheck
 from .lora_findings import BAD, FINE, LOOK, OPEN, Findings, PromptCopies
 from .lora_samples import SHARES
@@ -41,10 +40,8 @@ def write_check(folder: str | Path, check: CopyCheck, pictures: Pictures) -> tup
 
 
 def _table(check: CopyCheck) -> str:
-    text = io.StringIO()
-    written = csv.writer(text, lineterminator="\n")
     head = ["prompt", "label", "samples", "copies", "share", "share low", "share high", "nearest ratio", "seed"]
-    written.writerow([*head, "nearest", "copied area", "MS-SSIM", "nemo", "memorized", "file"])
+    rows: list[list[object]] = [[*head, "nearest", "copied area", "MS-SSIM", "nemo", "memorized", "file"]]
     for p in check.prompts:
         low, high = p.interval
         i = p.closest
@@ -52,8 +49,8 @@ def _table(check: CopyCheck) -> str:
         where = [_nearest_name(check, p), f"{float(p.areas[i]):.4f}", f"{float(p.similar[i]):.4f}"]
         score = "" if p.score is None else f"{p.score:.6g}"
         row = [p.prompt, p.label, len(p.ratios), p.copies, *numbers, *where, score, _verdict(check, p), p.file.name]
-        written.writerow(row)
-    return text.getvalue()
+        rows.append(row)
+    return csv_text(rows)
 
 
 def _verdict(check: CopyCheck, prompt: CheckedPrompt) -> str:

@@ -27,6 +27,7 @@ from ..network.site import AdaLN, Site
 from .cross import CrossBlock, cross_block
 from .facts import Refusal, Turn
 from .family import Family, Latent, Side, per_channel, per_channel_unscaled, square
+from .module_names import modules_of
 from .packing import flow_time, text_of, video_ids
 
 WEIGHTS = {
@@ -132,4 +133,5 @@ FAMILY = Family(
     unsupported_reason=unsupported_reason,
     trained=square(1024),
     rope_readers={"CosmosRotaryPosEmbed": rope},
+    modules=modules_of("anima"),
 )

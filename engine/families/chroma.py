@@ -21,6 +21,7 @@ from ..network.attention import text_bias
 from ..network.condition import Condition
 from . import flux
 from .family import Family, Inputs, Latent, Side, Tokens, square
+from .module_names import modules_of
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_length, text_of, unpack
 
 WEIGHTS = flux.WEIGHTS | {
@@ -77,4 +78,11 @@ FAMILY = Family(
     WEIGHTS,
     unsupported_reason,
     trained=square(1024),
+    modules=modules_of("chroma"),
+    blocks={
+        "transformer_blocks": (19,),
+        "single_transformer_blocks": (38,),
+        "double_blocks": (19,),
+        "single_blocks": (38,),
+    },
 )

@@ -222,8 +222,10 @@ class Family:
         adapted: suffixes of the layer paths that a student's LoRA adapts; by default all linear layers of blocks.
         renamed: (path of ComfyUI's or ldm's module, repeats of a level) -> diffusers' path, if a table cannot express
             it.
-        lora_paths: pattern of layer paths in LoRA files that distinguish ``published``.
-        underscored: module names with an underscore that ``weights`` lacks; kohya names make them ambiguous.
+        lora_paths: pattern of layer paths in LoRA files that distinguish ``published``; empty: all.
+        modules: names of all modules with a weight in both libraries, ``*`` for an entry of a list; names in LoRA
+            files are read by them, see :mod:`~vitrine.engine.families.module_names`.
+        blocks: list of blocks -> its lengths in published models, where families share names of modules.
         published: models of the family that methods must distinguish.
     """
 
@@ -247,7 +249,8 @@ class Family:
     adapted: tuple[str, ...] = ()
     renamed: Callable[[str, int], str] | None = None
     lora_paths: str = ""
-    underscored: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    blocks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     published: tuple[Published, ...] = ()
 
     @property

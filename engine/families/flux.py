@@ -26,6 +26,7 @@ from ..network.site import AdaLN, Columns, ModuleSite, Site
 from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import QKV, block_input, fused_attention, fused_stream, joint_map, norm_at, split_attention, split_stream
+from .module_names import modules_of
 from .packing import flow_time, grid_ids, pack, text_length, text_of, unpack
 
 WEIGHTS = {
@@ -68,8 +69,6 @@ WEIGHTS = {
     "norm_out.linear": "final_layer.adaLN_modulation.1|swap",
     "proj_out": "final_layer.linear",
 }
-LORA_PATHS = r"(double|single|single_transformer)_blocks\."
-"""Layer paths in LoRA files, in either library's names."""
 
 
 # --- sites ----------------------------------------------------------------------------------------------------------
@@ -236,6 +235,11 @@ def unsupported_reason(net: Any) -> tuple[str, str] | None:
     return None
 
 
+BLOCKS = {
+    "transformer_blocks": (19,), "single_transformer_blocks": (38,), "double_blocks": (19,), "single_blocks": (38,),
+}  # fmt: skip
+"""List of blocks -> its lengths."""
+
 FAMILY = Family(
     "Flux",
     Side("FluxTransformer2DModel", diffusers_sites, packed_tokens),
@@ -247,28 +251,15 @@ FAMILY = Family(
     unsupported_reason,
     trained=square(1024),
     rope_readers={"FluxPosEmbed": rope},
-    lora_paths=LORA_PATHS,
-    underscored=(
-        "double_blocks",
-        "single_blocks",
-        "img_attn",
-        "txt_attn",
-        "img_mlp",
-        "txt_mlp",
-        "img_mod",
-        "txt_mod",
-        "img_in",
-        "txt_in",
-        "time_in",
-        "vector_in",
-        "guidance_in",
-        "in_layer",
-        "out_layer",
-        "final_layer",
-        "adaLN_modulation",
-    ),
     published=(
         Published("Flux or Chroma", width=3072),
         Published("Flux.1 schnell", other=_reads_guidance),
     ),
+    modules=modules_of("flux"),
+    blocks={
+        "transformer_blocks": (19,),
+        "single_transformer_blocks": (38,),
+        "double_blocks": (19,),
+        "single_blocks": (38,),
+    },
 )

@@ -30,6 +30,7 @@ from . import flux
 from .facts import Published
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import joint_map
+from .module_names import modules_of
 from .packing import flow_time, grid_ids, pack, text_of, unpack
 
 WEIGHTS = flux.WEIGHTS | {
@@ -128,6 +129,7 @@ FAMILY = Family(
     unsupported_reason,
     trained=square(1024),
     rope_readers={"Flux2PosEmbed": flux.rope},
-    lora_paths=flux.LORA_PATHS,
     published=(Published("Flux.2", width=6144),),
+    modules=modules_of("flux2"),
+    blocks={"transformer_blocks": (5, 8), "double_blocks": (5, 8), "single_blocks": (20, 24, 48)},
 )

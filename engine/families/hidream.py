@@ -30,6 +30,7 @@ from .facts import Refusal, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .flux import joined_projections
 from .joint import QKV, block_input, joint_map
+from .module_names import modules_of
 from .packing import text_of
 
 _NAMES = ("double_stream_blocks", "single_stream_blocks", "ff_i", "ff_t", "to_q_t", "to_k_t", "to_v_t", "to_out_t")
@@ -134,4 +135,5 @@ FAMILY = Family(
     trained=square(1024),
     time_input="1000 s",
     rope_readers={"HiDreamImageEmbedND": rope},
+    modules=modules_of("hidream"),
 )

@@ -28,6 +28,7 @@ from ..network.site import AdaLN, Site
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, square
 from .flux import rope
 from .joint import JointBlock, joint_block
+from .module_names import modules_of
 from .packing import MASK, flow_time, grid_ids, masked, pack, text_of, unpack
 
 WEIGHTS = {
@@ -127,5 +128,5 @@ FAMILY = Family(
     trained=square(1024),
     guidance=("guidance_scale", 0.0),
     rope_readers={"Krea2RotaryPosEmbed": rope},
-    underscored=("layerwise_blocks", "refiner_blocks"),
+    modules=modules_of("krea2"),
 )

@@ -26,6 +26,7 @@ from ..network.rotary_embedding import complex_rope, matrix_rope
 from ..network.site import Site
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import JointBlock, joint_block, scale_alone
+from .module_names import modules_of
 from .packing import MASK, flow_time, masked, text_of
 
 WEIGHTS = {
@@ -111,5 +112,5 @@ FAMILY = Family(
     trained=square(1024),
     time_input="1 - s",
     rope_tables={"Lumina2RotaryPosEmbed": "axes_dim"},
-    underscored=("context_refiner", "noise_refiner", "cap_embedder"),
+    modules=modules_of("lumina2"),
 )

@@ -16,6 +16,7 @@ from ..network.site import AdaLN, MapSite, ModuleSite, Site
 from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, part
+from .module_names import modules_of
 from .packing import text_length
 
 
@@ -130,6 +131,6 @@ FAMILY = Family(
     time_input="timestep",
     grid_scale=grid_scale,
     lora_paths=r"^transformer_blocks\..*\.attn2\.",
-    underscored=("adaln_single", "caption_projection", "pos_embed"),
     published=(Published("PixArt", width=1152, sized=True),),
+    modules=modules_of("pixart"),
 )  # fmt: skip

@@ -26,6 +26,7 @@ from ..network.site import AdaLN, ModuleSite, Site
 from .facts import Published, Turn
 from .family import Family, Inputs, Latent, Side, Tokens, per_channel, per_channel_unscaled, plain_tokens, square
 from .joint import block_input, split_attention
+from .module_names import modules_of
 from .packing import MASK, flow_time, masked, pack, text_of, unpack, video_grid
 
 
@@ -115,5 +116,7 @@ FAMILY = Family(
     guidance=("true_cfg_scale", 1.0),
     masks_optional=True,
     rope_readers={"QwenEmbedRope": rope},
-    published=(Published("Qwen-Image"),),
+    published=(Published("Qwen-Image", width=3072),),
+    modules=modules_of("qwen_image"),
+    blocks={"transformer_blocks": (60,)},
 )

@@ -16,6 +16,7 @@ from ..network.site import AdaLN, MapSite, ModuleSite, Site
 from .facts import Published, TimeEmbedding
 from .family import Family, Latent, Side, square
 from .joint import QKV, block_input, fused_attention, fused_stream, part, split_attention, split_stream
+from .module_names import modules_of
 from .packing import text_length
 
 WEIGHTS = {
@@ -132,10 +133,10 @@ FAMILY = Family(
     trained=square(1024),
     time_input="1000 s",
     stacked=True,
-    lora_paths=r"joint_blocks\.",
-    underscored=("joint_blocks", "context_block", "x_block", "x_embedder", "y_embedder"),
     published=(
         Published("Stable Diffusion 3 / 3.5 medium", width=1536),
         Published("Stable Diffusion 3.5 large", width=2432),
     ),
+    modules=modules_of("sd3"),
+    blocks={"transformer_blocks": (24, 38), "joint_blocks": (24, 38)},
 )  # fmt: skip

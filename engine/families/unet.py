@@ -16,6 +16,7 @@ from ..runtime.compat_diffusers import is_fused
 from ..runtime.compat_torch import modules_in
 from .facts import Published, SizeInput, TimeEmbedding
 from .family import Family, Side
+from .module_names import modules_of
 
 
 def diffusers_sites(net: Any) -> Iterator[Site]:
@@ -255,16 +256,11 @@ FAMILY = Family(
     ),
     renamed=renamed,
     lora_paths=r"^(down_blocks|up_blocks|mid_block)\..*\.attn2\.to_[kv]$",
-    underscored=(
-        "down_blocks", "up_blocks", "mid_block", "transformer_blocks", "proj_in", "proj_out", "time_emb_proj",
-        "conv_in", "conv_out", "conv_shortcut", "time_embedding", "add_embedding", "linear_1", "linear_2", "to_q",
-        "to_k", "to_v", "to_out", "input_blocks", "output_blocks", "middle_block", "in_layers", "out_layers",
-        "emb_layers", "skip_connection", "time_embed", "label_emb",
-    ),
     published=(
         Published("Stable Diffusion 1.x", 768, presets=("SD1.5",), config="SD15", side=(512, 512)),
         Published("Stable Diffusion 2.x", 1024, presets=("SD2.1-base", "SD2.1"), config="SD20", side=(512, 768)),
         Published("SDXL", 2048, config="SDXL", side=(1024, 1024), sized=True),
         Published("SDXL refiner", 1280, sized=True),
     ),
+    modules=modules_of("unet"),
 )  # fmt: skip

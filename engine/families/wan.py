@@ -28,6 +28,7 @@ from ..network.site import AdaLN, Site
 from .cross import CrossBlock, cross_block
 from .facts import Turn
 from .family import Family, Latent, Side, per_channel, per_channel_unscaled
+from .module_names import modules_of
 from .packing import text_length, text_of, video_ids
 
 WEIGHTS = {
@@ -130,4 +131,5 @@ FAMILY = Family(
     trained,
     time_input="1000 s",
     rope_readers={"WanRotaryPosEmbed": rope},
+    modules=modules_of("wan"),
 )

@@ -93,12 +93,6 @@ UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_")
 """Prefixes that trainers put before a module's name, with and without dots."""
 
 
-def words(weights: Mapping[str, str]) -> set[str]:
-    """The module names of a table that contain an underscore; other underscores separate modules in kohya names."""
-    parts = (part for fragment in weights for part in fragment.split("."))
-    return {part for part in parts if "_" in part}
-
-
 def spellings(weights: Mapping[str, str], name: str, shape: tuple[int, int]) -> dict[str, tuple[int, int] | None]:
     """Every name of a ComfyUI linear layer in LoRA files -> (start, length) of its rows, None for all.
 

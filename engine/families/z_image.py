@@ -29,6 +29,7 @@ from ..network.site import Site
 from .facts import Published
 from .family import Family, Inputs, Latent, Side, Tokens, square
 from .joint import JointBlock, joint_block, part, scale_alone
+from .module_names import modules_of
 from .packing import MASK, flow_time, ragged, text_of, whole
 
 MULTIPLE = 32
@@ -126,5 +127,6 @@ FAMILY = Family(
     time_input="1 - s",
     guidance=("guidance_scale", 0.0),
     rope_tables={"RopeEmbedder": "axes_dims"},
-    published=(Published("Z-Image"),),
+    published=(Published("Z-Image", width=3840),),
+    modules=modules_of("z_image"),
 )

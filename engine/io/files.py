@@ -261,6 +261,28 @@ def refuse_pickle(path: str | Path, what: str) -> None:
 
 
 # --- untrusted files ----------------------------------------------------------------------------------------------
+_POINTER = b"version https://git-lfs"
+
+
+def check_regular(path: str | Path, most: int | None = None) -> Path:
+    """The path, if it is a regular file of at most ``most`` bytes; a pipe would be waited for, a device has no end.
+
+    Raises:
+        OSError: If there is no such file.
+        ValueError: If it is not a regular file, is larger, or is a Git LFS pointer, which says the remedy.
+    """
+    path = Path(path)
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("not a regular file")
+    if most is not None and status.st_size > most:
+        raise ValueError(f"{status.st_size} bytes, more than {most}")
+    if status.st_size < 1024 and path.read_bytes().startswith(_POINTER):
+        remedy = "run git lfs pull in its repository"
+        raise refuse("file", f"{path.name}, a Git LFS pointer", "the file itself", remedy)
+    return path
+
+
 class named:
     """Context manager around reading one file: any exception inside becomes an error that names the file.
 

@@ -132,8 +132,14 @@ class RowFile:
 
 def _opened(path: Path, size: int):  # type: ignore[no-untyped-def]  # a raw file
     """An unbuffered file of that size for reading and writing."""
-    path.touch()
-    file = open(path, "r+b", buffering=0)  # noqa: SIM115
+    # a link in a work folder would have another file overwritten
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        file = os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0)
+    except OSError as error:
+        if not path.is_symlink():
+            raise
+        raise refuse("work folder", f"{path.name}, a link", "the file itself", "empty the folder") from error
     if os.path.getsize(path) < size:
         file.truncate(size)
     return file

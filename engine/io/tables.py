@@ -6,7 +6,11 @@ import codecs
 import csv
 import io
 import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+from ..errors import readable
+from .files import check_regular
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _MARKS = (
@@ -23,6 +27,10 @@ _SEPARATOR_LINE = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 """The optional first line that gives Excel a file's separator."""
 
 
+LARGEST_TEXT = 1 << 28
+"""Bytes of a text file that is read."""
+
+
 def read_text(path: str | Path) -> str:
     """A text file, UTF-8 unless its byte order mark says otherwise, with ``\\n`` line ends. Call it inside ``named``.
 
@@ -30,7 +38,7 @@ def read_text(path: str | Path) -> str:
         OSError: If the file does not exist.
         ValueError: If it is not text.
     """
-    data = Path(path).read_bytes()
+    data = check_regular(path, LARGEST_TEXT).read_bytes()
     mark, encoding = next(((m, e) for m, e in _MARKS if data.startswith(m)), (b"", "utf-8"))
     text = data[len(mark) :].decode(encoding)
     if "\0" in text:
@@ -80,3 +88,27 @@ def rows_of(text: str, separators: str = ",;\t") -> list[list[str]]:
             kind = SEPARATORS.get(separator, repr(separator))
             raise ValueError(f"a row of {len(row)} cells below one of {len(rows[0])}: {row[0][:40]!r} ... ({kind})")
     return rows
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+_FORMULAS = ("=", "+", "-", "@", "\t")
+
+
+def csv_text(rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV: a text that a spreadsheet would compute gets an apostrophe in front, control characters are escaped.
+
+    Example:
+        >>> csv_text([["=1+1", "-0.5", "a cat"]])
+        "'=1+1,-0.5,a cat\\n"
+    """
+    table = io.StringIO()
+    csv.writer(table, lineterminator="\n").writerows([_quoted(cell) for cell in row] for row in rows)
+    return table.getvalue()
+
+
+def _quoted(cell: object) -> object:
+    if not isinstance(cell, str):
+        return cell
+    shown = readable(cell)
+    number = re.fullmatch(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", shown)
+    return f"'{shown}" if shown.startswith(_FORMULAS) and not number else shown

@@ -6,7 +6,7 @@ import inspect
 import json
 from typing import Any, ClassVar
 
-from diffusers import DiffusionPipeline, ModelMixin, StableDiffusionPipeline
+from diffusers import AutoencoderTiny, DiffusionPipeline, ModelMixin, StableDiffusionPipeline
 
 from ..errors import refuse
 from ..runtime.compat_diffusers import follow, parts_of_class, types_of_parts
@@ -70,6 +70,7 @@ class FromParts(SharedPipeline, DiffusionPipeline):
                 accepted = f"a pipeline with {', '.join(sorted(modules - may_be_none))}"
                 raise refuse("pipeline", f"{name} without {key}", accepted, f"load a pipeline that {cls.__name__} fits")
             expected = [k for k in kinds.get(key, ()) if isinstance(k, type)]
+            expected += [AutoencoderTiny] if key == "vae" else []
             if isinstance(value, ModelMixin) and expected and not isinstance(value, tuple(expected)):
                 wanted = " or ".join(k.__name__ for k in expected)
                 raise refuse(key, type(value).__name__, wanted, f"{cls.__name__} is for another model family")

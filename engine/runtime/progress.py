@@ -49,7 +49,9 @@ class TqdmProgress:
             self.close()
         if self._bar is None:
             # steps done before the bar started must not count towards its speed
-            self._bar = tqdm(total=total, initial=step, desc=self.label, leave=False, disable=not self.shown)
+            self._bar = tqdm(
+                total=total, initial=step, desc=self.label, leave=False, disable=None if self.shown else True
+            )
         self._bar.update(step - self._bar.n)
         if step >= total:
             self.close()

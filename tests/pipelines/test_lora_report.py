@@ -102,7 +102,7 @@ def test_without_a_model_and_with_broken_files(tmp_path, capsys):
     cut = tmp_path / "cut.safetensors"
     cut.write_bytes(FILE.read_bytes()[:-40])
     twin = write_lora(tmp_path / "twin.safetensors", read_lora(FILE), "diffusers")
-    assert main(["lora", "report", str(FILE), str(nan), str(cut), str(twin), "--out", str(tmp_path / "out")]) == 0
+    assert main(["lora", "report", str(FILE), str(nan), str(cut), str(twin), "--out", str(tmp_path / "out")]) == 2
     loras = json.loads((tmp_path / "out" / "report.json").read_text())["loras"]
     verdicts = {x["name"]: [s["verdict"] for s in x["summary"]] for x in loras}
     assert verdicts["nan"][0] == verdicts["cut"][0] == "bad" and verdicts["person-0003"][0] == "fine"
@@ -110,6 +110,27 @@ def test_without_a_model_and_with_broken_files(tmp_path, capsys):
     assert "NaN or infinity" in capsys.readouterr().out and "cut" in (tmp_path / "out" / "report.html").read_text()
     assert main(["lora", "report", str(tmp_path / "none.safetensors"), "--out", str(tmp_path / "x")]) == 2
     assert main(["lora", "report", str(tmp_path / "a.pt"), "--out", str(tmp_path / "x")]) == 2
+
+
+def test_exit_statuses_are_those_of_linters_and_a_folder_is_its_files(tmp_path, capsys):
+    folder, out = tmp_path / "loras", ["--out", str(tmp_path / "out")]
+    (folder / "deep").mkdir(parents=True)
+    write_lora(folder / "a.safetensors", read_lora(FILE))
+    write_lora(folder / "deep" / "b.safetensors", read_lora(FILE))
+    assert main(["lora", "report", str(folder), *out]) == 0
+    said = capsys.readouterr().out
+    assert "a: look: 2 of 5 measured" in said and "b: look: 2 of 5 measured" in said
+    assert json.loads((tmp_path / "out" / "report.json").read_text())["schema"] == 1
+    assert main(["lora", "report", str(folder), "--fail-on", "look", *out]) == 1
+    tensors = load_file(FILE)
+    next(v for k, v in tensors.items() if "lora_up" in k)[0, 0] = torch.nan
+    save_file(tensors, folder / "nan.safetensors")
+    assert main(["lora", "report", str(folder), *out]) == 1
+    assert main(["lora", "report", str(folder), "--fail-on", "never", *out]) == 0
+    (folder / "cut.safetensors").write_bytes(FILE.read_bytes()[:-40])
+    assert main(["lora", "report", str(folder), "--fail-on", "never", *out]) == 2
+    (tmp_path / "empty").mkdir()
+    assert main(["lora", "report", str(tmp_path / "empty"), *out]) == 2
 
 
 def test_what_diffusers_does_not_load_is_converted_and_another_models_lora_is_refused_by_name(holder, tmp_path):
@@ -132,4 +153,5 @@ def test_what_diffusers_does_not_load_is_converted_and_another_models_lora_is_re
     assert "does not load" in first.loadings[0].note and first.loadings[0].loaded == 28 and first.copies
     assert first.summary[0].verdict == "look" and first.kind_mean(("caption",))[0] > 0.01
     assert second.summary[0].verdict == "bad" and "cannot be put on this model" in second.summary[0].text
+    assert len(second.summary[0].text) < 500
     assert not holder.pipe.get_active_adapters()

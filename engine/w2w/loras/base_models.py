@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from ...families import FAMILIES
+from ...families import FAMILIES, Family
+from ...families.module_names import ModuleNames, largest_numbers
 
 Outers = Mapping[str, tuple[int, ...]]
 
@@ -26,20 +27,63 @@ def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> s
     return ", ".join(dict.fromkeys(" ".join(part.split())[:80] for part in said))
 
 
+_NAMED = (
+    ("SDXL", r"sdxl|stable-diffusion-xl|sd_xl"), ("Stable Diffusion 3", r"sd3|stable-diffusion-3"),
+    ("Stable Diffusion 2", r"sd_v2|sd2|stable-diffusion-2|stable-diffusion-v2"),
+    ("Stable Diffusion 1", r"sd_v1|sd1|stable-diffusion-v1|stable-diffusion-1"), ("Flux.2", r"flux.?2"),
+    ("Flux", r"flux"), ("Qwen-Image", r"qwen"), ("Wan", r"\bwan"), ("HiDream", r"hidream"),
+    ("Z-Image", r"z.?image"), ("PixArt", r"pixart"), ("HunyuanVideo", r"hunyuan"), ("Anima", r"\banima\b"),
+)  # fmt: skip
+"""Beginning of a base model's name -> pattern of it in headers."""
+
+
+def base_in_header(said: str) -> str:
+    """The beginning of a base model's name that a header means; empty if it is not known.
+
+    Example:
+        >>> base_in_header("sdxl_base_v1-0"), base_in_header("my_merge")
+        ('SDXL', '')
+    """
+    return next((name for name, pattern in _NAMED if re.search(pattern, said, re.IGNORECASE)), "")
+
+
 def shaped_base(outers: Outers) -> str:
-    """The base model by names and sizes (out, in) of layers; empty if none matches."""
-    sizes: dict[int, set[tuple[int, ...]]] = {}
-    for path, outer in outers.items():
-        for family in _families_of(path):
-            sizes.setdefault(family, set()).add(outer)
-    for family in sorted(sizes):
-        for model in FAMILIES[family].published:
-            if any(model.width in outer or model.text == outer[1] for outer in sizes[family]):
-                return model.name
-    return ""
+    """The base model by names, numbers of blocks and sizes (out, in) of layers; empty if none matches.
+
+    Several that cannot be told apart are joined by "or".
+    """
+    fitting = families_of(tuple(outers))
+    names = [name for family in fitting if (name := _published(family, outers))]
+    names = names or [family.name for family in fitting if not any(m.width or m.text for m in family.published)]
+    return " or ".join(name for name in names if not any(name in other for other in names if other != name))
 
 
-@lru_cache(maxsize=1 << 15)
-def _families_of(path: str) -> tuple[int, ...]:
-    """Places in ``FAMILIES`` of those whose LoRA files have a layer of this name."""
-    return tuple(i for i, f in enumerate(FAMILIES) if f.lora_paths and re.search(f.lora_paths, path))
+def _published(family: Family, outers: Outers) -> str:
+    """Which of a family's models has layers of these sizes; empty if none has, or sizes do not tell them apart."""
+    sizes = {outer for path, outer in outers.items() if re.search(family.lora_paths, path)}
+    known = (model for model in family.published if model.width or model.text)
+    fitting = (model for model in known if any(model.width in outer or model.text == outer[1] for outer in sizes))
+    return next((model.name for model in fitting), "")
+
+
+@lru_cache(maxsize=64)
+def families_of(paths: tuple[str, ...]) -> tuple[Family, ...]:
+    """The families to whose modules most of these layers belong; those with exactly these blocks come alone.
+
+    None where fewer than half of the layers belong to a family, or there are more blocks than any of its models has.
+    """
+    counts = largest_numbers(paths)
+    possible = [family for family in FAMILIES
+                if all(counts.get(blocks, 0) <= max(lengths) for blocks, lengths in family.blocks.items())]  # fmt: skip
+    owned = [sum(path in _names(family.modules) for path in paths) for family in possible]
+    most = max(owned, default=0)
+    if not paths or most < len(paths) / 2:
+        return ()
+    fitting = [family for family, count in zip(possible, owned, strict=True) if count == most]
+    exact = [family for family in fitting if any(counts.get(b) in lengths for b, lengths in family.blocks.items())]
+    return tuple(exact or fitting)
+
+
+@lru_cache(maxsize=64)
+def _names(modules: tuple[str, ...]) -> ModuleNames:
+    return ModuleNames(modules)

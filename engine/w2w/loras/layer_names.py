@@ -16,8 +16,9 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
+from ...errors import refuse
 from ...families import FAMILIES
-from ...families.weights import words
+from ...families.module_names import LONGEST_NAME, ModuleNames
 
 _LYCORIS = (
     *(f"hada_w{n}_{side}" for n in "12" for side in "ab"), "hada_t1", "hada_t2",
@@ -37,11 +38,19 @@ _ROLES = (
     *((part, re.compile(rf"\.{part}$")) for part in _LYCORIS),
 )
 _OTHER_KINDS = (
+    ("IA3", re.compile(r"\.ia3_l(\.|$)|\.on_input$")),
+    ("keys by number (cloneofsimo's)", re.compile(r"^(unet|text_encoder):\d+:(up|down)$")),
+    ("a textual inversion", re.compile(r"^(emb_params|string_to_param\.|clip_[lg]$|<[^>]*>$)")),
     ("OFT", re.compile(r"\.b?oft_")),
     ("KaSA", re.compile(r"\.lora_diag(\.|$)")),
     ("GLoRA", re.compile(r"\.[ab][12]\.weight$")),
     ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
 )
+_REMEDIES = {
+    "keys by number (cloneofsimo's)": "the order says its layers: load it with lora_diffusion, save it by name",
+    "a textual inversion": "it is an embedding of words: put it into ComfyUI's models/embeddings",
+    "IA3": "it scales activations: merge it with PEFT and extract a LoRA",
+}
 _DROPPED = (
     ("norm layers (w_norm, b_norm)", re.compile(r"\.[wb]_norm$")),
     ("embeddings (bundle_emb)", re.compile(r"^bundle_emb\.")),
@@ -55,9 +64,11 @@ _TEXT = re.compile(
     r"|(base_model\.model\.)?(text_model|encoder)\.)"
 )
 
-_WORDS = set().union(*(words(family.weights) | {*family.underscored} for family in FAMILIES))
-"""Module names that contain an underscore; every other underscore of a kohya name separates modules."""
-_TOKENS = re.compile("|".join(rf"{w}(?=_|$)" for w in sorted(_WORDS, key=len, reverse=True)) + "|[A-Za-z0-9]+")
+_MODULES = ModuleNames(module for family in FAMILIES for module in family.modules)
+_UNDERSCORED = ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_")
+"""Prefixes of names that have underscores for dots."""
+_AGAIN = ("lora_unet_", "unet_", "transformer_", "diffusion_model_", "model_diffusion_model_")
+"""What converters write before a name that has its prefix already."""
 
 
 class Key(NamedTuple):
@@ -69,13 +80,20 @@ class Key(NamedTuple):
     unet: bool
 
 
+LONGEST_KEY = LONGEST_NAME + 64
+"""Characters of a key; a module's name and the longest name of a tensor."""
 _SEEN = 1 << 15
 """Names that are kept with their meaning: the files of a folder have the same ones. Flux LoRAs have 1,500."""
 
 
 @lru_cache(maxsize=_SEEN)
 def parse(key: str, layers_per_block: int = 2) -> Key | None:
-    """Parses a key; None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only."""
+    """Parses a key; None if it is not a LoRA tensor. ``layers_per_block`` is the UNet's, for ldm names only.
+
+    A name with underscores for dots that is no module's of any family is refused.
+    """
+    if len(key) > LONGEST_KEY:
+        raise refuse("LoRA key", f"{key[:60]}... of {len(key)} letters", f"at most {LONGEST_KEY}", "export it again")
     for role, pattern in _ROLES:
         match = pattern.search(key)
         if match:
@@ -91,6 +109,11 @@ def other_kind(key: str) -> str | None:
     return next((kind for kind, pattern in _OTHER_KINDS if pattern.search(key)), None)
 
 
+def remedy_of(kind: str) -> str:
+    """What to do with a file of another kind."""
+    return _REMEDIES.get(kind, "merge it and extract a LoRA")
+
+
 def among_factors(key: str, layers: Collection[str], layers_per_block: int = 2) -> bool:
     """Whether a key that is not a LoRA tensor belongs to one of ``layers`` or to an adapter, with unknown meaning.
 
@@ -99,8 +122,13 @@ def among_factors(key: str, layers: Collection[str], layers_per_block: int = 2) 
     if any(pattern.search(key) for _, pattern in _DROPPED) or _TEXT.match(key):
         return False
     parts = key.split(".")
-    stems = {canonical(bare(".".join(parts[:cut]))[0], layers_per_block) for cut in range(1, len(parts))}
-    return bool(stems & set(layers)) or any(part.startswith("lora_") for part in parts[1:])
+    if any(part.startswith("lora_") for part in parts[1:]):
+        return True
+    if key.startswith(_UNDERSCORED):
+        path = _dotted(parts[0]) or ""
+        return canonical(path, layers_per_block) in layers
+    path = canonical(bare(key)[0], layers_per_block)
+    return any(path[:end] in layers for end, letter in enumerate(path) if letter == ".")
 
 
 def dropped_part(key: str) -> str:
@@ -112,9 +140,13 @@ def dropped_part(key: str) -> str:
 
 def bare(stem: str, adapter: str = "") -> tuple[str, str]:
     """(name without its prefix, format)."""
-    for prefix in ("lora_unet_", "lora_prior_unet_", "lora_transformer_", "lycoris_"):
-        if stem.startswith(prefix):
-            return ".".join(_TOKENS.findall(stem[len(prefix) :])), "kohya"
+    if stem.startswith(_UNDERSCORED):
+        path = _dotted(stem)
+        if path is None:
+            accepted = "modules of " + ", ".join(family.name for family in FAMILIES)
+            remedy = "a name with underscores for dots is read for these models only: save it in diffusers' names"
+            raise refuse("LoRA layer", stem, accepted, remedy)
+        return path, "kohya"
     stem = stem.removeprefix("model.")
     path = _PREFIXES.sub("", stem)
     if stem.startswith("diffusion_model."):
@@ -124,6 +156,17 @@ def bare(stem: str, adapter: str = "") -> tuple[str, str]:
     if ".processor." in path:
         return re.sub(r"\.to_out$", ".to_out.0", path.replace(".processor.", ".")), "diffusers old"
     return path, "diffusers"
+
+
+def _dotted(stem: str) -> str | None:
+    """The module that a name with underscores for dots means; None if it is no known one's, or several families'."""
+    name = stem[len(next(prefix for prefix in _UNDERSCORED if stem.startswith(prefix))) :]
+    while name:
+        paths = _MODULES.dotted(name)
+        if len(paths) == 1:
+            return paths[0]
+        name = next((name[len(again) :] for again in _AGAIN if name.startswith(again)), "")
+    return None
 
 
 _PREFIXES = re.compile(r"^(?:(?:base_model\.model|unet|transformer|diffusion_model|module|_orig_mod)\.)+")

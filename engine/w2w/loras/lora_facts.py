@@ -14,6 +14,7 @@ from typing import Any
 from ...errors import VitrineError, printable
 from ...io.files import KEY, named
 from ...io.number_checks import integer
+from .base_models import base_in_header, families_of
 from .base_weights import BaseWeights
 from .lora_files import LoraFile, name_of, read_header
 
@@ -66,6 +67,27 @@ class LoraFacts:
         """As :func:`name_of`."""
         return name_of(self.path)
 
+    @property
+    def not_known(self) -> list[tuple[str, str]]:
+        """What the file does not say or contradicts, as (what, what to do)."""
+        known, notes = self.file, []
+        if known is None:
+            return []
+        if not families_of(tuple(known.entries)):
+            sentence = "Its layers are no modules of an image model known here."
+            notes.append((sentence, "Is it an image model's? Give its base model to load it."))
+        named = base_in_header(known.said_base)
+        if named and known.shaped_base and named not in known.shaped_base:
+            sentence = f"Its header names {known.said_base}, its layers are of {known.shaped_base}."
+            notes.append((sentence, "Choose the base model by its layers, or ask who made it."))
+        settings = self.path.with_name("adapter_config.json")
+        alone = self.path.stem == "adapter_model" or known.dialect == "PEFT"
+        no_alpha = any(entry.alpha is None for entry in known.entries.values())
+        if alone and no_alpha and not settings.is_file():
+            sentence = "Its adapter_config.json is missing: alpha is not known, and the rank is taken for it."
+            notes.append((sentence, "Put adapter_config.json next to it."))
+        return notes
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         known = self.file
@@ -73,7 +95,7 @@ class LoraFacts:
             "name": self.name, "file": printable(self.path.name), "bytes": self.bytes, "trainer": self.trainer,
             "training": dict(self.training), "licence": self.licence, "trigger_words": list(self.triggers),
             "trigger_words_from": self.trigger_source, "tags": dict(list(self.tags.items())[:20]),
-            "refused": self.problem,
+            "refused": self.problem, "not_known": [sentence for sentence, _ in self.not_known],
         }  # fmt: skip
         if known is not None:
             alphas = sorted({entry.alpha for entry in known.entries.values() if entry.alpha is not None})
@@ -101,7 +123,7 @@ def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
         known, problem = read_header(path, base=base), ""
     except VitrineError as error:
         known, problem = None, str(error)
-    header = _metadata(path)
+    header = _metadata(path) if path.is_file() else {}  # a pipe would be waited for
     tags = _tags(header)
     words, source = _triggers(header, tags)
     training = {label: printable(header[key])[:120] for key, label in _TRAINING.items() if _said(header, key)}
@@ -161,7 +183,7 @@ def _tags(header: Mapping[str, str]) -> dict[str, int]:
 def _table(text: str | None) -> dict[str, Any]:
     try:
         table = json.loads(text or "{}")
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError):  # also numbers of more than 4,300 digits
         return {}
     return table if isinstance(table, dict) else {}
 

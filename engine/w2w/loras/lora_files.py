@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from ...errors import VitrineError, printable, refuse
-from ...io.files import check_tensors, named
+from ...io.files import check_regular, check_tensors, named
 from ...io.folders import has_ending
 from ...io.lora_layer import LoraLayer
 from .adapter_factors import factors_of
 from .adapters import LARGEST_PRODUCT, Entry, entry_of
 from .base_models import named_base, shaped_base
 from .base_weights import BaseWeights
-from .layer_names import among_factors, dropped_part, other_kind, parse
+from .layer_names import among_factors, dropped_part, other_kind, parse, remedy_of
 from .lora_settings import LoraRules, check_alpha, settings_of
 
 Shapes = dict[str, tuple[int, ...]]
@@ -45,7 +45,7 @@ class LoraFile:
     path: Path
     name: str
     dialect: str
-    entries: dict[str, Entry]
+    entries: dict[str, Entry] = field(repr=False)
     text_layers: int
     dropped: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
@@ -91,6 +91,7 @@ def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights |
     if not has_ending(path, ".safetensors"):
         raise refuse("LoRA file", path.name, "a .safetensors file", "pickles are not read; convert it once")
     with named(path, "LoRA file", "a whole safetensors file", "download it again"):
+        check_regular(path)
         with safe_open(str(path), "pt") as opened:
             keys = list(opened.keys())
             slices = {k: opened.get_slice(k) for k in keys}
@@ -138,13 +139,14 @@ def _header(
     foreign = next((kind for kind in map(other_kind, shapes) if kind), None)
     if foreign:
         shown = f"{path.name} has {foreign}"
-        raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", "merge it and extract a LoRA")
+        raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", remedy_of(foreign))
     keys: dict[str, dict[str, str]] = {}
     dialects: Counter[str] = Counter()
     text, others = set(), list[str]()
     for key in shapes:
-        meaning = parse(key, layers)
-        if meaning is None or meaning.role == "diff" and len(shapes[key]) < 2:
+        # a norm layer's difference has one axis
+        meaning = None if key.endswith(".diff") and len(shapes[key]) < 2 else parse(key, layers)
+        if meaning is None:
             others.append(key)
             continue
         if not meaning.unet:

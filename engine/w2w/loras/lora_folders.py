@@ -12,6 +12,7 @@ from ...errors import VitrineError, printable, refuse
 from ...io.folders import files_in
 from ...runtime.progress import Progress, silent
 from .adapters import Entry
+from .base_models import families_of
 from .base_weights import BaseWeights
 from .lora_files import LoraFile, read_header, telling_parts
 
@@ -170,6 +171,13 @@ def _same_base(files: list[LoraFile]) -> tuple[list[LoraFile], list[BadFile], Sh
             reason = f"{odd} is {file.entries[odd].outer} (out, in), in most files {shapes[odd]}"
         elif not _overlap(file, files, common):
             reason = f"none of its layers ({next(iter(file.entries))} ..) is in the other files"
+            usual = next(f for f in files if _overlap(f, files, common))
+            own = families_of(tuple(file.entries))
+            if any(family in own for family in families_of(tuple(usual.entries))):
+                reason = f"its layers have the names of the other library ({next(iter(file.entries))} ..) than most"
+                problem = f"{reason} ({next(iter(usual.entries))} ..). Save all LoRAs in one library's names."
+                bad.append(BadFile(file.path.name, problem))
+                continue
         else:
             good.append(file)
             continue

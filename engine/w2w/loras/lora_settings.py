@@ -14,6 +14,7 @@ from typing import Any
 
 from ...io.files import named, parse_table
 from ...io.number_checks import LARGEST_RANK, integer
+from ...io.tables import read_text
 from .name_patterns import NameTable
 
 KINDS = ("LORA", "ADALORA", "LOHA", "LOKR")
@@ -83,7 +84,7 @@ def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
     settings_file = path.with_name("adapter_config.json")
     if path.stem == "adapter_model" and settings_file.is_file():
         with named(settings_file, "LoRA settings", "PEFT's JSON file", "export the LoRA again"):
-            return _checked(parse_table(settings_file.read_text(encoding="utf-8")))
+            return _checked(parse_table(read_text(settings_file)))
     values = parse_table(metadata.get("lora_adapter_metadata", "{}"))
     starts = ("unet.", "transformer.")
     return _checked({k.split(".", 1)[1]: v for k, v in values.items() if k.startswith(starts)} or values)
@@ -119,11 +120,11 @@ def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def check_alpha(alpha: float) -> float:
-    """The alpha itself, if it is valid.
+    """The alpha itself, if it is a finite number; how large it may be is known with the change that it scales.
 
     Raises:
-        ValueError: If it is not finite, or larger than any trainer writes.
+        ValueError: If it is not finite.
     """
-    if not math.isfinite(alpha) or abs(alpha) > LARGEST_ALPHA:
+    if not math.isfinite(alpha):
         raise ValueError(f"alpha {alpha:g}")
     return alpha

@@ -69,6 +69,9 @@ class WeightSpace:
 
     mode = "factors"
 
+    def __repr__(self) -> str:
+        return f"WeightSpace({self.count} models, {len(self.components)} components, {len(self.manifest)} layers)"
+
     def __post_init__(self) -> None:
         if self.components.ndim != 2:
             raise refuse("space components", tuple(self.components.shape), "(K, D)", "build it again")

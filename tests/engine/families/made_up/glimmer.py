@@ -53,5 +53,8 @@ FAMILY = Family(
     stacked=True,
     adapted=("to_q", "to_v"),
     lora_paths=r"layer_stack\.",
+    modules=("layer_stack.*.self_attention.to_q", "layer_stack.*.self_attention.to_v",
+             "layer_stack.*.cross_attention.to_q", "layer_stack.*.cross_attention.to_k",
+             "layer_stack.*.cross_attention.to_v"),
     published=(Published("Glimmer 1", width=16, other=lambda net: "Glimmer 2" if len(net.layer_stack) > 2 else ""),),
 )  # fmt: skip

@@ -1,0 +1,37 @@
+"""The one rule of verdicts: what was asked, what was measured, and of how much; nothing is fine by default."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
+
+
+def word_of(verdicts: Collection[str]) -> str:
+    """The verdict over parts: bad where one is, fine only where every part was measured and is fine.
+
+    Example:
+        >>> word_of(["fine", "fine"]), word_of(["fine", "not measured"]), word_of(["not measured"])
+        ('fine', 'look', 'not measured')
+    """
+    if BAD in verdicts:
+        return BAD
+    if not set(verdicts) - {OPEN}:
+        return OPEN
+    return FINE if set(verdicts) == {FINE} else LOOK
+
+
+def verdict_of(verdicts: Collection[str], of: str = "") -> str:
+    """The word, and how many of the parts were measured.
+
+    Example:
+        >>> verdict_of(["fine", "not measured", "fine"])
+        'look: 2 of 3 measured'
+    """
+    measured = sum(verdict != OPEN for verdict in verdicts)
+    return f"{word_of(verdicts)}: {measured} of {len(verdicts)} {of}{' ' if of else ''}measured"
+
+
+def with_missing(verdict: str, missing: Collection[str]) -> str:
+    """A part's verdict, of which some of what was asked is missing: then it is not fine."""
+    return LOOK if verdict == FINE and missing else verdict
