@@ -51,18 +51,14 @@ class Reproduce:
     """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
     photographs: str | None = None
     """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
-    face_model: str | None = None
-    """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
     avataaars: str | None = None
     """For claims on faces of npm's @dicebear/avataaars: the model folder of the recipe `avataaars`."""
-    inception: str | None = None
-    """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ..evidence.reproduce import reproduce
 
-        names = ("plants", "photographs", "face_model", "inception", "avataaars")
+        names = ("plants", "photographs", "avataaars")
         files = {name: getattr(self, name) for name in names}
         return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
 

@@ -17,7 +17,6 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter, gdf.filter.flow and gdf.properties
-from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
 from . import photograph_claims as _photographs  # noqa: F401  registers gdf.*.photographs
 from .measures import by_pair, correspondence_score
 from .tapped_pictures import (

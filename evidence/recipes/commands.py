@@ -304,48 +304,6 @@ class Export:
         return 0
 
 
-@dataclass(frozen=True)
-class Tune:
-    """Fine-tune the flow portraits at 256 px with a LoRA, rotary positions scaled; the same command resumes.
-
-    `vitrine reproduce resolution.tuned --model FOLDER` measures such runs.
-    """
-
-    folder: OutFolder = Path("portraits-256")
-    """Folder for the training pictures and a subfolder per run."""
-    positions: str = "rope_yarn"
-    """keep, rope_pi, rope_ntk or rope_yarn."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """One run per seed."""
-    steps: Count = 200
-    """Updates per run."""
-    rank: Count = 16
-    """Rank of the LoRA."""
-    batch: Count = 4
-    """Batch size."""
-    lr: float = 1e-3
-    """Highest learning rate; it falls to zero at the end."""
-    pictures: Count = 128
-    """Training pictures, rendered and encoded first."""
-    stop_after: int | None = None
-    """Stop each run after this many updates (the state is saved)."""
-    device: str = ""
-    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
-
-    def run(self) -> int:
-        """0 when finished."""
-        from ...engine.pipelines.loading import LoadConfig
-        from ...engine.runtime.progress import TqdmProgress
-        from ..resolution.tuned import TuneConfig, tune
-
-        device = LoadConfig(self.device).checked_place
-        for seed in self.seeds:
-            config = TuneConfig(self.positions, self.rank, self.batch, self.lr, self.steps, self.pictures, seed)
-            tune(self.folder, config, self.stop_after, TqdmProgress(f"{self.positions} {seed}"), device)
-        print(f"states: {self.folder}")
-        return 0
-
-
 def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> int:
     """Trains; a run whose time is up prints how to resume it."""
     from ...engine.runtime.stages import Stages
@@ -361,7 +319,6 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 RECIPES: dict[str, type] = {
     "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
     "students": Students, "plants": Plants, "card": Card, "sizes": Sizes, "transfer": Transfer, "export": Export,
-    "tune": Tune,
 }  # fmt: skip
 
 

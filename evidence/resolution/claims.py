@@ -16,7 +16,6 @@ from ..portraits.classifier import load_classifier
 from ..registry import ClaimResult, arms, claim
 from . import law_claims as _law  # noqa: F401  registers resolution.guidance
 from . import positions, receptive
-from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach
 from .heads import head_counter, validation
 from .looks import line

@@ -152,11 +152,6 @@ class Sitters:
             fitted[name] = (weights, weights.shape[1], spent)
         return fitted
 
-    def weights_of_three_ways(self, prompt: str | None) -> dict[str, torch.Tensor]:
-        """Name -> (M, D) weights of the models that :meth:`three_ways` scores."""
-        parts = [self.part(slice(i, i + TOGETHER))._found(prompt) for i in range(0, len(self.who), TOGETHER)]
-        return {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
-
     def by_components(self, counts: Sequence[int] = (10, 30, 100)) -> dict[int, float]:
         """Number of components -> mean likeness of inversions."""
         scores = {}
