@@ -162,6 +162,35 @@ class Plants:
 
 
 @dataclass(frozen=True)
+class PairSliders:
+    """Train the shipped people's sliders from pairs of renders, where the space lacks them; a rerun resumes."""
+
+    labels: tuple[str, ...] = (
+        "red hair", "long hair", "curly hair", "pale skin", "bald", "blond hair", "dark skin", "white hair", "black hair",
+    )  # fmt: skip
+    """Attributes to train a slider for; one that the space has is left as it is."""
+    file: OutFile | None = None
+    """The space, rewritten after each label; by default the shipped `people.w2w.safetensors`."""
+    work: OutFolder = Path("pair-sliders")
+    """Folder for the states of the trainings."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...engine.portraits.shipped import PEOPLE_SPACE
+        from ...engine.runtime.progress import TqdmProgress
+        from ..w2w.pair_sliders import train_shipped_sliders
+        from ..w2w.people import LABELS
+
+        unknown = [label for label in self.labels if label not in LABELS]
+        if unknown:
+            raise refuse("label", unknown[0], sorted(LABELS), "take one of them")
+        file = self.file or PEOPLE_SPACE
+        space = train_shipped_sliders(self.labels, self.work, file, TqdmProgress("sliders"))
+        print(f"space: {file}, {len(space.directions)} directions")
+        return 0
+
+
+@dataclass(frozen=True)
 class Card:
     """Measure a portraits model and write its model card (README.md) next to the weights."""
 
@@ -318,7 +347,7 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 RECIPES: dict[str, type] = {
     "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
-    "students": Students, "plants": Plants, "card": Card, "sizes": Sizes, "transfer": Transfer, "export": Export,
+    "students": Students, "plants": Plants, "pair-sliders": PairSliders, "card": Card, "sizes": Sizes, "transfer": Transfer, "export": Export,
 }  # fmt: skip
 
 
