@@ -121,8 +121,8 @@ class Verify:
     """
 
     model: str
-    """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models
-    instead, with their own data."""
+    """Pipeline folder or .safetensors file on this machine; 'portraits' and 'flow' are the shipped models instead, with
+    their own data."""
     claim: tuple[str, ...] = ()
     """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
     data: Path | None = None
@@ -134,8 +134,6 @@ class Verify:
     face: Path | None = None
     """A face recogniser's TorchScript file (made with torch.jit.trace). It is executable code, which this option
     runs; without it identities are not compared."""
-    lpips: Path | None = None
-    """LPIPS as a TorchScript file, likewise."""
     subset: Count | None = None
     """Most prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
@@ -153,7 +151,6 @@ class Verify:
         from ..evidence.verify.run import verify
 
         asked = Asked(
-            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load,
-            face=self.face, lpips=self.lpips,
-        )  # fmt: skip
+            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load, face=self.face
+        )
         return verify(asked, self.claim, self.dry)

@@ -166,7 +166,8 @@ class PairSliders:
     """Train the shipped people's sliders from pairs of renders, where the space lacks them; a rerun resumes."""
 
     labels: tuple[str, ...] = (
-        "red hair", "long hair", "curly hair", "pale skin", "bald", "blond hair", "dark skin", "white hair", "black hair",
+        "red hair", "long hair", "curly hair", "pale skin", "bald", "blond hair", "dark skin", "white hair",
+        "black hair",
     )  # fmt: skip
     """Attributes to train a slider for; one that the space has is left as it is."""
     file: OutFile | None = None
@@ -347,7 +348,8 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 RECIPES: dict[str, type] = {
     "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
-    "students": Students, "plants": Plants, "pair-sliders": PairSliders, "card": Card, "sizes": Sizes, "transfer": Transfer, "export": Export,
+    "students": Students, "plants": Plants, "pair-sliders": PairSliders, "card": Card, "sizes": Sizes,
+    "transfer": Transfer, "export": Export,
 }  # fmt: skip
 
 
