@@ -25,7 +25,7 @@ def rows() -> dict[str, torch.Tensor]:
     arms = (positions.ENLARGED, *positions.ARMS)
     progress, drawn = TqdmProgress("drawing"), {}
     for done, arm in enumerate(arms):
-        drawn[arm] = positions.draw(flow, arm, (2 * positions.TRAINED,) * 2, scenes, silent)
+        drawn[arm] = positions.draw(flow, arm, (2 * positions.TRAINED_SIDE,) * 2, scenes, silent)
         progress(done + 1, len(arms), None)
     return drawn
 

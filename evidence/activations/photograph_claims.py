@@ -31,7 +31,7 @@ from .tapped_pictures import (
     warp_points,
 )
 
-FIRST = 8_100_000
+FIRST_WARP = 8_100_000
 """First seed of the warps and backgrounds."""
 FEWEST_POINTS, QUICK_OBJECTS, SEEDS = 4, 60, 4
 """Fewest points of an object that counts, objects measured quickly, and noise seeds of a tap."""
@@ -96,9 +96,9 @@ def _objects(photographs: str | None, quick: bool) -> torch.Tensor:
 def _pairs(rgba: torch.Tensor, side: int) -> Pairs:
     """Each object before one background, and its warped copy before another; points are corners on the object."""
     count = len(rgba)
-    warps = random_warps(range(FIRST, FIRST + count))
-    sources = composed(rgba, range(FIRST, FIRST + count))
-    targets = composed(_warped(rgba, warps), range(FIRST + count, FIRST + 2 * count))
+    warps = random_warps(range(FIRST_WARP, FIRST_WARP + count))
+    sources = composed(rgba, range(FIRST_WARP, FIRST_WARP + count))
+    targets = composed(_warped(rgba, warps), range(FIRST_WARP + count, FIRST_WARP + 2 * count))
     kept, points, truth = [], [], []
     for n, each in enumerate(rgba):
         inside = -F.max_pool2d(-each[None, 3:], 9, 1, 4)[0, 0] > 0.9  # away from the outline

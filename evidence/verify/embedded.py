@@ -22,11 +22,11 @@ from ...engine.nemo.search_config import SearchConfig
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
-from ..activations.claims import FLOW_PRIOR
+from ..activations.claims import FLOW_PRIOR_LAYERS
 from ..activations.tapped_pictures import TESTING, Model, draw_scene
 from ..nemo import flow_claims, probed_model
 from ..portraits.identities import FIRST_IDENTITY
-from ..w2w.likeness import BARE, FRESH, INVERSION, pictures_of
+from ..w2w.likeness import FIRST_HELD_OUT, INVERSION, PLAIN_PROMPT, pictures_of
 from .context import Asked
 from .settings import FILE, InversionSettings, VerifySettings
 
@@ -40,13 +40,13 @@ SETTINGS = {
         search=SearchConfig(effect_fraction=probed_model.EFFECT_FRACTION),
         steps=probed_model.STEPS, guidance=probed_model.GUIDANCE, scheduler="",
         places=" ".join(PRESETS["portraits"].addresses),
-        inversion=InversionSettings(INVERSION, BARE, steps=probed_model.STEPS, guidance=probed_model.GUIDANCE),
+        inversion=InversionSettings(INVERSION, PLAIN_PROMPT, steps=probed_model.STEPS, guidance=probed_model.GUIDANCE),
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
         search=SearchConfig(effect_fraction=flow_claims.EFFECT_FRACTION),
         steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
-        places=FLOW_PRIOR[0], timestep=260.0,
+        places=FLOW_PRIOR_LAYERS[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
 }  # fmt: skip
@@ -93,7 +93,7 @@ def _write_pictures(name: str, folder: Path) -> None:
     if name == "portraits":
         _copy(student_file("student"), folder / "students")
         _copy(PEOPLE_SPACE, folder)
-        who = [FIRST_IDENTITY + FRESH + i for i in range(SITTERS)]
+        who = [FIRST_IDENTITY + FIRST_HELD_OUT + i for i in range(SITTERS)]
         for number, picture in enumerate(pictures_of(model, who)[0]):
             _save(folder / "faces" / f"{number:03d}.png", picture)
 

@@ -18,7 +18,7 @@ from .concept_sliders import SliderConfig
 from .drawing import EDIT_STEPS, WORDS
 from .edits import EditStand, baseline_sliders, compare, edit_rows
 from .graded import smaller_space
-from .likeness import BARE, Sitters, likeness_arms
+from .likeness import PLAIN_PROMPT, Sitters, likeness_arms
 from .people import DIRECTION_COMPONENTS, PAPER, STEPS, Studio, people_space
 from .spaces import measure_directions, measure_sampling
 
@@ -105,7 +105,7 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
     """
     studio = Studio.open(model, steps=EDIT_STEPS if quick else STEPS)
     everyone = Sitters.open(studio, 2 if quick else 32)
-    judged = everyone.three_ways(BARE)
+    judged = everyone.three_ways(PLAIN_PROMPT)
     sitters = everyone.first(8)
     progress(1, 1 if quick else 4, None)
     details: dict[str, Any] = {"one prompt for all": _described(judged)}
@@ -155,7 +155,7 @@ def inversion_flow(model: str | None = None, progress: Progress = silent, quick:
     studio = Studio.open(model or str(FLOW_WEIGHTS), steps=FLOW_STEPS)
     assert isinstance(studio.space, WeightSpace)
     sitters = Sitters.open(studio, 2 if quick else 8)
-    judged = sitters.three_ways(BARE)
+    judged = sitters.three_ways(PLAIN_PROMPT)
     ours, many, single = judged.values()
     low, high = mean_interval(ours.scores - single.scores)
     details: dict[str, Any] = {"one prompt for all": {name: way.described() for name, way in judged.items()}}
