@@ -51,18 +51,14 @@ class Reproduce:
     """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
     photographs: str | None = None
     """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
-    face_model: str | None = None
-    """For claims with an independent face recognition model: the folder model of npm's @vladmandic/face-api."""
     avataaars: str | None = None
     """For claims on faces of npm's @dicebear/avataaars: the model folder of the recipe `avataaars`."""
-    inception: str | None = None
-    """For claims with independent image features: the folder dist/models/inception_v3 of npm's nsfwjs."""
 
     def run(self) -> int:
         """0 if every claim holds, else 1."""
         from ..evidence.reproduce import reproduce
 
-        names = ("plants", "photographs", "face_model", "inception", "avataaars")
+        names = ("plants", "photographs", "avataaars")
         files = {name: getattr(self, name) for name in names}
         return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
 
@@ -125,8 +121,8 @@ class Verify:
     """
 
     model: str
-    """Pipeline folder or .safetensors file on this machine; 'portraits', 'flow' and 'sized' are the shipped models
-    instead, with their own data."""
+    """Pipeline folder or .safetensors file on this machine; 'portraits' and 'flow' are the shipped models instead, with
+    their own data."""
     claim: tuple[str, ...] = ()
     """Names or globs, e.g. nemo.detection or 'nemo.*'; none: all that the model and the data allow."""
     data: Path | None = None
@@ -138,8 +134,6 @@ class Verify:
     face: Path | None = None
     """A face recogniser's TorchScript file (made with torch.jit.trace). It is executable code, which this option
     runs; without it identities are not compared."""
-    lpips: Path | None = None
-    """LPIPS as a TorchScript file, likewise."""
     subset: Count | None = None
     """Most prompts or pairs of each kind, always the same ones."""
     memory: str = "4GB"
@@ -157,7 +151,6 @@ class Verify:
         from ..evidence.verify.run import verify
 
         asked = Asked(
-            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load,
-            face=self.face, lpips=self.lpips,
-        )  # fmt: skip
+            self.model, self.data, self.sscd, self.clip, self.subset, self.memory, self.out, self.load, face=self.face
+        )
         return verify(asked, self.claim, self.dry)

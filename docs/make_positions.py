@@ -1,9 +1,8 @@
 """Draw the flow portraits at twice their side in every way that docs/any_size.md has a row for, for the eye.
 
-python docs/make_positions.py FOLDER    FOLDER is that of the recipe `tune`, trained to its end
+python docs/make_positions.py
 """
 
-import sys
 from pathlib import Path
 
 import torch
@@ -13,23 +12,20 @@ from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine.engine.portraits.scenes import sample_scenes
 from vitrine.engine.runtime.progress import TqdmProgress, silent
 from vitrine.evidence.resolution import positions
-from vitrine.evidence.resolution.tuned import TuneConfig, tune
 
 FIRST, COUNT = 8_650_000, 8
-"""Scenes of the prompts: of neither the tables nor the training."""
+"""Scenes of the prompts: not of the tables."""
 SIDE, LABEL = 112, 128
 """Pixels of a picture on the sheet, and of the words beside its row."""
 
 
-def rows(folder: Path) -> dict[str, torch.Tensor]:
+def rows() -> dict[str, torch.Tensor]:
     """Words -> (8, 3, 256, 256) pictures."""
     flow, scenes = load_flow_portraits(), sample_scenes(range(FIRST, FIRST + COUNT))
-    tuned = TuneConfig()
-    arms = [(name, flow, name) for name in (positions.ENLARGED, *positions.ARMS)]
-    arms.append((f"{tuned.positions},\nfine-tuned", tune(folder, tuned, progress=silent), tuned.positions))
+    arms = (positions.ENLARGED, *positions.ARMS)
     progress, drawn = TqdmProgress("drawing"), {}
-    for done, (words, model, arm) in enumerate(arms):
-        drawn[words] = positions.draw(model, arm, (2 * positions.TRAINED,) * 2, scenes, silent)
+    for done, arm in enumerate(arms):
+        drawn[arm] = positions.draw(flow, arm, (2 * positions.TRAINED_SIDE,) * 2, scenes, silent)
         progress(done + 1, len(arms), None)
     return drawn
 
@@ -47,4 +43,4 @@ def sheet(drawn: dict[str, torch.Tensor]) -> Image.Image:
 
 
 if __name__ == "__main__":
-    sheet(rows(Path(sys.argv[1]))).save(Path(__file__).parent / "pictures" / "positions.jpg", quality=88)
+    sheet(rows()).save(Path(__file__).parent / "pictures" / "positions.jpg", quality=88)

@@ -62,9 +62,7 @@ def default_folder(model: str | None, quick: bool) -> Path | None:
 
 MATERIAL = {
     "photographs": "Debian's package tuxpaint-stamps-default, or --photographs FOLDER",
-    "face_model": "--face-model FOLDER, the folder model of npm's @vladmandic/face-api",
     "avataaars": "--avataaars FOLDER, the model folder that `python -m vitrine.evidence.recipes avataaars` makes",
-    "inception": "--inception FOLDER, the folder dist/models/inception_v3 of npm's nsfwjs",
 }
 """Parameter of a claim's ``measure`` -> what it needs that no Python package brings."""
 

@@ -39,7 +39,7 @@ def test_programs_run_only_where_an_option_names_them():
     assert not [
         p for p in trees() if "nodes" in p.parts and re.search(r"descriptors|jit", p.read_text(encoding="utf-8"))
     ]
-    assert all(f"`--{name}`" in PAGE for name in ("sscd", "face", "lpips"))
+    assert all(f"`--{name}`" in PAGE for name in ("sscd", "face"))
 
 
 def test_routes_are_those_of_the_page():

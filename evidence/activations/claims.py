@@ -17,7 +17,6 @@ from ...engine.runtime.progress import Progress, silent
 from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter, gdf.filter.flow and gdf.properties
-from . import massive_claims as _massive  # noqa: F401  registers gdf.massive
 from . import photograph_claims as _photographs  # noqa: F401  registers gdf.*.photographs
 from .measures import by_pair, correspondence_score
 from .tapped_pictures import (
@@ -35,20 +34,20 @@ from .tapped_pictures import (
     untrained,
 )
 
-HELD_OUT, TEST = 60, 200
-QUICK_HELD_OUT, QUICK_TEST, QUICK_PIXELS = 40, 60, 256
-PRIOR = PRESETS["portraits-legacy"].addresses
+HELD_OUT_COUNT, TEST_COUNT = 60, 200
+QUICK_HELD_OUT_COUNT, QUICK_TEST_COUNT, QUICK_PIXELS = 40, 60, 256
+PRIOR_LAYERS = PRESETS["portraits-legacy"].addresses
 
 ALPHAS = (0.05, 0.1)
-FLOW_HELD_OUT = 120
-FLOW_PRIOR = ("vit-block3-in",)
+FLOW_HELD_OUT_COUNT = 120
+FLOW_PRIOR_LAYERS = ("vit-block3-in",)
 """DiTF's layer in Flux, the 29th of 57 blocks, mapped to six blocks."""
-DITF = "prior work's layer, modulated (DiTF)"
+MODULATED_PRIOR = "prior work's layer, modulated (DiTF)"
 FLOW_TIMESTEPS, QUICK_FLOW_TIMESTEPS = (50.0, 260.0), (260.0,)
 """GDF's and DiTF's timesteps; the better one is chosen on other portraits than those of the test."""
 ROLES = {
     "chosen": "ours", "inter-module, same search": "rival", "prior work's layers": "rival",
-    DITF: "rival",
+    MODULATED_PRIOR: "rival",
     "chosen, at prior work's width": "reference", "chosen, untrained network": "trivial",
     "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
 }  # fmt: skip
@@ -74,7 +73,7 @@ class Choice:
     narrow: SearchResult
     between: SearchResult
     widths: dict[str, int]
-    prior: tuple[str, ...] = PRIOR
+    prior: tuple[str, ...] = PRIOR_LAYERS
     timestep: float = TIMESTEP
 
     @property
@@ -110,7 +109,7 @@ def choose_sites(
     progress: Progress,
     *,
     timestep: float = TIMESTEP,
-    prior: tuple[str, ...] = PRIOR,
+    prior: tuple[str, ...] = PRIOR_LAYERS,
 ) -> Choice:
     """Filters, then searches by ``score`` on ``count`` misaligned portraits that no claim tests on."""
     candidates, _ = FilterRule().apply(score_sites(portraits, CHOOSING, progress, timestep=timestep))
@@ -165,7 +164,7 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
-    held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
+    held_out, tested = (QUICK_HELD_OUT_COUNT, QUICK_TEST_COUNT) if quick else (HELD_OUT_COUNT, TEST_COUNT)
     choice = choose_sites(portraits, held_out, score_points, 8, progress)
     return measure_points(portraits, choice, tested, progress)
 
@@ -182,9 +181,9 @@ def correspondence(model: str | None = None, progress: Progress = silent, quick:
 def correspondence_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As gdf.correspondence, with the same filter rule; the prior-work layer is DiTF's, raw and modulated."""
     portraits = load_flow_portraits(model or FLOW_WEIGHTS)
-    held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (FLOW_HELD_OUT, TEST)
+    held_out, tested = (QUICK_HELD_OUT_COUNT, QUICK_TEST_COUNT) if quick else (FLOW_HELD_OUT_COUNT, TEST_COUNT)
     choices = [
-        choose_sites(portraits, held_out, score_points, 8, progress, timestep=t, prior=FLOW_PRIOR)
+        choose_sites(portraits, held_out, score_points, 8, progress, timestep=t, prior=FLOW_PRIOR_LAYERS)
         for t in (QUICK_FLOW_TIMESTEPS if quick else FLOW_TIMESTEPS)
     ]
     choice = max(choices, key=lambda c: c.search.score)
@@ -213,7 +212,7 @@ def measure_points(
     features = _features(choice, test, random)
     if modulated:
         tapped = tap_pictures(portraits, TESTING, tested, choice.prior, **at, modulate=True)
-        features[DITF] = tapped.features(choice.prior)
+        features[MODULATED_PRIOR] = tapped.features(choice.prior)
     scores = {a: {name: correspondence_score(test, f, a) for name, f in features.items()} for a in ALPHAS}
     gains = {alpha: _gains({name: score[1] for name, score in table.items()}) for alpha, table in scores.items()}
     low, high = mean_interval(by_pair(scores[0.1]["chosen"][1]))
@@ -282,7 +281,7 @@ def segmentation(model: str | None = None, progress: Progress = silent, quick: b
     from ...engine.portraits import load_portraits
 
     portraits = load_portraits(model)
-    held_out, tested = (QUICK_HELD_OUT, QUICK_TEST) if quick else (HELD_OUT, TEST)
+    held_out, tested = (QUICK_HELD_OUT_COUNT, QUICK_TEST_COUNT) if quick else (HELD_OUT_COUNT, TEST_COUNT)
     settings = ProbeSettings(pixels=QUICK_PIXELS) if quick else None  # of the search; its choice is tested in full
     choice = choose_sites(portraits, held_out, lambda p, a: score_parts(p, a, settings), 6, progress)
     at: dict[str, Any] = {"progress": progress, "misaligned": True}

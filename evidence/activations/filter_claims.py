@@ -25,10 +25,10 @@ from .tapped_pictures import (
     tap_pictures,
 )
 
-PROBED, QUICK_PROBED = 60, 36
-QUICK_SCORED = 8
+PROBED_COUNT, QUICK_PROBED_COUNT = 60, 36
+QUICK_SCORED_COUNT = 8
 QUICK_PIXELS = 256
-TOP, QUICK_TOP = 5, 3
+TOP_COUNT, QUICK_TOP_COUNT = 5, 3
 """With fewer images, fewer of the best sites can be distinguished."""
 
 
@@ -64,11 +64,11 @@ def filtering_flow(model: str | None = None, progress: Progress = silent, quick:
 
 def judge_filter(portraits: Model, progress: Progress, quick: bool) -> ClaimResult:
     """The filter's choice compared with the exhaustive measurement of all sites."""
-    sites, count = all_sites(portraits), QUICK_PROBED if quick else PROBED
+    sites, count = all_sites(portraits), QUICK_PROBED_COUNT if quick else PROBED_COUNT
     candidates, dropped = FilterRule().apply(score_sites(portraits, FILTERING, progress))
     pictures = tap_pictures(portraits, PROBING, count, sites, progress, misaligned=True)
     tasks = _measure_all(pictures, sites, ProbeSettings(pixels=QUICK_PIXELS) if quick else ProbeSettings())
-    count = QUICK_TOP if quick else TOP
+    count = QUICK_TOP_COUNT if quick else TOP_COUNT
     top = {name: sorted(scores, key=scores.__getitem__, reverse=True)[:count] for name, scores in tasks.items()}
     lost = sorted({a for best in top.values() for a in best if a in dropped})
     fraction = len(dropped) / len(sites)
@@ -146,7 +146,7 @@ def properties(model: str | None = None, progress: Progress = silent, quick: boo
     """The three scores at the paper's layers, and where this small model differs."""
     from ...engine.portraits import load_portraits
 
-    scores = score_sites(load_portraits(model), FILTERING, progress, QUICK_SCORED if quick else PICTURES_SCORED)
+    scores = score_sites(load_portraits(model), FILTERING, progress, QUICK_SCORED_COUNT if quick else PICTURES_SCORED)
     noise = {name: round(scores[a].noise, 4) for name, a in NOISE_ORDER.items()}
     asymmetric = min(noise["start of down"], noise["end of up"]) > 1.5 * noise["early up"]
     granularity = {level: _granularity(scores, level) for level in _LEVELS}
@@ -165,7 +165,7 @@ def properties(model: str | None = None, progress: Progress = silent, quick: boo
             "self-attention more local than cross-attention and output, by transformer": local,
         },
         arms=arms(noise, {"start of down": "ours", "early up": "reference", "end of up": "reference"}),
-        n=QUICK_SCORED if quick else PICTURES_SCORED,
+        n=QUICK_SCORED_COUNT if quick else PICTURES_SCORED,
         parts={
             "noise high, low, high": asymmetric,
             "levels finer and finer": median(high) > median(low),

@@ -31,7 +31,7 @@ SITES = {
     "up-level1-repeat1-vit-out": "the end of the network",
 }
 """Layers in execution order."""
-FIRST, SHOWN, MEASURED, SEEDS, _SIDE = 7_400_000, 4, 24, 4, 128
+FIRST_SCENE, SHOWN, MEASURED, SEEDS, _SIDE = 7_400_000, 4, 24, 4, 128
 
 
 def section(report: Report, progress: Progress = silent, model: Portraits | None = None) -> None:
@@ -39,7 +39,7 @@ def section(report: Report, progress: Progress = silent, model: Portraits | None
     from ...engine.portraits import load_portraits
 
     model = model or load_portraits()
-    pictures = tap_pictures(model, FIRST, MEASURED, list(SITES), progress, SEEDS, misaligned=True)
+    pictures = tap_pictures(model, FIRST_SCENE, MEASURED, list(SITES), progress, SEEDS, misaligned=True)
     report.add_subheading("Seven layers of one forward")
     report.add_paragraph(
         f"Portraits that are cropped, shifted, rotated and mirrored are noised to timestep 50 ({SEEDS} seeds) and sent "

@@ -1,4 +1,4 @@
-"""Layers chosen on cartoon portraits, on photographed objects: points under known warps, and few-shot masks."""
+"""Layers chosen on cartoon portraits, on photographed objects: points under known warps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import torch.nn.functional as F
 from ...engine.activations.correspondence import feature_maps, find_correspondence, pck
 from ...engine.activations.picture_latents import encode_pixels
 from ...engine.activations.presets import PRESETS
-from ...engine.activations.segmentation import confusion, fit_probe, iou
 from ...engine.activations.tap import tap_latents
 from ...engine.activations.tap_config import TapConfig
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
-from ..intervals import iou_gain_interval, iou_interval, mean_interval
+from ..intervals import mean_interval
 from ..photograph_folder import FOLDER, composed, read_cutouts
 from ..registry import ClaimResult, arms, claim
 from .tapped_pictures import (
@@ -26,24 +25,23 @@ from .tapped_pictures import (
     SIDE,
     TIMESTEP,
     Model,
-    fourier_features,
     random_warps,
     untrained,
     warp_images,
     warp_points,
 )
 
-FIRST = 8_100_000
+FIRST_WARP = 8_100_000
 """First seed of the warps and backgrounds."""
-FEWEST_POINTS, SHOTS, QUICK, SEEDS = 4, 20, 60, 4
+FEWEST_POINTS, QUICK_OBJECTS, SEEDS = 4, 60, 4
+"""Fewest points of an object that counts, objects measured quickly, and noise seeds of a tap."""
 CORNERS = 24
 """Most points on one object."""
 _MARGIN = 0.1
 """Fraction of the side at each edge without points."""
-COORDINATES = "Fourier coordinates"
-OURS, PRIOR = "layers chosen on portraits", "prior-work layers"
-DESCRIBED = ("raw patches", "DAISY", f"{OURS}, untrained network")
-ROLES = {OURS: "ours", "DAISY": "rival", PRIOR: "rival"}
+CHOSEN_LAYERS, PRIOR_LAYERS = "layers chosen on portraits", "prior-work layers"
+DESCRIBED = ("raw patches", "DAISY", f"{CHOSEN_LAYERS}, untrained network")
+ROLES = {CHOSEN_LAYERS: "ours", "DAISY": "rival", PRIOR_LAYERS: "rival"}
 
 
 @dataclass(frozen=True)
@@ -80,59 +78,27 @@ def correspondence(
     maps = {name: m.chunk(2) for name, m in features_of(portraits, both, progress).items()}
     scores = {name: score(pairs, m) for name, m in ({"copied coordinates": None} | maps).items()}
     by_pair = {name: each for name, (_, each) in scores.items()}
-    gains = {name: mean_interval(by_pair[OURS] - each) for name, each in by_pair.items() if name != OURS}
+    gains = {
+        name: mean_interval(by_pair[CHOSEN_LAYERS] - each) for name, each in by_pair.items() if name != CHOSEN_LAYERS
+    }
     rivals = ("copied coordinates", *DESCRIBED)
     spans = {name: mean_interval(each) for name, each in by_pair.items()}
     return _result({name: value for name, (value, _) in scores.items()}, spans, gains, rivals, len(pairs.points))
 
 
-@claim(
-    "gdf.segmentation.photographs", paper=PAPER,
-    figure="object or background, of photographed objects (tuxpaint-stamps-default) before crops of other photographs, "
-    "20 of them labelled; layers as chosen on portraits",
-    target="mIoU above Fourier coordinates, raw patches, DAISY and the untrained network, outside the 95 % interval",
-    minutes=1, quick_minutes=0.5,
-)  # fmt: skip
-def segmentation(
-    model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
-) -> ClaimResult:
-    """A linear probe on 20 pictures, tested on the others; objects are moved, turned and scaled at random."""
-    from ...engine.portraits import load_portraits
-
-    portraits = load_portraits(model)
-    rgba = _objects(photographs, quick)
-    moved = _warped(rgba, random_warps(range(FIRST, FIRST + len(rgba))))
-    side = portraits.unet.config.sample_size * 4
-    pictures = _resized(composed(moved, range(FIRST, FIRST + len(rgba))), side)
-    masks = (_resized(moved[:, 3:], side)[:, 0] > 0.5).long()
-    maps = features_of(portraits, pictures, progress) | {
-        COORDINATES: fourier_features().expand(len(pictures), -1, -1, -1)
-    }
-    order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))
-    known, new = order[:SHOTS], order[SHOTS:]
-    tables = {
-        name: confusion(fit_probe(m[known], masks[known], 2).predict(m[new], (side, side)), masks[new], 2)
-        for name, m in maps.items()
-    }
-    gains = {name: iou_gain_interval(tables[OURS], table) for name, table in tables.items() if name != OURS}
-    spans = {name: iou_interval(table) for name, table in tables.items()}
-    values = {name: iou(table.sum(0))[0] for name, table in tables.items()}
-    return _result(values, spans, gains, (COORDINATES, *DESCRIBED), len(new))
-
-
 def _objects(photographs: str | None, quick: bool) -> torch.Tensor:
-    """(B, 4, 256, 256) objects of the folder; quick: evenly spaced, :data:`QUICK` in all."""
+    """(B, 4, 256, 256) objects of the folder; quick: evenly spaced, :data:`QUICK_OBJECTS` in all."""
     cutouts = read_cutouts(Path(photographs) if photographs else FOLDER)
     rgba = torch.stack([cutout.rgba for cutout in cutouts])
-    return rgba[:: max(1, len(rgba) // QUICK)] if quick else rgba
+    return rgba[:: max(1, len(rgba) // QUICK_OBJECTS)] if quick else rgba
 
 
 def _pairs(rgba: torch.Tensor, side: int) -> Pairs:
     """Each object before one background, and its warped copy before another; points are corners on the object."""
     count = len(rgba)
-    warps = random_warps(range(FIRST, FIRST + count))
-    sources = composed(rgba, range(FIRST, FIRST + count))
-    targets = composed(_warped(rgba, warps), range(FIRST + count, FIRST + 2 * count))
+    warps = random_warps(range(FIRST_WARP, FIRST_WARP + count))
+    sources = composed(rgba, range(FIRST_WARP, FIRST_WARP + count))
+    targets = composed(_warped(rgba, warps), range(FIRST_WARP + count, FIRST_WARP + 2 * count))
     kept, points, truth = [], [], []
     for n, each in enumerate(rgba):
         inside = -F.max_pool2d(-each[None, 3:], 9, 1, 4)[0, 0] > 0.9  # away from the outline
@@ -168,7 +134,7 @@ def _result(
     parts = {f"above {name}": gains[name][0] > 0 for name in rivals}
     roles = {name: ROLES.get(name, "trivial") for name in values}
     return ClaimResult(
-        round(values[OURS], 4), spans[OURS], all(parts.values()), {"gain, 95 %": dict(gains)},
+        round(values[CHOSEN_LAYERS], 4), spans[CHOSEN_LAYERS], all(parts.values()), {"gain, 95 %": dict(gains)},
         arms=arms(values, roles, spans), n=count, parts=parts,
     )  # fmt: skip
 
@@ -179,9 +145,9 @@ def features_of(portraits: Model, pictures: torch.Tensor, progress: Progress) ->
     return {
         "raw patches": raw_patches(pictures),
         "DAISY": daisy_maps(pictures),
-        OURS: _tapped(portraits, pictures, ours, progress),
-        PRIOR: _tapped(portraits, pictures, prior, progress),
-        f"{OURS}, untrained network": _tapped(untrained(portraits), pictures, ours, progress),
+        CHOSEN_LAYERS: _tapped(portraits, pictures, ours, progress),
+        PRIOR_LAYERS: _tapped(portraits, pictures, prior, progress),
+        f"{CHOSEN_LAYERS}, untrained network": _tapped(untrained(portraits), pictures, ours, progress),
     }
 
 

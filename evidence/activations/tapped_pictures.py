@@ -37,10 +37,9 @@ SIDE = 16
 
 _ENCODED_AT_ONCE = 64
 
-FIRST_IDENTITY = 7_000_000
-"""First identity that is not in the training data; the ranges below separate choice, labels and test."""
 CHOOSING, TESTING, LABELLED = 7_100_000, 7_200_000, 7_300_000
 FILTERING, PROBING = 7_700_000, 7_710_000
+"""First scenes of disjoint ranges, none of them in the training data."""
 SHOTS = 20
 """Number of labelled portraits for fitting a probe."""
 SCALE, TURN, SHIFT = (0.75, 1.3), 30.0, 0.15

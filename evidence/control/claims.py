@@ -21,7 +21,7 @@ from ..registry import ClaimResult, Table, arms, claim
 from .controlled_transformer import GUIDANCE, ControlledTransformer
 from .fid_sets import by_set, mean_arms
 from .guided import draw_guided
-from .prompts import FIRST, Reader, prompts_of, reader, renders
+from .prompts import FIRST_SCENE, Reader, prompts_of, reader, renders
 from .sized_training import PAPER
 
 SIZES = (16, 32, 64, 128, 256)
@@ -139,7 +139,7 @@ def measure_sizes(
     across: dict[str, list[tuple[CrossSizeResult, ...]]] = {name: [] for name in NAMES}
     fids: dict[str, list[float]] = {}
     for number in range(counts.sets):
-        first = FIRST + 500_000 + 10_000 * number
+        first = FIRST_SCENE + 500_000 + 10_000 * number
         _, brief, _ = prompts_of(counts.pairs, first, True, dataset)
         _, prompts, _ = prompts_of(counts.samples, first + 5000, dataset=dataset)
         seeds = list(range(first, first + max(counts.pairs, counts.samples)))
@@ -194,7 +194,7 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
     real = readings(renders(2000 if not quick else 2 * counts.samples)).features
     features: dict[str, list[torch.Tensor]] = {name: [] for name in NAMES}
     for number in range(counts.sets):
-        first = FIRST + 600_000 + 10_000 * number
+        first = FIRST_SCENE + 600_000 + 10_000 * number
         _, prompts, _ = prompts_of(counts.samples, first)
         for name in NAMES:
             transformer, batches = ControlledTransformer.open(name), []
@@ -233,7 +233,7 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
     from ..portraits.transformer import SIDED
 
     readings, captions = reader(), (QUICK if quick else FULL).captions
-    scenes, prompts, seeds = prompts_of(captions, FIRST + 50_000)
+    scenes, prompts, seeds = prompts_of(captions, FIRST_SCENE + 50_000)
     transformer, details, ok, counts = ControlledTransformer.open(FLIPS), {}, [], []
     conditions = {"flip = 0": {}, "flip = 1": {"flip": 1.0}}
     logits = {name: readings(transformer.draw(prompts, seeds, c)).logits for name, c in conditions.items()}
@@ -288,7 +288,7 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     real = readings(renders(2000 if not quick else 400)).features
     fids: dict[float, list[float]] = {beta: [] for beta in betas}
     for number in range(SETS):
-        first = FIRST + 200_000 + 10_000 * number
+        first = FIRST_SCENE + 200_000 + 10_000 * number
         _, prompts, _ = prompts_of(samples, first)
         seeds = list(range(first, first + samples))
         for k, beta in enumerate(betas):

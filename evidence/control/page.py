@@ -10,7 +10,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .claims import FLIPS, NAMES, SIZES, at_every_size, distances_of
 from .controlled_transformer import ControlledTransformer
-from .prompts import FIRST, prompts_of, reader
+from .prompts import FIRST_SCENE, prompts_of, reader
 from .sized_training import WEIGHTS
 
 SHOWN, MEASURED = 2, 8
@@ -26,7 +26,7 @@ def section(report: Any, progress: Progress = silent) -> None:
         "content."
     )
     report.add_images([(_curves(), "weight of the size over a run, from right to left")], width=560)
-    _, prompts, seeds = prompts_of(MEASURED, FIRST + 90_000, brief=True)
+    _, prompts, seeds = prompts_of(MEASURED, FIRST_SCENE + 90_000, brief=True)
     table: list[list[object]] = [["weight", "features, 1 - cosine", "pixels, RMS"]]
     readings = reader()
     for i, name in enumerate(NAMES):
@@ -53,7 +53,7 @@ def _flips(report: Any) -> None:
         "right, without the condition it guesses, at flip 1 it mirrors (roughly: it learned from mirrored latents). "
         "`vitrine reproduce control.flip` counts."
     )
-    scenes = sample_scenes(range(FIRST + 95_000, FIRST + 95_000 + SHOWN)).with_attributes(
+    scenes = sample_scenes(range(FIRST_SCENE + 95_000, FIRST_SCENE + 95_000 + SHOWN)).with_attributes(
         hat="cap-right", mole="left", glasses="none"
     )  # fmt: skip
     model, prompts, seeds = ControlledTransformer.open(FLIPS), caption(scenes), list(range(SHOWN))

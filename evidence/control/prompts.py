@@ -11,12 +11,12 @@ from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.portraits.scenes import Scenes
 from ..portraits.classifier import AttributeClassifier, Reading, load_classifier, read
 
-FIRST = 7_000_000
+FIRST_SCENE = 7_000_000
 Reader = Callable[[torch.Tensor], Reading]
 
 
 def prompts_of(
-    count: int, first: int = FIRST, brief: bool = False, dataset: Dataset = PORTRAITS
+    count: int, first: int = FIRST_SCENE, brief: bool = False, dataset: Dataset = PORTRAITS
 ) -> tuple[Scenes, list[str], list[int]]:
     """Scenes, captions and seeds; brief captions omit what captions may omit, such as skin and background."""
     scenes = dataset.sample_scenes(range(first, first + count))
@@ -31,4 +31,4 @@ def reader(net: AttributeClassifier | None = None) -> Reader:
 
 def renders(count: int, dataset: Dataset = PORTRAITS) -> torch.Tensor:
     """(count, 3, 64, 64) of scenes that are not sampled here."""
-    return dataset.render(dataset.sample_scenes(range(FIRST + 10_000, FIRST + 10_000 + count))).images
+    return dataset.render(dataset.sample_scenes(range(FIRST_SCENE + 10_000, FIRST_SCENE + 10_000 + count))).images

@@ -7,9 +7,7 @@ import torch
 from ...engine.emd.chain import EStepConfig, e_step, normal_from
 from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, arms, claim
-from . import chain_claims as _chains  # noqa: F401  registers emd.chain_length
 from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture
-from . import outside_features as _judge  # noqa: F401  registers emd.student.judge
 from . import rare_claims as _rare  # noqa: F401  registers emd.rare_modes
 from . import student_claims as _students  # noqa: F401  registers emd.student
 from . import variety_claims as _variety  # noqa: F401  registers emd.variety

@@ -44,7 +44,7 @@ class Schooling(NamedTuple):
     walk: Walk = e_step
 
 
-PLAIN = Schooling()
+DEFAULT_SCHOOLING = Schooling()
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def best_student() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.linalg.cholesky(spread), mean
 
 
-def train_mixture(config: EStepConfig, seed: int = 0, schooling: Schooling = PLAIN) -> MixtureResult:
+def train_mixture(config: EStepConfig, seed: int = 0, schooling: Schooling = DEFAULT_SCHOOLING) -> MixtureResult:
     """A student that starts at a = 2 I, b = 0, and covers both modes; exact scores, Adam, rate falling to zero."""
     gen = torch.Generator().manual_seed(seed)
     a = (2 * torch.eye(2, dtype=torch.float64)).requires_grad_(True)

@@ -45,11 +45,6 @@ class CrossSizeResult:
         """Mean over pairs and images; 0 if the size condition has no effect."""
         return float(self.each.mean())
 
-    @property
-    def matrix(self) -> torch.Tensor:
-        """(S, S) mean over images."""
-        return self.distances.mean(-1)
-
 
 def rms_distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Root mean square difference of each pair of images: (B,), in the unit of the images."""

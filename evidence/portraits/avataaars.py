@@ -31,8 +31,6 @@ OPTIONAL = ("skin", "hair_color", "mouth", "clothing", "clothes_color", "backgro
 PART_OF = {"top": "top", "accessories": "accessories", "facial_hair": "facialHair", "mouth": "mouth"}
 SHARES = {"accessories": 0.5, "facial_hair": 0.6, "top": 0.06}
 """How often each is absent; its values share the rest evenly."""
-FREE = ("eyebrows", "eyes", "print")
-"""Columns of ``Scenes.geometry``: numbers in [0, 1) that choose what captions do not say. Brows are the person's."""
 _NUMBERS = {"1": "one", "2": "two", "3": "three", "4": "four", "0": ""}
 
 
@@ -86,6 +84,7 @@ class Avataaars:
         values |= {"skin": self.layers.values("skin")[0], "nose": self.layers.values("nose")[0]}
         prints = [v for v in self.layers.values("clothing") if v.partition(":")[0] == word["clothing"]]
         free = {"eyebrows": self.layers.values("eyebrows"), "eyes": self.layers.values("eyes"), "clothing": prints}
+        # columns of geometry: numbers in [0, 1) that choose what captions do not say; brows are the person's
         for part, number in zip(free, scenes.geometry[row].tolist(), strict=True):
             values[part] = free[part][int(number * len(free[part]))]
         return [self.layers.layer(part, values[part], colours) for part in self.layers.order]

@@ -25,7 +25,7 @@ KEYPOINTS = {
     "left_ear": (80, 117), "right_ear": (200, 117),
 }  # fmt: skip
 """In units of the drawing, which is 280 wide and high."""
-CANVAS, TOGETHER = 280, 4
+CANVAS, CANVASES_AT_ONCE = 280, 4
 OPAQUE = 127
 """Of 255: above it a pixel is the layer's part."""
 Choice = tuple[str, tuple[tuple[str, str], ...]]
@@ -104,7 +104,7 @@ class FaceLayers:
         """Pictures of B scenes from their (B, P) layers, each in its pose, ``size`` px."""
         images, parts = [], []
         words = scenes.values["background"]
-        for rows in torch.arange(len(scenes)).split(TOGETHER):
+        for rows in torch.arange(len(scenes)).split(CANVASES_AT_ONCE):
             some = scenes[rows.numpy()]
             drawn, labels = self.compose(choice[rows], [words[i] for i in some.column("background")])
             grid = _page_in_face(some, drawn.shape[-1])

@@ -162,6 +162,36 @@ class Plants:
 
 
 @dataclass(frozen=True)
+class PairSliders:
+    """Train the shipped people's sliders from pairs of renders, where the space lacks them; a rerun resumes."""
+
+    labels: tuple[str, ...] = (
+        "red hair", "long hair", "curly hair", "pale skin", "bald", "blond hair", "dark skin", "white hair",
+        "black hair",
+    )  # fmt: skip
+    """Attributes to train a slider for; one that the space has is left as it is."""
+    file: OutFile | None = None
+    """The space, rewritten after each label; by default the shipped `people.w2w.safetensors`."""
+    work: OutFolder = Path("pair-sliders")
+    """Folder for the states of the trainings."""
+
+    def run(self) -> int:
+        """0 when written."""
+        from ...engine.portraits.shipped import PEOPLE_SPACE
+        from ...engine.runtime.progress import TqdmProgress
+        from ..w2w.pair_sliders import train_shipped_sliders
+        from ..w2w.people import LABELS
+
+        unknown = [label for label in self.labels if label not in LABELS]
+        if unknown:
+            raise refuse("label", unknown[0], sorted(LABELS), "take one of them")
+        file = self.file or PEOPLE_SPACE
+        space = train_shipped_sliders(self.labels, self.work, file, TqdmProgress("sliders"))
+        print(f"space: {file}, {len(space.directions)} directions")
+        return 0
+
+
+@dataclass(frozen=True)
 class Card:
     """Measure a portraits model and write its model card (README.md) next to the weights."""
 
@@ -304,48 +334,6 @@ class Export:
         return 0
 
 
-@dataclass(frozen=True)
-class Tune:
-    """Fine-tune the flow portraits at 256 px with a LoRA, rotary positions scaled; the same command resumes.
-
-    `vitrine reproduce resolution.tuned --model FOLDER` measures such runs.
-    """
-
-    folder: OutFolder = Path("portraits-256")
-    """Folder for the training pictures and a subfolder per run."""
-    positions: str = "rope_yarn"
-    """keep, rope_pi, rope_ntk or rope_yarn."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """One run per seed."""
-    steps: Count = 200
-    """Updates per run."""
-    rank: Count = 16
-    """Rank of the LoRA."""
-    batch: Count = 4
-    """Batch size."""
-    lr: float = 1e-3
-    """Highest learning rate; it falls to zero at the end."""
-    pictures: Count = 128
-    """Training pictures, rendered and encoded first."""
-    stop_after: int | None = None
-    """Stop each run after this many updates (the state is saved)."""
-    device: str = ""
-    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
-
-    def run(self) -> int:
-        """0 when finished."""
-        from ...engine.pipelines.loading import LoadConfig
-        from ...engine.runtime.progress import TqdmProgress
-        from ..resolution.tuned import TuneConfig, tune
-
-        device = LoadConfig(self.device).checked_place
-        for seed in self.seeds:
-            config = TuneConfig(self.positions, self.rank, self.batch, self.lr, self.steps, self.pictures, seed)
-            tune(self.folder, config, self.stop_after, TqdmProgress(f"{self.positions} {seed}"), device)
-        print(f"states: {self.folder}")
-        return 0
-
-
 def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> int:
     """Trains; a run whose time is up prints how to resume it."""
     from ...engine.runtime.stages import Stages
@@ -360,8 +348,8 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 RECIPES: dict[str, type] = {
     "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
-    "students": Students, "plants": Plants, "card": Card, "sizes": Sizes, "transfer": Transfer, "export": Export,
-    "tune": Tune,
+    "students": Students, "plants": Plants, "pair-sliders": PairSliders, "card": Card, "sizes": Sizes,
+    "transfer": Transfer, "export": Export,
 }  # fmt: skip
 
 

@@ -16,17 +16,16 @@ from ..portraits.classifier import load_classifier
 from ..registry import ClaimResult, arms, claim
 from . import law_claims as _law  # noqa: F401  registers resolution.guidance
 from . import positions, receptive
-from . import tuned_claims as _tuned  # noqa: F401  registers resolution.tuned
 from .curves import Curves, mean_curve, read_curves, steps_to_reach
 from .heads import head_counter, validation
 from .looks import line
-from .transfer_training import PAPER, TARGET, Judge, TransferConfig
+from .transfer_training import PAPER, TARGET_SIDE, Judge, TransferConfig
 
 CURVES = TRANSFORMERS / "transfer.json"
 """Measurements of ``python -m vitrine.evidence.recipes transfer`` on the shipped models."""
-SHIPPED = f"power-cosine-{TARGET}"
+SHIPPED = f"power-cosine-{TARGET_SIDE}"
 QUICK_SAMPLES = 60
-BEST, STRETCHED, PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
+GRID_RESCALED, EXTRAPOLATED_RESCALED, GRID_PLAIN = "grid-rescaled", "extrapolated-rescaled", "grid-plain"
 
 
 @claim(
@@ -52,8 +51,10 @@ def transfer(model: str | None = None, progress: Progress = silent, quick: bool 
 
 def judged(curves: Curves) -> ClaimResult:
     """The result from curves; the value is the fraction of steps needed with resampling and rescaling."""
-    if not {BEST, STRETCHED, PLAIN} <= set(curves):
-        raise refuse("curves", sorted(curves), [BEST, STRETCHED, PLAIN], "run the missing arms")
+    if not {GRID_RESCALED, EXTRAPOLATED_RESCALED, GRID_PLAIN} <= set(curves):
+        raise refuse(
+            "curves", sorted(curves), [GRID_RESCALED, EXTRAPOLATED_RESCALED, GRID_PLAIN], "run the missing arms"
+        )
     means = {arm: mean_curve(seeds) for arm, seeds in curves.items()}
     last = min(max(c) for c in means.values())
     ends = {arm: c[last] for arm, c in means.items()}
@@ -65,9 +66,9 @@ def judged(curves: Curves) -> ClaimResult:
         | {"ends by seed": [c[last] for c in seeds.values()]}
         for arm, seeds in curves.items()
     }
-    fraction = (last if reached[BEST] is None else float(reached[BEST] or 0.0)) / last
-    holds = min(ends, key=lambda arm: ends[arm]) == BEST and fraction <= 0.5
-    roles = dict.fromkeys(ends, "rival") | {BEST: "ours", STRETCHED: "trivial"}
+    fraction = (last if reached[GRID_RESCALED] is None else float(reached[GRID_RESCALED] or 0.0)) / last
+    holds = min(ends, key=lambda arm: ends[arm]) == GRID_RESCALED and fraction <= 0.5
+    roles = dict.fromkeys(ends, "rival") | {GRID_RESCALED: "ours", EXTRAPOLATED_RESCALED: "trivial"}
     return ClaimResult(
         round(fraction, 3),
         None,
@@ -76,7 +77,7 @@ def judged(curves: Curves) -> ClaimResult:
         arms=arms(ends, roles),
         seeds=max(map(len, curves.values())),
         parts={
-            "both together end lowest": min(ends, key=lambda arm: ends[arm]) == BEST,
+            "both together end lowest": min(ends, key=lambda arm: ends[arm]) == GRID_RESCALED,
             "at most half of the worst arm's steps": fraction <= 0.5,
         },
     )
@@ -103,9 +104,9 @@ def rotary_positions(model: str | None = None, progress: Progress = silent, quic
     from ...engine.portraits.flow import load_flow_portraits
     from ...engine.portraits.scenes import sample_scenes
 
-    flow, net, count = load_flow_portraits(model), load_classifier(), 4 if quick else positions.PROMPTS
+    flow, net, count = load_flow_portraits(model), load_classifier(), 4 if quick else positions.PROMPT_COUNT
     heads = head_counter(net, 40 if quick else 120)
-    scenes = sample_scenes(range(positions.FIRST, positions.FIRST + count))
+    scenes = sample_scenes(range(positions.FIRST_SCENE, positions.FIRST_SCENE + count))
     arms, sizes = (QUICK_ARMS, SIZES[:1]) if quick else ((positions.ENLARGED, *positions.ARMS), SIZES)
     looks: dict[tuple[int, int], dict[str, positions.Look]] = {size: {} for size in sizes}
     for k, (size, arm) in enumerate((size, arm) for size in sizes for arm in arms):
@@ -155,11 +156,11 @@ def receptive_field(model: str | None = None, progress: Progress = silent, quick
     count = head_counter(net, 40 if quick else 120)
     prompts, runs, sides = (3, 1, SIDES[:1]) if quick else (PROMPTS, RUNS, SIDES)
     arms = receptive.ARMS if not quick else (receptive.ENLARGED, receptive.UNTOUCHED, receptive.DILATED)
-    scenes = sample_scenes(range(receptive.FIRST, receptive.FIRST + prompts))
-    repeated = sample_scenes([receptive.FIRST + k for _ in range(runs) for k in range(prompts)])
+    scenes = sample_scenes(range(receptive.FIRST_SCENE, receptive.FIRST_SCENE + prompts))
+    repeated = sample_scenes([receptive.FIRST_SCENE + k for _ in range(runs) for k in range(prompts)])
     looks: dict[int, dict[str, positions.Look]] = {side: {} for side in sides}
     for k, (side, arm) in enumerate((side, arm) for side in sides for arm in arms):
-        seeds = (receptive.SEED + 1000 * run for run in range(runs))
+        seeds = (receptive.FIRST_SEED + 1000 * run for run in range(runs))
         images = torch.cat([receptive.draw(portraits, arm, side, scenes, seed) for seed in seeds])
         looks[side][arm] = positions.judge(net, count, images, repeated, details=False)
         progress(k + 1, len(sides) * len(arms), None)

@@ -23,7 +23,7 @@ Count = Callable[[torch.Tensor], torch.Tensor]
 FRACTIONS = (1.0, 0.8, 0.64, 0.51, 0.41, 0.33)
 """Sides of the windows, relative to the image side."""
 _WINDOW, _CELL = 64, 8
-_FIRST, _HELD_OUT = 9_400_000, 9_500_000
+_FIRST_SCENE, _HELD_OUT_SCENE = 9_400_000, 9_500_000
 _GROUND = ("background", "shirt", "neck")
 
 
@@ -106,7 +106,7 @@ def head_counter(net: AttributeClassifier, pictures: int = 120, threshold: float
         threshold: smallest logit of a detection.
     """
     features, labels = [], []
-    for picture, heads in _pasted(_FIRST, pictures):
+    for picture, heads in _pasted(_FIRST_SCENE, pictures):
         windows = _windows(net, picture)
         marks = _labels(windows.places, heads)
         features.append(windows.features[~marks.isnan()])
@@ -156,8 +156,9 @@ def _separate(logits: torch.Tensor, places: torch.Tensor, threshold: float) -> i
 
 def validation(count: Count, pictures: int = 32, side: int = 128) -> dict[str, float]:
     """Fraction of held-out images counted correctly: renders, one head; renders tiled two by two, four heads."""
-    single = render(sample_scenes(range(_HELD_OUT, _HELD_OUT + pictures)), side).images
-    small = render(sample_scenes(range(_HELD_OUT + pictures, _HELD_OUT + 5 * pictures)), side // 2).images
+    single = render(sample_scenes(range(_HELD_OUT_SCENE, _HELD_OUT_SCENE + pictures)), side).images
+    others = range(_HELD_OUT_SCENE + pictures, _HELD_OUT_SCENE + 5 * pictures)
+    small = render(sample_scenes(others), side // 2).images
     rows = small.unflatten(0, (pictures, 2, 2))
     tiled = rows.permute(0, 3, 1, 4, 2, 5).reshape(pictures, 3, side, side)
     return {

@@ -24,11 +24,11 @@ from ..metrics import frechet_distance
 from ..portraits.classifier import Reading, load_classifier, read
 from ..registry import ClaimResult, Curves, claim
 from .positions import shown_share
-from .transfer_training import PAPER, TARGET, TRAINED
+from .transfer_training import PAPER, TARGET_SIDE, TRAINED_SIDE
 
-FIRST = 9_000_000
+FIRST_SCENE = 9_000_000
 """First scene of the prompts; sets and sizes have different ones."""
-MODELS = {TRAINED: "power-cosine", TARGET: f"power-cosine-{TARGET}"}
+MODELS = {TRAINED_SIDE: "power-cosine", TARGET_SIDE: f"power-cosine-{TARGET_SIDE}"}
 SCALES = (1.0, 1.25, 1.5, 2.0, 3.0, 5.0)
 """1 is no guidance. The law maps all but the last two to another of these at twice the side."""
 
@@ -70,18 +70,18 @@ def guidance_law(model: str | None = None, progress: Progress = silent, quick: b
     total, done = 2 * counts.sets * len(scales), 0
     for side, name in MODELS.items():
         drawn, look = ControlledTransformer.open(name), _look(side, counts.renders)
-        count = counts.small if side == TRAINED else counts.large
+        count = counts.small if side == TRAINED_SIDE else counts.large
         for number in range(counts.sets):
-            first = FIRST + 10_000 * (2 * number + (side == TARGET))
+            first = FIRST_SCENE + 10_000 * (2 * number + (side == TARGET_SIDE))
             scenes, seeds = sample_scenes(range(first, first + count)), list(range(first, first + count))
             for scale in scales:
-                images = drawn.draw(caption(scenes), seeds, guidance=scale, side=side, batch=32 * TRAINED // side)
+                images = drawn.draw(caption(scenes), seeds, guidance=scale, side=side, batch=32 * TRAINED_SIDE // side)
                 by_side[side][scale].append(look(images, scenes))
                 done += 1
                 progress(done, total, None)
     result = judged(by_side)
     if quick:
-        level = min(min(looks).fid for looks in by_side[TARGET].values())
+        level = min(min(looks).fid for looks in by_side[TARGET_SIDE].values())
         return replace(result, holds=abs(result.value) < level / 3)
     return result
 
@@ -91,10 +91,10 @@ def judged(by_side: Table) -> ClaimResult:
     means = {
         side: {k: sum(look.fid for look in v) / len(v) for k, v in table.items()} for side, table in by_side.items()
     }
-    ratio = TARGET / TRAINED
+    ratio = TARGET_SIDE / TRAINED_SIDE
     # a scale whose double is not in the sweep cannot be judged
-    judgeable = [scale for scale in means[TRAINED] if scaled_guidance(scale, ratio) in means[TARGET]]
-    kept = _lowest({scale: means[TRAINED][scale] for scale in judgeable})
+    judgeable = [scale for scale in means[TRAINED_SIDE] if scaled_guidance(scale, ratio) in means[TARGET_SIDE]]
+    kept = _lowest({scale: means[TRAINED_SIDE][scale] for scale in judgeable})
     law, details = scaled_guidance(kept, ratio), dict[str, Any]()
     for side, table in by_side.items():
         rows = {f"scale {k:g}": {"FID, by set": [x.fid for x in v], "shown, by set": [x.shown for x in v]}
@@ -103,16 +103,16 @@ def judged(by_side: Table) -> ClaimResult:
         details[f"{side} px"] = rows | {"lowest FID at scale": _lowest(means[side])}
         details[f"{side} px"] |= {"lowest FID at scale, by set": sets}
     details["judged"] = {"kept": kept, "by the law": law}
-    differences = [a.fid - b.fid for a, b in zip(by_side[TARGET][law], by_side[TARGET][kept], strict=True)]
+    differences = [a.fid - b.fid for a, b in zip(by_side[TARGET_SIDE][law], by_side[TARGET_SIDE][kept], strict=True)]
     lines = {f"{side} px": [(k, round(v, 2)) for k, v in m.items()] for side, m in means.items()}
     chart = Curves("Guidance at both sizes", "guidance scale", "FID", lines)
     value, holds = (
         round(sum(differences) / len(differences), 2),
         law != kept and all(difference < 0 for difference in differences),
     )
-    roles = dict.fromkeys((f"scale {k:g}" for k in by_side[TARGET]), "rival")
+    roles = dict.fromkeys((f"scale {k:g}" for k in by_side[TARGET_SIDE]), "rival")
     roles |= {"scale 1": "trivial", f"scale {law:g}": "ours"}
-    fids = {f"scale {k:g}": [look.fid for look in looks] for k, looks in by_side[TARGET].items()}
+    fids = {f"scale {k:g}": [look.fid for look in looks] for k, looks in by_side[TARGET_SIDE].items()}
     return ClaimResult(
         value, (round(min(differences), 2), round(max(differences), 2)), holds, details, (chart,),
         mean_arms(fids, roles), seeds=len(differences), tables=(by_set(fids),),
@@ -129,9 +129,9 @@ def _look(side: int, count: int) -> Callable[[torch.Tensor, Scenes], Look]:
     net = load_classifier()
 
     def reading(images: torch.Tensor) -> Reading:
-        return read(net, functional.interpolate(images, (TRAINED, TRAINED), mode="area"))
+        return read(net, functional.interpolate(images, (TRAINED_SIDE, TRAINED_SIDE), mode="area"))
 
-    others = range(FIRST + 500_000, FIRST + 500_000 + count)
+    others = range(FIRST_SCENE + 500_000, FIRST_SCENE + 500_000 + count)
     chunks = (others[i : i + 64] for i in range(0, count, 64))
     real = torch.cat([reading(render(sample_scenes(chunk), side).images).features for chunk in chunks])
 

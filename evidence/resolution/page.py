@@ -14,7 +14,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..control.controlled_transformer import ControlledTransformer
 from .claims import CURVES, SHIPPED
 from .curves import mean_curve, read_curves
-from .transfer_training import FIRST, TARGET, TRAINED
+from .transfer_training import FIRST_SCENE, TARGET_SIDE, TRAINED_SIDE
 
 SHOWN = 4
 SCHEDULES = {"none": "schedule as it was", "resample": "resampled"}
@@ -34,7 +34,7 @@ def section(report: Any, progress: Progress = silent) -> None:
     pairs = [(s, p) for s in SCHEDULES for p in POSITIONS]
     for i, (schedule, positions) in enumerate(pairs):
         config = ResolutionTransferConfig(
-            (TARGET, TARGET), (TRAINED, TRAINED), schedule=schedule, pos_embed=positions, override=True
+            (TARGET_SIDE,) * 2, (TRAINED_SIDE,) * 2, schedule=schedule, pos_embed=positions, override=True
         )
         title = f"{SCHEDULES[schedule]}, {POSITIONS[positions]}"
         table.append([SCHEDULES[schedule], POSITIONS[positions], _show(report, model, title, config)])
@@ -57,11 +57,11 @@ def _show(report: Any, model: ControlledTransformer, title: str, config: Resolut
     from ..portraits.classifier import attribute_accuracy, load_classifier, read
     from ..portraits.page import to_pil
 
-    scenes = sample_scenes(range(FIRST, FIRST + SHOWN))
+    scenes = sample_scenes(range(FIRST_SCENE, FIRST_SCENE + SHOWN))
     with nullcontext() if config is None else apply(model, config):
-        images = model.draw(caption(scenes), list(range(SHOWN)), side=TARGET)
+        images = model.draw(caption(scenes), list(range(SHOWN)), side=TARGET_SIDE)
     report.add_images([(p, title) for p in to_pil(images, 1)], width=100)
-    reading = read(load_classifier(), functional.interpolate(images, (TRAINED, TRAINED), mode="area"))
+    reading = read(load_classifier(), functional.interpolate(images, (TRAINED_SIDE, TRAINED_SIDE), mode="area"))
     return f"{torch.tensor(list(attribute_accuracy(reading, scenes).values())).mean():.2f}"
 
 

@@ -27,8 +27,8 @@ from ..portraits.classifier import AttributeClassifier, Reading, read
 from ..registry import Arm, Table, arms
 from .heads import Count
 
-FIRST, REFERENCE, SEEDS, PROMPTS = 8_600_000, 8_700_000, 40_000, 16
-TRAINED, STEPS, GUIDANCE, BATCH = 128, 20, 3.0, 8
+FIRST_SCENE, REFERENCE_SCENE, FIRST_SEED, PROMPT_COUNT = 8_600_000, 8_700_000, 40_000, 16
+TRAINED_SIDE, STEPS, GUIDANCE, BATCH = 128, 20, 3.0, 8
 ENLARGED, EXTRAPOLATED = "128 px, enlarged", "as it stands"
 ARMS = (EXTRAPOLATED, *(f"rope_{name}{kind}" for name in ("pi", "ntk", "yarn") for kind in ("", "_dynamic")))
 
@@ -56,15 +56,15 @@ def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, 
     """Samples (N, 3, H, W) in [0, 1]: one image per scene of that (width, height), with a resampled schedule."""
     pipe, prompts = model.pipeline(), caption(scenes)
     pipe.set_progress_bar_config(disable=True)
-    width, height = (TRAINED, TRAINED) if arm == ENLARGED else size
+    width, height = (TRAINED_SIDE, TRAINED_SIDE) if arm == ENLARGED else size
     positions = "keep" if arm in (ENLARGED, EXTRAPOLATED) else arm
-    config = ResolutionTransferConfig((width, height), train_size=(TRAINED, TRAINED), pos_embed=positions)
+    config = ResolutionTransferConfig((width, height), train_size=(TRAINED_SIDE, TRAINED_SIDE), pos_embed=positions)
     larger = ResolutionTransferPipeline.from_pipe(pipe, config)
     pictures = []
     for start in range(0, len(prompts), BATCH):
         rows = prompts[start : start + BATCH]
         made = larger(
-            rows, seeds=[SEEDS + start + k for k in range(len(rows))], negative_prompt=[""] * len(rows),
+            rows, seeds=[FIRST_SEED + start + k for k in range(len(rows))], negative_prompt=[""] * len(rows),
             true_cfg_scale=GUIDANCE, num_inference_steps=STEPS, max_sequence_length=24, output_type="pt",
         )  # fmt: skip
         pictures.append(made.images.float().clamp(0, 1))
@@ -106,9 +106,8 @@ def judge(net: AttributeClassifier, count: Count, images: torch.Tensor, scenes: 
         count: from :func:`~.heads.head_counter`.
         details: render with the flow portraits' details.
     """
-    drawn = square(
-        render(sample_scenes(range(REFERENCE, REFERENCE + len(images))), images.shape[-2], details=details).images
-    )
+    others = sample_scenes(range(REFERENCE_SCENE, REFERENCE_SCENE + len(images)))
+    drawn = square(render(others, images.shape[-2], details=details).images)
     seen, reference = _at_64(net, square(images)), _at_64(net, drawn)
     hits = shown_share(seen, scenes)
     detail = float(fine_detail(square(images)).mean() / fine_detail(drawn).mean())

@@ -19,7 +19,7 @@ from ...engine.portraits.models import Portraits
 from ...engine.portraits.scenes import Scenes
 from ...engine.resolution import ResolutionTransferConfig
 
-FIRST, SEED = 8_800_000, 50_000
+FIRST_SCENE, FIRST_SEED = 8_800_000, 50_000
 TRAINED, STEPS, GUIDANCE = 64, 15, 3.0
 ENLARGED, UNTOUCHED, RESAMPLED, SHRUNK, DILATED = "64 px, enlarged", "untouched", "resample", "shrink", "dilate"
 ARMS = (ENLARGED, UNTOUCHED, RESAMPLED, SHRUNK, DILATED)

@@ -30,9 +30,9 @@ from ..portraits.transformer import TransformerData, saved_data
 from .curves import ARMS, Curves, curves_by_seed, read_curve, read_curves, run_folder, write_curve
 
 PAPER = "On improved Conditioning Mechanisms (Berrada et al., NeurIPS 2024)"
-TRAINED, TARGET = 64, 128
+TRAINED_SIDE, TARGET_SIDE = 64, 128
 LADDER = (0, 50, 100, 200, 400, 800, 1600, 3200, 6400)
-FIRST = 8_000_000
+FIRST_SCENE = 8_000_000
 """First scene of the prompts; the reference scenes follow."""
 
 Bars = Callable[[str], Progress]
@@ -80,7 +80,7 @@ def transfer_of(arm: str) -> ResolutionTransferConfig:
     schedule, positions = ARMS[arm]
     # override: the arm is the training for which relabelling is right
     return ResolutionTransferConfig(
-        (TARGET, TARGET), (TRAINED, TRAINED), schedule=schedule, pos_embed=positions, override=True
+        (TARGET_SIDE, TARGET_SIDE), (TRAINED_SIDE, TRAINED_SIDE), schedule=schedule, pos_embed=positions, override=True
     )
 
 
@@ -97,21 +97,21 @@ class Judge:
         from ..portraits.classifier import load_classifier
 
         self.config, self._net = config, load_classifier()
-        self.prompts = caption(sample_scenes(range(FIRST, FIRST + config.samples)))
-        others = [FIRST + config.samples + i for i in range(2 * config.samples)]
+        self.prompts = caption(sample_scenes(range(FIRST_SCENE, FIRST_SCENE + config.samples)))
+        others = [FIRST_SCENE + config.samples + i for i in range(2 * config.samples)]
         chunks = (others[i : i + 64] for i in range(0, len(others), 64))
-        self._real = torch.cat([self._features(render(sample_scenes(c), TARGET).images) for c in chunks])
+        self._real = torch.cat([self._features(render(sample_scenes(c), TARGET_SIDE).images) for c in chunks])
 
     def _features(self, images: torch.Tensor) -> torch.Tensor:
         from ..portraits.classifier import read
 
-        return read(self._net, functional.interpolate(images, (TRAINED, TRAINED), mode="area")).features
+        return read(self._net, functional.interpolate(images, (TRAINED_SIDE, TRAINED_SIDE), mode="area")).features
 
     def __call__(self, model: ControlledTransformer) -> float:
         """The distance of a model's current weights."""
         images = model.draw(
             self.prompts, list(range(len(self.prompts))), steps=self.config.sampler_steps,
-            guidance=self.config.guidance, side=TARGET, batch=25,
+            guidance=self.config.guidance, side=TARGET_SIDE, batch=25,
         )  # fmt: skip
         return round(frechet_distance(self._features(images), self._real), 3)
 
@@ -132,7 +132,7 @@ class _Shared:
         cls, folder: Path, config: TransferConfig, progress: Progress = silent, device: torch.device | None = None
     ) -> _Shared:
         portraits = load_portraits()
-        data = saved_data(folder / "pictures.safetensors", portraits, config.pictures, TARGET, progress)
+        data = saved_data(folder / "pictures.safetensors", portraits, config.pictures, TARGET_SIDE, progress)
         return cls(config, folder, portraits, data, device)
 
     def model(self) -> ControlledTransformer:
@@ -214,7 +214,7 @@ def export(folder: str | Path, out: str | Path, arm: str = "grid-rescaled", seed
     model = shared.model()
     with apply(model, transfer_of(arm)):
         trainer = shared.trainer(model, arm, seed)
-        schedule = {"kind": "scaled_linear", "T": 1000, "s_pre": TRAINED, "s_now": TARGET, "mode": mode}
+        schedule = {"kind": "scaled_linear", "T": 1000, "s_pre": TRAINED_SIDE, "s_now": TARGET_SIDE, "mode": mode}
         base = {"mode": "grid", "align": "step", "base": model.transformer.config.sample_size // 2}
         export_transformer(trainer, out.parent, out.name, schedule, base)
         model.scheduler.save_pretrained(out)

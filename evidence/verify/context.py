@@ -117,7 +117,7 @@ class Asked:
         model: a pipeline folder or a .safetensors file on this machine.
         data: folder with the data of the checks, at any depth up to two folders.
         sscd, clip: copy descriptors: SSCD's TorchScript file, a CLIP folder.
-        face, lpips: a face recogniser and LPIPS, as TorchScript files.
+        face: a face recogniser, as a TorchScript file.
         subset: most prompts or pairs of each kind.
         memory: budget in addition to the weights.
         out: folder of this verification.
@@ -135,7 +135,6 @@ class Asked:
     load: LoadConfig = field(default_factory=LoadConfig)
     world: str = ""
     face: Path | None = None
-    lpips: Path | None = None
 
 
 @contextmanager
@@ -163,7 +162,7 @@ def local_model(model: str, config: str = "") -> Path:
     for what, name in (("model", model), ("--config", config)):
         if name and not Path(name).exists():
             here = "a pipeline folder or a .safetensors file on this machine"
-            accepted = ["portraits", "flow", "sized", here] if what == "model" else here
+            accepted = ["portraits", "flow", here] if what == "model" else here
             raise refuse(what, name, accepted, "nothing is downloaded here: download it yourself, then name its folder")
     path = Path(model)
     if path.is_file() and path.suffix != ".safetensors":
@@ -239,21 +238,6 @@ class Context:
         pipe = W2WPipeline.from_pipe(self.pipe)
         pipe.set_progress_bar_config(disable=True)
         return pipe
-
-    @cached_property
-    def controlled(self) -> Any:
-        """The pipeline whose sizes have a weight over the noise level; of models conditioned on sizes."""
-        from ...engine.pipelines import ControlConditionedPixArtPipeline, ControlConditionedXLPipeline
-
-        kind = ControlConditionedXLPipeline if self.kind == "SDXL" else ControlConditionedPixArtPipeline
-        pipe = kind.from_pipe(self.pipe)
-        pipe.set_progress_bar_config(disable=True)
-        return pipe
-
-    @cached_property
-    def own_side(self) -> int:
-        """Side in pixels of the pictures of a model conditioned on sizes, its default condition."""
-        return int(self.network.config.sample_size) * int(self.pipe.vae_scale_factor)
 
     @cached_property
     def pace(self) -> Pace:

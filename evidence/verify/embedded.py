@@ -1,4 +1,4 @@
-"""The embedded models in the role of a checkpoint: ``--model portraits``, ``--model flow`` and ``--model sized``.
+"""The embedded models in the role of a checkpoint: ``--model portraits`` and ``--model flow``.
 
 Their data is written where a user's would be, under the names of the authors' files, so that the code that runs on a
 published checkpoint runs here. Memorized pictures are the held-out half on the flow model.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,39 +22,33 @@ from ...engine.nemo.search_config import SearchConfig
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
-from ...engine.runtime.progress import Progress, TqdmProgress
-from ..activations.claims import FLOW_PRIOR
+from ..activations.claims import FLOW_PRIOR_LAYERS
 from ..activations.tapped_pictures import TESTING, Model, draw_scene
-from ..control.prompts import FIRST, prompts_of
 from ..nemo import flow_claims, probed_model
 from ..portraits.identities import FIRST_IDENTITY
-from ..w2w.likeness import BARE, FRESH, INVERSION, pictures_of
-from .context import Asked, Context
-from .settings import FILE, InversionSettings, SizeSettings, VerifySettings
-from .sized import FOLDER, SizedContext
+from ..w2w.likeness import FIRST_HELD_OUT, INVERSION, PLAIN_PROMPT, pictures_of
+from .context import Asked
+from .settings import FILE, InversionSettings, VerifySettings
 
-WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS, "sized": FOLDER}
+WORLDS = {"portraits": WEIGHTS, "flow": FLOW_WEIGHTS}
 STATISTICS, ORDINARY, COLOURINGS, FACES, SITTERS = 600, 200, 10, 60, 16
 """Captions for statistics and threshold, ordinary ones that are scored, captions of each template, portraits with
 keypoints, and held-out people."""
-BRIEF = 40
-"""Captions without the attributes that correlate with size in the sized model's dataset."""
 SETTINGS = {
     "portraits": VerifySettings(
         detect=probed_model.DETECT, probe=probed_model.SEARCH,
         search=SearchConfig(effect_fraction=probed_model.EFFECT_FRACTION),
         steps=probed_model.STEPS, guidance=probed_model.GUIDANCE, scheduler="",
         places=" ".join(PRESETS["portraits"].addresses),
-        inversion=InversionSettings(INVERSION, BARE, steps=probed_model.STEPS, guidance=probed_model.GUIDANCE),
+        inversion=InversionSettings(INVERSION, PLAIN_PROMPT, steps=probed_model.STEPS, guidance=probed_model.GUIDANCE),
     ),
     "flow": VerifySettings(
         detect=flow_claims.SEARCH, probe=flow_claims.SEARCH,
         search=SearchConfig(effect_fraction=flow_claims.EFFECT_FRACTION),
         steps=20, guidance=1.0, size=SIDE, seeds=4, usual=8, scheduler="",
-        places=FLOW_PRIOR[0], timestep=260.0,
+        places=FLOW_PRIOR_LAYERS[0], timestep=260.0,
         call={"true_cfg_scale": 3.0, "negative_prompt": "", "max_sequence_length": 24},
     ),
-    "sized": VerifySettings(sizes=SizeSettings((16, 32, 64, 128, 256), prompts=BRIEF, steps=20, guidance=2.0)),
 }  # fmt: skip
 """Settings of searches and scores in these models' claims."""
 
@@ -67,20 +61,11 @@ def embedded(asked: Asked) -> Asked:
     return replace(asked, model=str(WORLDS[asked.model]), data=data, world=asked.model)
 
 
-def context_of(asked: Asked, bar: Callable[[str], Progress] = TqdmProgress) -> Context:
-    """The verification of a checkpoint, or of an embedded model in its role."""
-    return (SizedContext if asked.world == "sized" else Context)(asked, bar)
-
-
 def write_data(name: str, folder: Path) -> Path:
     """Prompts, memorized pictures and settings of an embedded model, unless they exist."""
     if (folder / FILE).is_file():
         return folder
-    if name == "sized":
-        captions = prompts_of(BRIEF, FIRST + 900_000, brief=True)[1]
-        _table(folder / "size_prompts.csv", ("Caption", "Index"), [(c, i) for i, c in enumerate(captions)])
-    else:
-        _write_pictures(name, folder)
+    _write_pictures(name, folder)
     write_json(folder / FILE, SETTINGS[name].to_dict())
     return folder
 
@@ -108,7 +93,7 @@ def _write_pictures(name: str, folder: Path) -> None:
     if name == "portraits":
         _copy(student_file("student"), folder / "students")
         _copy(PEOPLE_SPACE, folder)
-        who = [FIRST_IDENTITY + FRESH + i for i in range(SITTERS)]
+        who = [FIRST_IDENTITY + FIRST_HELD_OUT + i for i in range(SITTERS)]
         for number, picture in enumerate(pictures_of(model, who)[0]):
             _save(folder / "faces" / f"{number:03d}.png", picture)
 

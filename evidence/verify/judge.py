@@ -1,4 +1,4 @@
-"""Descriptors of pictures and their distances: pixels, or programs that the user has: SSCD, a face recogniser, LPIPS.
+"""Descriptors of pictures and their distances: pixels, or programs that the user has: SSCD, a face recogniser.
 
 Programs come as TorchScript. Such a file is a program, and runs: open none whose origin you do not know. Nothing else
 in this pack opens one.
@@ -132,23 +132,6 @@ def face_descriptor(path: str | Path) -> Callable[[torch.Tensor], torch.Tensor]:
         return described.float().flatten(1)
 
     return describe
-
-
-def lpips_distance(path: str | Path) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """(n,) LPIPS distances between two batches (n, 3, H, W) in [0, 1].
-
-    Args:
-        path: of a TorchScript file that takes two batches in [-1, 1], such as its authors' network, traced.
-    """
-    with named(path, "LPIPS file", "a TorchScript file of two batches in [-1, 1]", "trace a network and save it"):
-        model = _program(path)
-
-    @torch.no_grad()
-    def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        away: torch.Tensor = model(*(2 * each.float().cpu() - 1 for each in (a, b)))
-        return away.float().flatten()
-
-    return distance
 
 
 def _program(path: str | Path) -> torch.nn.Module:

@@ -121,7 +121,7 @@ STATISTICS = Need(
     "statistics_additional_laion_prompts_v1_4.pt", "means and deviations of SD1.4's value neurons over 50,000 captions",
     f"{REPOSITORY}, statistics/", "MIT", ("calibration.safetensors", *CAPTIONS.names),
 )  # fmt: skip
-TOGETHER = 4
+SEARCHES_AT_ONCE = 4
 """Prompts searched in lockstep: a kill costs these."""
 ROWS_OF_A_SEARCH = 800
 """Rows of a VM prompt's search: 15.7 s where 20 rows took 0.21 s (NeMo, Table 2), half of them for results unused."""
@@ -178,13 +178,13 @@ def neurons_of(context: Context, prompts: Sequence[str]) -> tuple[list[NeuronSet
     settings: list[Any] = [search.to_dict(), context.settings.probe.to_dict(), statistics_mark(statistics)]
     folder, bar = context.state("neurons", settings), context.bar("search")
     paths = [folder / f"{hashlib.sha256(prompt.encode()).hexdigest()[:16]}.json" for prompt in prompts]
-    for start in range(0, len(prompts), TOGETHER):
-        part = slice(start, start + TOGETHER)
+    for start in range(0, len(prompts), SEARCHES_AT_ONCE):
+        part = slice(start, start + SEARCHES_AT_ONCE)
         if not all(path.is_file() for path in paths[part]):
             results = context.nemo.find(list(prompts[part]), Calibration(statistics), search, context.settings.probe)
             for path, result in zip(paths[part], results, strict=True):
                 context.nemo.neurons(result).save(path)
-        bar(min(start + TOGETHER, len(prompts)), len(prompts), None)
+        bar(min(start + SEARCHES_AT_ONCE, len(prompts)), len(prompts), None)
     return [NeuronSet.load(path) for path in paths], differs + notes
 
 

@@ -14,7 +14,7 @@ from ...engine.jobs.run import sole_owner
 from ...engine.runtime.progress import Progress, TqdmProgress
 from ...engine.runtime.stages import Stages, duration
 from .context import Asked, Context, local_model, offline
-from .embedded import context_of, embedded
+from .embedded import embedded
 from .protocol import Check, pick_checks
 from .records import Estimate, Figure, Measured, Need
 
@@ -63,7 +63,7 @@ def verify(
     checks, asked = pick_checks(names), embedded(asked)
     local_model(asked.model, asked.load.config)
     with offline(), sole_owner(asked.out):
-        context = context_of(asked, bar)
+        context = Context(asked, bar)
         plans = [_planned(check, context) for check in checks]
         _announce(context, plans)
         world = bool(asked.world)
@@ -147,7 +147,7 @@ def _model(context: Context) -> dict[str, Any]:
 def _measured(check: Check, context: Context) -> tuple[Measured, dict[str, str]]:
     """The outcome and the sums of the data, measured now or by an earlier call."""
     sums = context.data_sums(check.needs)
-    described_by = context.data_sums_of("sscd", "clip", "face", "lpips")
+    described_by = context.data_sums_of("sscd", "clip", "face")
     mark = digest([context.identity, context.asked.subset, context.settings, sums, described_by, context.asked.world])
     path = context.asked.out / "state" / f"{check.name}.json"
     if path.is_file():

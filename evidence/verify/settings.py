@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...engine.control import GammaConfig
 from ...engine.errors import refuse
 from ...engine.io.files import named, parse_table
 from ...engine.nemo.blocking_checks import AttackConfig
@@ -44,30 +43,6 @@ class InversionSettings(Config):
 
 
 @dataclass(frozen=True)
-class SizeSettings(Config):
-    """Which sizes condition a model, and with which weight over the noise level (Berrada et al., Table 2a).
-
-    Attributes:
-        sides: of the original sizes in the conditions, in pixels, the smallest first.
-        gamma: the weight; the curve that the paper trains with, at the exponent that is ours for training-free use.
-        prompts: at most.
-        steps, guidance: of the samples, as the paper evaluates its models of captions.
-    """
-
-    sides: tuple[int, ...] = (64, 128, 256, 512, 1024)
-    gamma: GammaConfig = GammaConfig()
-    prompts: int = 100
-    steps: int = 25
-    guidance: float = 5.0
-
-    def __post_init__(self) -> None:
-        if len(self.sides) < 2 or sorted(set(self.sides)) != list(self.sides) or self.sides[0] < 1:
-            raise refuse("sizes: sides", self.sides, "two or more, ascending", "64, 128, 256, 512, 1024 are published")
-        if self.prompts < 2 or self.steps < 1:
-            raise refuse("sizes: prompts, steps", (self.prompts, self.steps), "2 and 1 or more", "100 and 25 are usual")
-
-
-@dataclass(frozen=True)
 class VerifySettings(Config):
     """Settings of all checks; the defaults are the papers', for SD1.4 and SD1.5.
 
@@ -85,7 +60,6 @@ class VerifySettings(Config):
         places, timestep, discard: for SPair-71k instead of the published selection; "" and 0 take that.
         split: of SPair-71k: test, or trn or val, on which layers are chosen.
         inversion: of photos into a space of models.
-        sizes: the model's size conditions.
     """
 
     detect: ProbeConfig = ProbeConfig(range_of_batch=True)
@@ -105,7 +79,6 @@ class VerifySettings(Config):
     discard: tuple[int, ...] = ()
     split: str = "test"
     inversion: InversionSettings = InversionSettings()
-    sizes: SizeSettings = SizeSettings()
 
     def __post_init__(self) -> None:
         if self.seeds < 2 or self.usual < 2 or self.steps < 1:

@@ -33,8 +33,8 @@ SPLITS = ("trn", "val", "test")
 GRID = 128
 """Positions to a side on which features are compared, as in the official code."""
 PROMPT = "a photo of a {category}"
-_HELD = 4
-"""Fraction of the budget for joined features of pictures that pairs have in common."""
+_BUDGET_PARTS = 4
+"""Parts of the budget, one of which holds the joined features of pictures that pairs have in common."""
 Box = tuple[float, float, float, float]
 
 
@@ -226,7 +226,7 @@ def spair_scores(
     sites = [a for part in taps.parts for a in part]
     each = feature_maps(taps.read([next(iter(files))], sites)).nbytes
 
-    @lru_cache(maxsize=max(2, memory_bytes(tapped.memory) // _HELD // each))
+    @lru_cache(maxsize=max(2, memory_bytes(tapped.memory) // _BUDGET_PARTS // each))
     def features(name: str) -> torch.Tensor:
         return feature_maps(taps.read([name], sites))
 

@@ -29,7 +29,7 @@ from .graded import HEAD, LARGEST_STRENGTH, Graded, Sitting
 from .people import PAPER, Studio, subspace
 
 PEOPLE, IN_SPACE, TUNING = 200, 160, 24
-RANDOM = "random direction of the same length"
+RANDOM_DIRECTION = "random direction of the same length"
 HEADWEAR = ("hat", "hijab", "turban", "winterHat1", "winterHat02", "winterHat03", "winterHat04")
 LABELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "glasses": ("accessories", ("kurt", "prescription01", "prescription02", "round", "sunglasses", "wayfarers")),
@@ -114,11 +114,11 @@ def sliders_avataaars(
         table += [(label, *ours.row()), (f"{label}, random direction", *random.row())]
         seen = max(seen, len(measured.weights))
         progress(i + 1, len(studio.labels), None)
-    mean = {name: sum(r[k] for r in rises.values()) / len(rises) for k, name in enumerate(("ours", RANDOM))}
+    mean = {name: sum(r[k] for r in rises.values()) / len(rises) for k, name in enumerate(("ours", RANDOM_DIRECTION))}
     details: dict[str, Any] = {"rise of each, and by a random direction": rises}
     return ClaimResult(
         round(mean["ours"], 3), None, sum(good.values()) >= 2, details, n=seen, parts=good,
-        arms=arms(mean, {"ours": "ours", RANDOM: "trivial"}), tables=(Table("Sliders", HEAD, tuple(table)),),
+        arms=arms(mean, {"ours": "ours", RANDOM_DIRECTION: "trivial"}), tables=(Table("Sliders", HEAD, tuple(table)),),
     )  # fmt: skip
 
 

@@ -10,19 +10,16 @@ import torch
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.runtime.progress import Progress, silent
-from ...engine.w2w.edit.editing import edit
-from ...engine.w2w.space.directions import quality
 from ...engine.w2w.space.space import WeightSpace
 from ..intervals import mean_interval
-from ..registry import ClaimResult, Curves, Table, arms, claim
+from ..registry import ClaimResult, Curves, Table, claim
 from . import avataaars_claims as _avataaars  # noqa: F401  registers w2w.sliders.avataaars
-from . import outside_judge as _judge  # noqa: F401  registers w2w.judge
 from .concept_sliders import SliderConfig
 from .drawing import EDIT_STEPS, WORDS
 from .edits import EditStand, baseline_sliders, compare, edit_rows
-from .graded import MEASURED, Sitting, smaller_space
-from .likeness import BARE, Sitters, likeness_arms
-from .people import DIRECTION_COMPONENTS, PAPER, STEPS, Studio, labels, people_space, subspace
+from .graded import smaller_space
+from .likeness import PLAIN_PROMPT, Sitters, likeness_arms
+from .people import DIRECTION_COMPONENTS, PAPER, STEPS, Studio, people_space
 from .spaces import measure_directions, measure_sampling
 
 QUICK_LABEL = "glasses"
@@ -94,48 +91,6 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
 
 
 @claim(
-    "w2w.delayed", paper=PAPER, figure="Fig. 31: edits that begin later keep the picture and do less",
-    target="attribute change and picture change both fall as the edit begins later; order of 3 edits <= 1e-6",
-    minutes=3, quick_minutes=0.2,
-)  # fmt: skip
-def delayed(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Three edits at once from 8 timesteps on, 3 pictures of each of 10 people of no space; quick: 4, 2 of 3 people."""
-    studio, (people, pictures) = Studio.open(model, smaller_space()), (3, 2) if quick else (10, 3)
-    starts = (1000, 700, 400, -1) if quick else (1000, 900, 800, 700, 600, 400, 200, -1)
-    sitting = Sitting.open(studio, "glasses", MEASURED, people, studio.steps)
-    zero = torch.zeros(1, studio.space.dimension)
-    strengths = {"glasses": 2.5, "dark skin": 2.5, "bald": 2.0}
-    after, reversed_order = edit(studio.space, zero, strengths), zero
-    for label in reversed(strengths):
-        reversed_order = edit(studio.space, reversed_order, {label: strengths[label]})
-    mean, edited, again = studio.flat(torch.cat([zero, after, reversed_order]))[0]
-    order = float((edited - again).abs().max())
-    plain = studio.draw_weights(studio.manifest, sitting.weights, pictures)
-    table, gains, moves = {}, list[float](), list[float]()
-    for start in starts:
-        # weights2weights, section 3.3: theta + a n, of people who are not in the space
-        late = sitting.weights + (edited - mean)
-        images = studio.draw_weights(studio.manifest, sitting.weights, pictures, late=late, start=float(start))
-        attributes = studio.read(images)[1]
-        gains.append(sum(float(studio.likelihood(attributes, k).mean()) for k in strengths) / len(strengths))
-        moves.append(float((images - plain).square().mean().sqrt()))
-        table[f"from t = {start}"] = f"attributes {gains[-1]:.3f}, picture moved by {moves[-1]:.4f}"
-        progress(len(gains), len(starts), None)
-    tolerance = 0.05 if quick else 0.02
-    falls = all(b <= a + tolerance for a, b in zip(gains, gains[1:], strict=False))
-    falls = falls and all(b <= a + 1e-3 for a, b in zip(moves, moves[1:], strict=False)) and moves[-1] == 0
-    line = {"start 1000 (right) to never (left)": list(zip(moves, gains, strict=True))}
-    plot = Curves("Edits that begin later", "RMS change of the picture", "attributes", line)
-    shown = {f"from t = {start}" if start > 0 else "never": gain for start, gain in zip(starts, gains, strict=True)}
-    roles = {name: "reference" for name in shown} | {"from t = 1000": "ours", "never": "trivial"}
-    moved = tuple((f"t = {start}", move) for start, move in zip(starts, moves, strict=True))
-    return ClaimResult(
-        order, None, falls and order <= 1e-6, table, (plot,), arms(shown, roles), people, pictures,
-        tables=(Table("Picture moved by", ("edit begins at", "RMS"), moved),),
-    )  # fmt: skip
-
-
-@claim(
     "w2w.inversion", paper=PAPER, figure="Table 2: one picture against trained LoRAs; Figs. 10 and 30: trends",
     target="identity >= 90 % of a LoRA trained on 20 pictures, above a LoRA trained on the one picture",
     minutes=30, quick_minutes=1.1,
@@ -150,7 +105,7 @@ def inversion(model: str | None = None, progress: Progress = silent, quick: bool
     """
     studio = Studio.open(model, steps=EDIT_STEPS if quick else STEPS)
     everyone = Sitters.open(studio, 2 if quick else 32)
-    judged = everyone.three_ways(BARE)
+    judged = everyone.three_ways(PLAIN_PROMPT)
     sitters = everyone.first(8)
     progress(1, 1 if quick else 4, None)
     details: dict[str, Any] = {"one prompt for all": _described(judged)}
@@ -200,7 +155,7 @@ def inversion_flow(model: str | None = None, progress: Progress = silent, quick:
     studio = Studio.open(model or str(FLOW_WEIGHTS), steps=FLOW_STEPS)
     assert isinstance(studio.space, WeightSpace)
     sitters = Sitters.open(studio, 2 if quick else 8)
-    judged = sitters.three_ways(BARE)
+    judged = sitters.three_ways(PLAIN_PROMPT)
     ours, many, single = judged.values()
     low, high = mean_interval(ours.scores - single.scores)
     details: dict[str, Any] = {"one prompt for all": {name: way.described() for name, way in judged.items()}}
@@ -225,42 +180,6 @@ def inversion_flow(model: str | None = None, progress: Progress = silent, quick:
     return ClaimResult(
         round(ours.mean - single.mean, 3), (low, high), low > 0, details, arms=likeness_arms(judged), n=len(sitters.who)
     )
-
-
-@claim(
-    "w2w.models", paper=PAPER, figure="Figs. 9 and 10: more training models make better spaces",
-    target="identity of inversions rises, entanglement falls, with the number of models",
-    minutes=20, quick_minutes=0.9,
-)  # fmt: skip
-def models(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """Spaces of the first 32, 128 and all people, from the shipped coefficients' own weights; 8 people inverted.
-
-    Quick: 32 and all people, 2 people inverted.
-    """
-    studio, whole = Studio.open(model, steps=EDIT_STEPS if quick else STEPS), people_space()
-    sitters = Sitters.open(studio, 2 if quick else 8)
-    counts = (32, whole.count) if quick else (32, 128, whole.count)
-    table, trend = {}, list[tuple[float, float]]()
-    for i, count in enumerate(counts):
-        space = subspace(whole, count)
-        coefficients, _ = sitters.inverted(space=space)
-        score = float(sitters.likeness(space.decode(coefficients)).mean())
-        known = {k: v for k, v in labels(space.names).items() if k in WORDS}
-        shared = quality(space, known).entanglement[~torch.eye(len(known), dtype=torch.bool)].mean()
-        table[f"{count} models"] = f"identity {score:.3f}, mean |cosine| of directions {float(shared):.3f}"
-        trend.append((score, float(shared)))
-        progress(i + 1, len(counts), None)
-    names = ("identity of inversions", "mean |cosine| of directions")
-    lines = {name: _logarithmic(dict(zip(counts, [t[j] for t in trend], strict=True))) for j, name in enumerate(names)}
-    plot = Curves("Spaces of more models", "models, log10", "", lines)
-    improves = all(a[0] < b[0] and a[1] > b[1] for a, b in zip(trend, trend[1:], strict=False))
-    figures = {f"{count} models": t[0] for count, t in zip(counts, trend, strict=True)}
-    roles = {f"{whole.count} models": "ours"} | {f"{count} models": "rival" for count in counts[:-1]}
-    entangled = tuple((str(count), t[1]) for count, t in zip(counts, trend, strict=True))
-    return ClaimResult(
-        round(trend[-1][0] - trend[0][0], 3), None, improves, table, (plot,), arms(figures, roles), len(sitters.who),
-        tables=(Table("Entanglement, mean |cosine| of directions", ("models", "cosine"), entangled),),
-    )  # fmt: skip
 
 
 def _logarithmic(points: dict[int, float]) -> list[tuple[float, float]]:

@@ -20,11 +20,11 @@ from ..registry import Arm, arms
 from .measures import distances
 from .people import Model, Studio, recipe_of, subject
 
-FRESH = 5000
+FIRST_HELD_OUT = 5000
 """People from here on (after the first identity) are in no space."""
-TOGETHER = 8
+PEOPLE_AT_ONCE = 8
 """People inverted or trained at once."""
-BARE = "a face"
+PLAIN_PROMPT = "a face"
 """The prompt that says nothing; what "sks person" is in the paper."""
 INVERSION = InvertConfig(steps=120, lr=0.6, batch=4, schedule="cosine", antithetic=True, check_every=30, prior=2e-4)
 """On 16 x 16 latents and 300 components; 480 network rows in all, against the 320 of a trained LoRA."""
@@ -68,7 +68,7 @@ class Sitters:
     @classmethod
     def open(cls, studio: Studio, count: int) -> Sitters:
         """The first ``count`` people that are in no space."""
-        who = [FIRST_IDENTITY + FRESH + i for i in range(count)]
+        who = [FIRST_IDENTITY + FIRST_HELD_OUT + i for i in range(count)]
         images, captions = pictures_of(studio.portraits, who)
         return cls(studio, Denoiser.from_diffusers(studio.portraits), who, images, captions)
 
@@ -127,7 +127,7 @@ class Sitters:
 
     def three_ways(self, prompt: str | None) -> dict[str, Likeness]:
         """Inversion, a LoRA of 20 pictures, a LoRA of one; ``prompt`` for all pictures, or each its own."""
-        parts = [self.part(slice(i, i + TOGETHER)) for i in range(0, len(self.who), TOGETHER)]
+        parts = [self.part(slice(i, i + PEOPLE_AT_ONCE)) for i in range(0, len(self.who), PEOPLE_AT_ONCE)]
         each = [part._three_ways(prompt) for part in parts]
         return {
             name: Likeness(
@@ -151,11 +151,6 @@ class Sitters:
             weights, spent = self.trained(count, prompt)
             fitted[name] = (weights, weights.shape[1], spent)
         return fitted
-
-    def weights_of_three_ways(self, prompt: str | None) -> dict[str, torch.Tensor]:
-        """Name -> (M, D) weights of the models that :meth:`three_ways` scores."""
-        parts = [self.part(slice(i, i + TOGETHER))._found(prompt) for i in range(0, len(self.who), TOGETHER)]
-        return {name: torch.cat([part[name][0] for part in parts]) for name in parts[0]}
 
     def by_components(self, counts: Sequence[int] = (10, 30, 100)) -> dict[int, float]:
         """Number of components -> mean likeness of inversions."""

@@ -3,7 +3,18 @@
 import copy
 
 import torch
-from vitrine.evidence.activations.massive_claims import Unscaled
+from torch import nn
+
+
+class Unscaled(nn.LayerNorm):
+    """A LayerNorm of a stream in other units: it divides by ``scale`` first."""
+
+    def __init__(self, norm, scale):
+        super().__init__(norm.normalized_shape, norm.eps, elementwise_affine=False)
+        self.register_buffer("scale", scale)
+
+    def forward(self, x):
+        return super().forward(x / self.scale)
 
 
 def with_massive_channel(net, channel, factor):

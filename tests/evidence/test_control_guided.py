@@ -38,7 +38,8 @@ def test_the_meter_is_zero_without_effect_and_means_over_pairs():
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     assert cross_size_consistency(lambda s: x, sizes).mean == 0.0
     measured = cross_size_consistency(lambda s: x + s[0] / 64, sizes)
-    assert measured.matrix.shape == (3, 3) and torch.allclose(measured.matrix, measured.matrix.T)
+    table = measured.distances
+    assert table.shape[:2] == (3, 3) and torch.allclose(table, table.transpose(0, 1))
     assert abs(measured.mean - (1 + 3 + 2) / 3) < 1e-6 and measured.each.shape == (2,)
     other = cross_size_consistency(lambda s: x, sizes, lambda a, b: torch.full((2,), 0.25))
     assert other.mean == 0.25

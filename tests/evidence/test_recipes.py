@@ -1,8 +1,11 @@
 """Recipes on the command line: help, flat settings, and bad input on one line before anything is written."""
 
 import pytest
+from vitrine.engine.portraits.shipped import PEOPLE_SPACE
+from vitrine.engine.w2w.space.space import WeightSpace
 from vitrine.evidence.recipes.commands import RECIPES, main
 from vitrine.evidence.recipes.settings import FlowTrainConfig, TrainConfig
+from vitrine.evidence.w2w import pair_sliders
 
 
 def test_each_recipe_has_help(capsys):
@@ -29,6 +32,27 @@ def test_settings_of_a_training_have_flat_flags(name, options, kind, values, mon
     assert {key: getattr(recipe, key, getattr(recipe.advanced, key, None)) for key in values} == values
 
 
+def test_sliders_from_pairs_are_trained_into_the_file_that_is_named(monkeypatch, tmp_path, capsys):
+    taken = []
+
+    def train(labels, work, file, progress):
+        taken.append((labels, work, file))
+        return WeightSpace.load(PEOPLE_SPACE)
+
+    monkeypatch.setattr(pair_sliders, "train_shipped_sliders", train)
+    file = tmp_path / "people.w2w.safetensors"
+    assert main(["pair-sliders", "--labels", "bald", "--file", str(file), "--work", str(tmp_path / "work")]) == 0
+    assert taken == [(("bald",), tmp_path / "work", file)] and str(file) in capsys.readouterr().out
+
+
+def test_the_shipped_people_have_each_slider_of_the_recipe(tmp_path):
+    """The whole recipe on the shipped file has nothing left to train, and leaves the file as it is."""
+    file = tmp_path / "people.w2w.safetensors"
+    file.write_bytes(PEOPLE_SPACE.read_bytes())
+    assert main(["pair-sliders", "--file", str(file), "--work", str(tmp_path / "work")]) == 0
+    assert file.read_bytes() == PEOPLE_SPACE.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -39,6 +63,7 @@ def test_settings_of_a_training_have_flat_flags(name, options, kind, values, mon
         ("transfer --source none", "portraits transformer"),
         ("export --folder none", "one with a state"),
         ("plants --set later-plant", "Did you mean later-plants"),
+        ("pair-sliders --labels glases", "Did you mean glasses"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_written(words, message, tmp_path, monkeypatch, capsys):

@@ -146,8 +146,8 @@ def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("cores", "names", "asked", "used"), [
-    (2, ["w2w.*"], None, 2), (64, ["w2w.*"], None, 4), (2, ["w2w.delayed"], None, 1), (1, ["w2w.*"], None, 1),
-    (2, ["w2w.*"], 3, 3), (2, ["w2w.delayed"], 3, 1),
+    (2, ["w2w.*"], None, 2), (64, ["w2w.*"], None, 4), (2, ["w2w.directions"], None, 1), (1, ["w2w.*"], None, 1),
+    (2, ["w2w.*"], 3, 3), (2, ["w2w.directions"], 3, 1),
 ])  # fmt: skip
 def test_one_claim_for_each_core_unless_told_otherwise(cores, names, asked, used, monkeypatch):
     seen = []

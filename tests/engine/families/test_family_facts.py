@@ -16,7 +16,6 @@ EXEMPT = {
     "engine/portraits/flow.py": BUILDS,
     "engine/portraits/models.py": BUILDS,
     "engine/portraits/shipped.py": BUILDS,
-    "evidence/activations/massive_claims.py": BUILDS,
     "evidence/portraits/transformer.py": BUILDS,
     "evidence/recipes/card.py": "prose of the cards beside the weights",
     TABLE: "names that are looked up in ComfyUI, each in one table",
