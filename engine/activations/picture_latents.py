@@ -168,8 +168,12 @@ def encode_pixels(
     latent = latent or Latent()
     pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
     with upcast_vae(vae) as wide:
-        posteriors = wide.encode(pixels.to(device_of(wide), dtype_of(wide))).latent_dist
-    latents = posteriors.mean.float()
+        encoded = wide.encode(pixels.to(device_of(wide), dtype_of(wide)))
+    posteriors: Any = getattr(encoded, "latent_dist", None)  # AutoencoderTiny gives latents
+    if posteriors is None and posterior == "sample":
+        remedy = "it encodes a picture as one latent, not as a distribution"
+        raise refuse("posterior", f"'sample' with {type(vae).__name__}", "'mean'", remedy)
+    latents = (encoded.latents if posteriors is None else posteriors.mean).float()
     if posterior == "sample":
         if noise is None:
             noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all images

@@ -243,10 +243,9 @@ class Context:
     @cached_property
     def controlled(self) -> Any:
         """The pipeline whose sizes have a weight over the noise level; of models conditioned on sizes."""
-        from ...engine.pipelines import ControlConditionedPixArtPipeline, ControlConditionedXLPipeline
+        from ...engine.pipelines import ControlConditionedPipeline
 
-        kind = ControlConditionedXLPipeline if self.kind == "SDXL" else ControlConditionedPixArtPipeline
-        pipe = kind.from_pipe(self.pipe)
+        pipe = ControlConditionedPipeline.from_pipe(self.pipe)
         pipe.set_progress_bar_config(disable=True)
         return pipe
 

@@ -50,7 +50,7 @@ class BlendedInjection(Injection):
 
 
 class SizedPortraits:
-    """The parts that a verification looks at, and a call as :class:`ControlConditionedXLPipeline` has it."""
+    """The parts that a verification looks at, and a call as :class:`ControlConditionedPipeline` has it."""
 
     def __init__(self) -> None:
         self.model = ControlledTransformer.open(FOLDER.name)
