@@ -21,20 +21,15 @@ __all__ = [
     "Calibration",
     "CheckConfig",
     "ControlConditionedPipeline",
-    "ControlConditionedPixArtPipeline",
-    "ControlConditionedXLPipeline",
     "CorrespondencePipeline",
     "CorrespondenceTransformerPipeline",
     "CorrespondenceXLPipeline",
     "Denoiser",
     "EMDOneStepPipeline",
-    "EMDOneStepTransformerPipeline",
-    "EMDOneStepXLPipeline",
     "EditConfig",
     "FewStepConfig",
     "GuidanceConfig",
     "InvertConfig",
-    "NEMOAroundPipeline",
     "NEMOPipeline",
     "PCABasis",
     "PipelineModel",
@@ -48,7 +43,6 @@ __all__ = [
     "SegmentationXLPipeline",
     "SizeCondition",
     "VitrineError",
-    "W2WAroundPipeline",
     "W2WPipeline",
     "copy_check",
     "load_portraits",
@@ -86,11 +80,9 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     )
     from .engine.pipelines.control import (
         ControlConditionedPipeline,
-        ControlConditionedPixArtPipeline,
-        ControlConditionedXLPipeline,
     )
     from .engine.pipelines.copies import PipelineModel, copy_check
-    from .engine.pipelines.emd import EMDOneStepPipeline, EMDOneStepTransformerPipeline, EMDOneStepXLPipeline
+    from .engine.pipelines.emd import EMDOneStepPipeline
     from .engine.pipelines.matching import (
         CorrespondencePipeline,
         CorrespondenceTransformerPipeline,
@@ -99,9 +91,9 @@ if TYPE_CHECKING:  # the same once more, for type checkers
         SegmentationTransformerPipeline,
         SegmentationXLPipeline,
     )
-    from .engine.pipelines.nemo import NEMOAroundPipeline, NEMOPipeline
+    from .engine.pipelines.nemo import NEMOPipeline
     from .engine.pipelines.resolution import ResolutionTransferPipeline
-    from .engine.pipelines.w2w import W2WAroundPipeline, W2WPipeline
+    from .engine.pipelines.w2w import W2WPipeline
     from .engine.portraits import load_portraits
     from .engine.resolution import ResolutionTransferConfig
     from .engine.w2w import EditConfig, InvertConfig, SampleConfig, load_space, materialise, write_lora

@@ -1,7 +1,7 @@
 """Control conditioning: the size a model is told should change sharpness, not what is in the picture.
 
 Your own checkpoint: change the one line marked below, for example to
-``pipe = ControlConditionedXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/model"))``; then pass
+``pipe = ControlConditionedPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/model"))``; then pass
 ``prompt=`` for the encoded texts, leave ``checkpoint`` out, and compare gamma "constant" (stock) with "power_cos".
 SD1.x is told no size by itself: ``ControlConditionedPipeline`` takes it with a control checkpoint.
 
@@ -14,9 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from diffusers import PixArtAlphaPipeline
 from diffusers.utils import make_image_grid
 from vitrine import (
-    ControlConditionedPixArtPipeline,
+    ControlConditionedPipeline,
     GuidanceConfig,
     SizeCondition,
     load_portraits,
@@ -35,7 +36,8 @@ base = load_portraits()
 
 def opened(name):
     parts = {"transformer": load_transformer(name), "vae": base.vae, "scheduler": base.scheduler}
-    pipe = ControlConditionedPixArtPipeline(tokenizer=None, text_encoder=None, **parts)  # your own checkpoint goes here
+    stock = PixArtAlphaPipeline(tokenizer=None, text_encoder=None, **parts)  # your own checkpoint goes here
+    pipe = ControlConditionedPipeline.from_pipe(stock)
     pipe.set_progress_bar_config(disable=True)
     return pipe, pipe.load_control(TRANSFORMERS / name / "control.safetensors")
 

@@ -2,8 +2,8 @@
 
 Your own checkpoint: change the one line marked below, for example to
 ``return StableDiffusionPipeline.from_pretrained("path/to/model")``, and name your student's file in the cell after it.
-SDXL (an EMDOneStepXLPipeline) and transformers (Flux, SD3, Z-Image ...) are made the same way:
-EMDOneStepPipeline.from_pipe(any pipeline) and .from_pretrained(any folder) give the class that fits.
+SDXL and transformers (Flux, SD3, Z-Image ...) are made the same way, by EMDOneStepPipeline.from_pipe(any pipeline) and
+.from_pretrained(any folder); what is made is an instance of the pipeline's own class too.
 
 Run it cell by cell, or whole: ``python emd_one_step.py [folder for the pictures]``.
 """

@@ -43,7 +43,10 @@ ways = {
     "bigger, noise resampled": ResolutionTransferConfig(bigger),
     "bigger, and convolutions spread": ResolutionTransferConfig(bigger, receptive_field=spread),
 }
-images = {name: ResolutionTransferPipeline(base, config)(prompts, **settings).images for name, config in ways.items()}
+images = {
+    name: ResolutionTransferPipeline.from_pipe(base, config)(prompts, **settings).images
+    for name, config in ways.items()
+}
 
 # %% Do the pictures show what the prompts say? A network that reads portraits tells (it knows no photographs).
 for name, made in images.items():

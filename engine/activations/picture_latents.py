@@ -169,9 +169,12 @@ def encode_pixels(
     pixels = pixels[:, :, None] if latent.frames and pixels.ndim == 4 else pixels
     with upcast_vae(vae) as wide:
         encoded = wide.encode(pixels.to(device_of(wide), dtype_of(wide)))
-    posteriors = getattr(encoded, "latent_dist", None)  # AutoencoderTiny has none: its latents are the mean
+    posteriors: Any = getattr(encoded, "latent_dist", None)  # AutoencoderTiny gives latents
+    if posteriors is None and posterior == "sample":
+        remedy = "it encodes a picture as one latent, not as a distribution"
+        raise refuse("posterior", f"'sample' with {type(vae).__name__}", "'mean'", remedy)
     latents = (encoded.latents if posteriors is None else posteriors.mean).float()
-    if posterior == "sample" and posteriors is not None:
+    if posterior == "sample":
         if noise is None:
             noise = seeded_noise([seed], latents.shape[1:]).expand_as(latents)  # the same for all images
         latents = latents + posteriors.std.float() * noise.to(latents.device).reshape(latents.shape)

@@ -15,7 +15,7 @@ from ..network.condition import Condition
 from ..network.site import Site
 from ..network.structure import once
 from ..runtime.compiled import uncompiled
-from ..runtime.placement import device_of, dtype_of
+from ..runtime.placement import placement_of
 from ..runtime.stored_weights import shape_of
 from .facts import Published
 from .family import Call, Family, Inputs, Latent, Side, Tokens, plain_tokens
@@ -138,7 +138,7 @@ def call_of(backbone: Any) -> Call:
         raise refuse("backbone", name, accepted, "pass the network of a diffusers pipeline of one of these families")
 
     def call(x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.Tensor:
-        device, dtype = device_of(backbone), dtype_of(backbone)
+        device, dtype = placement_of(backbone)
         return make(backbone, x.to(device, dtype), t.to(device), cond.to(device).cast(dtype))
 
     return call

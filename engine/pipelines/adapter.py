@@ -30,6 +30,13 @@ def network_of(pipe: DiffusionPipeline) -> ModelMixin:
     return pipe.transformer if unet is None else unet  # a compiled one has no truth value
 
 
+def stock_of(kind: type) -> type:
+    """The class of the pipeline that tasks were put on; the class itself where it is none of a task and another."""
+    while "_stock_class" in vars(kind):
+        kind = vars(kind)["_stock_class"]
+    return kind
+
+
 class Adapter:
     """A pipeline as what every method needs of it. It reads the pipeline's components at each call and keeps none.
 
@@ -96,7 +103,7 @@ class Adapter:
 
     def usual_size(self) -> tuple[int, int]:
         """(height, width) in pixels that the pipeline generates by default, else that its network was trained on."""
-        parameters = inspect.signature(type(self.pipe).__call__).parameters
+        parameters = inspect.signature(stock_of(type(self.pipe)).__call__).parameters
         named = [parameters[side].default if side in parameters else None for side in ("height", "width")]
         if isinstance(named[0], int) and isinstance(named[1], int):  # Wan and Krea 2 name pixels
             return named[0], named[1]

@@ -1,4 +1,4 @@
-"""Control conditioning as diffusers pipelines: size, crop and flip with a weight that follows the noise level.
+"""Control conditioning as a diffusers pipeline: size, crop and flip with a weight that follows the noise level.
 
 Either training-free, on models with size inputs (SDXL, PixArt), or with a control checkpoint trained for the model.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import PixArtAlphaPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
+from diffusers import PixArtAlphaPipeline, PixArtSigmaPipeline, StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.utils import BaseOutput
 
 from ..control import (
@@ -35,10 +35,13 @@ from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
+from .adapter import reads_sizes
 from .conventions import Generators, StepEnd, noise_sources, revision
-from .from_parts import FromParts
+from .joined import TaskPipeline
 
 Sizes = SizeCondition | Sequence[SizeCondition]
+_SAMPLED = (StableDiffusionPipeline, StableDiffusionXLPipeline, PixArtAlphaPipeline, PixArtSigmaPipeline)
+"""Pipelines whose prompts, noise and schedulers are used as these classes define them."""
 
 INSTEAD = {
     "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
@@ -70,10 +73,36 @@ class ControlConditionedPipelineOutput(BaseOutput):
     log: tuple[ControlStep, ...]
 
 
-class _Controlled(FromParts):
-    """What the pipelines share; they differ in how prompts and sizes become conditions."""
+class ControlConditionedPipeline(TaskPipeline):
+    """Stable Diffusion, SDXL or PixArt told how large a picture should look, with a weight over the noise level.
+
+    SDXL and the 1024 px models of PixArt have size inputs, which work training-free; the others take a control
+    checkpoint. Pictures are made at the size asked for, PixArt's too: no resolution binning.
+
+    Without control a picture's condition is its own size and no crop. So is that of the unconditional half, for which
+    SDXL's stock pipeline repeats the positive's sizes unless ``negative_original_size`` and the like are passed; so
+    does this one under ``GuidanceConfig(negative="positive")``.
+
+    Example:
+        >>> pipe = ControlConditionedPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
+        >>> size = SizeCondition(original=(512, 512))
+        >>> images = pipe("a red car", size_condition=size, gamma=GammaConfig(alpha=1.0)).images
+        >>> pipe = ControlConditionedPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
+        >>> out = pipe("a red car", checkpoint=pipe.load_control("control.safetensors"), size_condition=size)
+        >>> out.images, [step.gamma for step in out.log]
+    """
 
     _meaningless = INSTEAD
+    _samples_as_stock = False
+
+    @classmethod
+    def _check(cls, pipeline: Any, components: dict[str, Any]) -> None:
+        """Only pipelines of texts alone: their loops are run here."""
+        if not isinstance(pipeline, _SAMPLED):
+            accepted = [kind.__name__ for kind in _SAMPLED]
+            remedy = f"{cls.__name__} is for another model family"
+            raise refuse("pipeline", type(pipeline).__name__, accepted, remedy)
+        super()._check(pipeline, components)
 
     def load_control(self, path: str | Path) -> ControlCheckpoint:
         """Read a checkpoint, to be passed to calls. Its ``base.*`` and ``lora.*`` weights go into this model."""
@@ -219,6 +248,8 @@ class _Controlled(FromParts):
         return replace(cond, text=text, extra=cond.extra | masked)
 
     def _lengths(self, cond: Condition, prompts: list[str]) -> torch.Tensor:
+        if "encoder_attention_mask" in cond.extra:
+            return cond.extra["encoder_attention_mask"].sum(1).long()
         length = self.tokenizer.model_max_length
         how = {"padding": "max_length", "max_length": length, "truncation": True, "return_tensors": "pt"}
         return self.tokenizer(prompts, **how).attention_mask.sum(1)
@@ -263,80 +294,31 @@ class _Controlled(FromParts):
     # --- after it -----------------------------------------------------------------------------------------------
     def _pictures(self, latents: torch.Tensor, output_type: str) -> Any:
         decoded = self._adapter.decode(latents)
-        return self.image_processor.postprocess(self._checked(decoded), output_type=output_type)
+        if hasattr(self, "run_safety_checker"):
+            decoded = self.run_safety_checker(decoded, self._adapter.device, decoded.dtype)[0]
+        return self.image_processor.postprocess(decoded, output_type=output_type)
 
     # --- what the models differ in ------------------------------------------------------------------------------------
     def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        raise NotImplementedError
-
-    def _sizes(self, conditions: list[SizeCondition], size: tuple[int, int]) -> dict[str, torch.Tensor]:
-        return {}
-
-    def _checked(self, images: torch.Tensor) -> torch.Tensor:
-        return images
-
-
-class ControlConditionedPipeline(_Controlled, StableDiffusionPipeline):
-    """Stable Diffusion 1.x or 2.x with a control checkpoint. These models have no size inputs of their own.
-
-    Example:
-        >>> pipe = ControlConditionedPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
-        >>> checkpoint, size = pipe.load_control("control.safetensors"), SizeCondition(original=(512, 512))
-        >>> out = pipe("a red car", checkpoint=checkpoint, size_condition=size, guidance=GuidanceConfig(4.0, 1.375))
-        >>> out.images, [step.gamma for step in out.log]
-    """
-
-    def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        text, empty = self.encode_prompt(prompts, self._adapter.device, 1, both, negative, **embeds)
-        return {True: Condition(text)} | ({False: Condition(empty)} if both else {})
-
-    def _checked(self, images: torch.Tensor) -> torch.Tensor:
-        return self.run_safety_checker(images, self._adapter.device, images.dtype)[0]
-
-
-class ControlConditionedXLPipeline(_Controlled, StableDiffusionXLPipeline):
-    """SDXL with time-weighted sizes, training-free or with a control checkpoint.
-
-    Without control a picture's condition is its own size and no crop. So is that of the unconditional half, for which
-    the stock pipeline repeats the positive's sizes unless ``negative_original_size`` and the like are passed; so does
-    this one under ``GuidanceConfig(negative="positive")``.
-
-    Example:
-        >>> pipe = ControlConditionedXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
-        >>> size = SizeCondition(original=(512, 512))
-        >>> images = pipe("a red car", size_condition=size, gamma=GammaConfig(alpha=1.0)).images
-    """
-
-    def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
+        device = self._adapter.device
+        if not self._adapter.is_unet:
+            text, mask, empty, empty_mask = self.encode_prompt(
+                prompts, both, "" if negative is None else negative, 1, device, **embeds
+            )
+            encoded = {True: (text, mask)} | ({False: (empty, empty_mask)} if both else {})
+            return {k: Condition(t, None, {"encoder_attention_mask": m.to(t)}) for k, (t, m) in encoded.items()}
+        if not isinstance(self, StableDiffusionXLPipeline):
+            text, empty = self.encode_prompt(prompts, device, 1, both, negative, **embeds)
+            return {True: Condition(text)} | ({False: Condition(empty)} if both else {})
         text, empty, pooled, empty_pooled = self.encode_prompt(
-            prompts, device=self._adapter.device, do_classifier_free_guidance=both, negative_prompt=negative, **embeds
+            prompts, device=device, do_classifier_free_guidance=both, negative_prompt=negative, **embeds
         )
         return {True: Condition(text, pooled)} | ({False: Condition(empty, empty_pooled)} if both else {})
 
     def _sizes(self, conditions: list[SizeCondition], size: tuple[int, int]) -> dict[str, torch.Tensor]:
-        if self.unet.config.addition_embed_type != "text_time":
-            return {}
-        return {"time_ids": torch.tensor([c.time_ids(size) for c in conditions], dtype=torch.float32)}
-
-
-class ControlConditionedPixArtPipeline(_Controlled, PixArtAlphaPipeline):
-    """PixArt, training-free where it has size inputs (the 1024 px models), or with a control checkpoint.
-
-    Pictures are made at the size asked for: no resolution binning.
-    """
-
-    def _encode(self, prompts: Any, negative: Any, both: bool, embeds: dict) -> dict[bool, Condition]:
-        text, mask, empty, empty_mask = self.encode_prompt(
-            prompts, both, "" if negative is None else negative, 1, self._adapter.device, **embeds
-        )
-        encoded = {True: (text, mask)} | ({False: (empty, empty_mask)} if both else {})
-        return {k: Condition(t, None, {"encoder_attention_mask": m.to(t)}) for k, (t, m) in encoded.items()}
-
-    def _lengths(self, cond: Condition, prompts: list[str]) -> torch.Tensor:
-        return cond.extra["encoder_attention_mask"].sum(1).long()
-
-    def _sizes(self, conditions: list[SizeCondition], size: tuple[int, int]) -> dict[str, torch.Tensor]:
-        if not self.transformer.config.use_additional_conditions:
+        if reads_sizes(self._network):
+            return {"time_ids": torch.tensor([c.time_ids(size) for c in conditions], dtype=torch.float32)}
+        if not self._network.config.get("use_additional_conditions"):
             return {}
         ratios = torch.tensor([[c.aspect(size)] for c in conditions], dtype=torch.float32)
         return {"resolution": torch.tensor([c.original or size for c in conditions]).float(), "aspect_ratio": ratios}

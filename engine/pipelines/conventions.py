@@ -60,7 +60,8 @@ def refuse_unknown(kind: type, arguments: Mapping[str, Any], known: Sequence[str
     Args:
         known: accepted as well as what the class names.
     """
-    accepted = [name for name, p in accepted_by(kind).items() if p.kind is not p.VAR_KEYWORD and name != "self"]
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    accepted = [name for name, p in accepted_by(kind).items() if p.kind not in kinds and name != "self"]
     accepted += known
     unknown = sorted(set(arguments) - {*accepted, *_DEPRECATED})
     if unknown:

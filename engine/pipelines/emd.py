@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import StableDiffusionPipeline, StableDiffusionXLPipeline
 from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 from diffusers.utils.torch_utils import randn_tensor
 
@@ -38,17 +37,25 @@ from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from .adapter import Adapter
 from .conventions import Generators, noise_sources
-from .from_parts import FromParts
-from .shared import SharedPipeline
-from .wrapping import AroundPipeline
+from .joined import TaskPipeline
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
 
 
-class OneStepTools(SharedPipeline):
-    """What every form of :class:`~vitrine.engine.pipelines.EMDOneStepPipeline` does."""
+class EMDOneStepPipeline(TaskPipeline):
+    """A pipeline of any known family whose network is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
 
+    Of a flow, x0 = z - v(z, t*) at t* = 1000. Encoded prompts are taken with what the other pipeline's call takes with
+    them: ``pooled_prompt_embeds``, ``prompt_embeds_mask`` or ``prompt_attention_mask``.
+
+    Example:
+        >>> pipe = EMDOneStepPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
+        >>> preset = pipe.load_student("student_kohya.safetensors")
+        >>> images = pipe("a prompt", seeds=[0], preset=preset).images
+    """
+
+    _samples_as_stock = False
     _meaningless = {
         "negative_prompt": "guidance is distilled into a one-step student",
         "negative_prompt_embeds": "guidance is distilled into a one-step student",
@@ -61,8 +68,6 @@ class OneStepTools(SharedPipeline):
         "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
         "max_sequence_length": "prompts are read to the text encoder's end",
     }
-
-    pipe: DiffusionPipeline
 
     def load_student(
         self, path: str | Path, base: str = "", adapter_name: str = "generator", *,
@@ -80,23 +85,22 @@ class OneStepTools(SharedPipeline):
             if preset not in ONE_STEP:
                 raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
             preset = ONE_STEP[preset]
-        pipe = self._adapter.pipe
         read, tensors = read_student(path, preset, any_names=True, otherwise=one_step_of(path))
         check_base(read, base)
         check_network(read, self._network)
         if any(".lora" in key or key.startswith("lora_") for key in tensors):
-            if not hasattr(pipe, "load_lora_weights"):
-                shown, accepted = f"a LoRA for {type(pipe).__name__}", "a pipeline that loads LoRAs"
+            if not hasattr(self, "load_lora_weights"):
+                shown, accepted = f"a LoRA for {type(self).__name__}", "a pipeline that loads LoRAs"
                 raise refuse("student", shown, accepted, "load a student that is a whole network")
             if adapter_name in getattr(self._network, "peft_config", {}):
                 self._network.delete_adapters(adapter_name)
-            pipe.load_lora_weights(tensors, adapter_name=adapter_name)
+            self.load_lora_weights(tensors, adapter_name=adapter_name)
         else:
             self._load_whole(tensors, Path(path).name)
         return read
 
     def _load_whole(self, tensors: dict[str, torch.Tensor], name: str) -> None:
-        net = copy.deepcopy(self._network)  # this one may be shared with the pipeline that ``from_pipe`` took it from
+        net = copy.deepcopy(self._network)  # this one is shared with the pipeline that ``from_pipe`` took it from
         shapes = {key: value.shape for key, value in net.state_dict().items()}
         keys = shapes.keys() | tensors.keys()
         differing = [key for key in keys if key not in tensors or tensors[key].shape != shapes.get(key)]
@@ -104,14 +108,7 @@ class OneStepTools(SharedPipeline):
             shown, accepted = f"{len(differing)} tensors of {name} differ", "the tensors of this pipeline's network"
             raise refuse("student network", shown, accepted, "load the matching base")
         net.load_state_dict(tensors)
-        self._take(net)
-
-    def _take(self, network: ModelMixin) -> None:
-        """Sample with another network; a wrapped pipeline keeps its own."""
-        pipe = self._adapter.pipe
-        if pipe is not self:
-            self.pipe = pipe = copy.copy(pipe)
-        pipe.register_modules(**{self._adapter.family.component: network})
+        self.register_modules(**{self._adapter.family.component: net})
 
     def prompted(self, prompts: Sequence[str] | None, size: tuple[int, int], **encoded: Any) -> Condition:
         """One batch row for each prompt, for pictures of ``size`` (height, width) in pixels.
@@ -227,8 +224,7 @@ class OneStepTools(SharedPipeline):
         require_finite(x0, "latents")
         if output_type == "latent":
             return x0
-        pipe = self._adapter.pipe
-        processor = pipe.image_processor if hasattr(pipe, "image_processor") else pipe.video_processor
+        processor = self.image_processor if hasattr(self, "image_processor") else self.video_processor
         return processor.postprocess(self._adapter.decode(x0), output_type=output_type)
 
     def _shape(self, preset: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
@@ -250,44 +246,6 @@ def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:
     counts = [len(rows) for rows in sources if isinstance(rows, (Sequence, torch.Tensor))]
     asked, noises = prompts * each, max(counts, default=0)
     return noises if prompts == 1 and each == 1 and noises else asked
-
-
-class EMDOneStepPipeline(OneStepTools, FromParts, StableDiffusionPipeline):
-    """Stable Diffusion 1.x or 2.x whose UNet is a one-step student (EM Distillation, Xie et al., NeurIPS 2024).
-
-    Example:
-        >>> pipe = EMDOneStepPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
-        >>> preset = pipe.load_student("student_kohya.safetensors")
-        >>> images = pipe("a prompt", seeds=[0], preset=preset).images
-    """
-
-
-class EMDOneStepXLPipeline(OneStepTools, FromParts, StableDiffusionXLPipeline):
-    """SDXL whose UNet is a one-step student, as :class:`EMDOneStepPipeline`.
-
-    Example:
-        >>> pipe = EMDOneStepXLPipeline.from_pipe(StableDiffusionXLPipeline.from_pretrained("path/to/sdxl"))
-        >>> preset = pipe.load_student("dmd2_sdxl_1step_unet.safetensors", preset="DMD2 SDXL 1-step (UNet)")
-        >>> images = pipe("a prompt", seeds=[0], preset=preset).images
-    """
-
-
-class EMDOneStepTransformerPipeline(OneStepTools, AroundPipeline):
-    """Any transformer of a known family as a one-step student; of a flow, x0 = z - v(z, t*) at t* = 1000.
-
-    ::
-
-        pipe = EMDOneStepPipeline.from_pipe(FluxPipeline.from_pretrained("path/to/schnell"))
-        images = pipe("a prompt", seeds=[0]).images
-
-    Encoded prompts are taken with what the other pipeline's call takes with them: ``pooled_prompt_embeds``,
-    ``prompt_embeds_mask`` or ``prompt_attention_mask``.
-    """
-
-    _needed = ("vae", "transformer", "scheduler")
-
-
-EMDOneStepPipeline._forms = {"xl": EMDOneStepXLPipeline, "transformer": EMDOneStepTransformerPipeline}
 
 
 def one_step_pipeline(name: str = "student") -> tuple[EMDOneStepPipeline, StudentPreset]:

@@ -89,7 +89,8 @@ def training_parts(
     pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
     drawn = EMDOneStepPipeline.from_pipe(pipe)
     shape = drawn.latent_shape(*(size or (None, None)))
-    pixels = (shape[1] * drawn.vae_scale_factor, shape[2] * drawn.vae_scale_factor)
+    factor = drawn._adapter.factor
+    pixels = (shape[1] * factor, shape[2] * factor)
     pipe.to(processes().device)
     with torch.no_grad():
         encode = partial(_encoded, drawn, pixels)

@@ -1,7 +1,4 @@
-"""NEMO as a diffusers pipeline: calibrate, detect, find the neurons that memorize, sample with them blocked, verify.
-
-Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
-"""
+"""NEMO as a diffusers pipeline: calibrate, detect, find the neurons that memorize, sample with them blocked, verify."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, StableDiffusionPipeline
+from diffusers import DiffusionPipeline
+from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 
 from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
@@ -62,34 +60,43 @@ from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
 from .adapter import Adapter, network_of
 from .components import components_of
 from .conventions import refuse_unknown
-from .from_parts import FromParts
 from .nemo_prompts import TOGETHER, UNUSED, PromptJobs, one_each, text_of, texts_of
 from .prompt_rows import noted_prompts
 from .sampling_clock import share_of
-from .wrapping import AroundPipeline
 
 _SHARE = 2
 """Share of a budget that one forward may take."""
 Neurons = NeuronSet | list[NeuronSet]
 
 
-class NEMOTools(PromptJobs):
-    """What every form of :class:`~vitrine.engine.pipelines.NEMOPipeline` does."""
+class NEMOPipeline(PromptJobs):
+    """Any pipeline with the NEMO tools (Hintersdorf et al., NeurIPS 2024), which still samples itself.
+
+    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. No paper has
+    published what the method does there.
+
+    Example:
+        >>> pipe = NEMOPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/model"))
+        >>> calibration = pipe.calibrate(ordinary_captions)
+        >>> (result,) = pipe.find(["a suspicious prompt"], calibration)
+        >>> images = pipe("a suspicious prompt", neurons=pipe.neurons(result)).images
+    """
 
     @torch.no_grad()
     def __call__(
         self, *args: Any, neurons: Neurons | None = None, block_config: BlockConfig | None = None, **kwargs: Any
-    ) -> Any:
+    ) -> ImagePipelineOutput:
         """Sample as the stock pipeline does, with neurons blocked meanwhile.
 
         Args:
             neurons: one set, or several that are merged; None or an empty set samples untouched.
             block_config: factor, branch, part of sampling; the default blocks fully, in both branches, all the time.
         """
-        pipe = self._adapter.pipe
-        refuse_unknown(type(pipe), kwargs)
-        with self._in_use(), blocked(pipe, neurons, block_config):
-            return super().__call__(*args, **kwargs)  # type: ignore[misc] # the stock class's, or the wrapped one's
+        refuse_unknown(type(self), kwargs)
+        stock: Any = super().__call__
+        with self._in_use(), blocked(self, neurons, block_config):
+            pictures: ImagePipelineOutput = stock(*args, **kwargs)
+        return pictures
 
     def calibrate(
         self, prompts: str | Iterable[str], parts: Sequence[str] = PARTS, scope: str = "down+mid",
@@ -397,32 +404,6 @@ class NEMOTools(PromptJobs):
                 (empty,) = self._encoded([""])
         sites = value_sites(self._network, "all")
         return FewStepSampler(self._denoiser(), used, empty, sites, threshold, rows)
-
-
-class NEMOPipeline(NEMOTools, FromParts, StableDiffusionPipeline):
-    """Stable Diffusion 1.x or 2.x with the NEMO tools (Hintersdorf et al., NeurIPS 2024).
-
-    Example:
-        >>> pipe = NEMOPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/model"))
-        >>> calibration = pipe.calibrate(ordinary_captions)
-        >>> (result,) = pipe.find(["a suspicious prompt"], calibration)
-        >>> images = pipe("a suspicious prompt", neurons=pipe.neurons(result)).images
-    """
-
-
-class NEMOAroundPipeline(NEMOTools, AroundPipeline):
-    """The NEMO tools around SDXL, or any pipeline with a transformer of a known family, which still samples itself.
-
-    Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. No paper has
-    published what the method does there.
-
-    ::
-
-        pipe = NEMOPipeline.from_pipe(StableDiffusion3Pipeline.from_pretrained("path/to/sd3"), size=(1024, 1024))
-    """
-
-
-NEMOPipeline._forms = dict.fromkeys(("xl", "transformer", "other"), NEMOAroundPipeline)
 
 
 @contextmanager

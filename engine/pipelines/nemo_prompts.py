@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from ..activations.picture_latents import to_pixels
 from ..errors import refuse
@@ -15,7 +16,7 @@ from ..network.condition import Condition
 from ..runtime.processes import Workers
 from ..settings.sizes import check_sides
 from .components import components_of
-from .shared import SharedPipeline
+from .joined import TaskPipeline
 
 UNUSED = ("vae", "image_encoder", "safety_checker", "feature_extractor")
 """Components that values and scores do not depend on."""
@@ -23,7 +24,7 @@ TOGETHER = 64
 """Most prompts that are encoded at once."""
 
 
-class PromptJobs(SharedPipeline):
+class PromptJobs(TaskPipeline):
     """What scoring, searching and sampling for NEMO share.
 
     Attributes:
@@ -34,12 +35,8 @@ class PromptJobs(SharedPipeline):
     predicted_size: tuple[int, int] | None = None
 
     @classmethod
-    def from_pipe(cls, pipeline: Any, *, size: tuple[int, int] | None = None, **kwargs: Any) -> Any:
-        """A pipeline around the components of another.
-
-        Around Stable Diffusion 1.x and 2.x a :class:`.nemo.NEMOPipeline`. SDXL, image to image, inpainting,
-        ControlNets, and every pipeline with a transformer of a known family, are kept whole, and become a
-        :class:`.nemo.NEMOAroundPipeline`.
+    def from_pipe(cls, pipeline: Any, *, size: tuple[int, int] | None = None, **kwargs: Any) -> Self:
+        """As :meth:`TaskPipeline.from_pipe`, with a size.
 
         Args:
             size: (height, width) in pixels of what scores and searches predict; by default the pipeline's own. What a

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import StableDiffusionPipeline
+from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 
 from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
@@ -39,10 +39,8 @@ from ..w2w import (
 from ..w2w.edit.editing import EditConfig, blend, edit, edit_step, edited_lora
 from ..w2w.train.batched_lora import Clock, late_lora
 from .conventions import refuse_unknown, soft_masks
-from .from_parts import FromParts
+from .joined import TaskPipeline
 from .sampling_clock import clock_of
-from .shared import SharedPipeline
-from .wrapping import AroundPipeline
 
 
 @dataclass(frozen=True)
@@ -62,15 +60,22 @@ class CallRequest:
     seeds: Sequence[int] | None = None
 
 
-class W2WTools(SharedPipeline):
-    """What every form of :class:`~vitrine.engine.pipelines.W2WPipeline` does."""
+class W2WPipeline(TaskPipeline):
+    """Any pipeline whose weights are a point of a space of models (weights2weights, Dravid et al., NeurIPS 2024).
+
+    Example:
+        >>> pipe = W2WPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
+        >>> space = load_space("people.w2w.safetensors")
+        >>> person = pipe.sample_models(space, seeds=[0])
+        >>> images = pipe("sks person", space=space, model=person, edits={"beard": 2.0}, num_inference_steps=50).images
+    """
 
     @torch.no_grad()
     def __call__(
         self, prompt: str | list[str] | None = None, *args: Any, space: Space | None = None,
         model: W2WModel | None = None, edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
         seeds: Sequence[int] | None = None, **kwargs: Any,
-    ) -> Any:  # fmt: skip
+    ) -> ImagePipelineOutput:  # fmt: skip
         """Samples as the stock pipeline does, each picture with its own model.
 
         Args:
@@ -81,9 +86,8 @@ class W2WTools(SharedPipeline):
             args, kwargs: as the stock pipeline takes them; a single prompt, with all that belongs to it, is repeated
                 for the models or seeds.
         """
-        pipe = self._adapter.pipe
-        refuse_unknown(type(pipe), kwargs)
-        stock: Any = super().__call__  # type: ignore[misc] # of the stock class, or of the wrapped pipeline
+        refuse_unknown(type(self), kwargs)
+        stock: Any = super().__call__
 
         def run(prompt: Any, **named: Any) -> Any:  # not every pipeline's first argument is the prompt
             return stock(prompt, *args, **named) if args else stock(prompt=prompt, **named)
@@ -91,8 +95,8 @@ class W2WTools(SharedPipeline):
         names = [name for name in kwargs if "prompt" in name and not name.startswith("num_")]
         texts = {"prompt": prompt} | {name: kwargs.pop(name) for name in names}  # they say the same of each picture
         wanted = CallRequest(space, model, edits, edit_config, seeds)
-        now = None if pipe is self else clock_of(pipe, self._network)
-        return self._sampled(run, wanted, texts, kwargs, now)
+        pictures: ImagePipelineOutput = self._sampled(run, wanted, texts, kwargs, clock_of(self, self._network))
+        return pictures
 
     def own_size(self) -> int:
         """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
@@ -182,7 +186,7 @@ class W2WTools(SharedPipeline):
 
     def _sampled(
         self, run: Callable[..., Any], wanted: CallRequest, texts: dict[str, Any], kwargs: dict[str, Any],
-        now: Clock | None,
+        now: Clock,
     ) -> Any:  # fmt: skip
         """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`."""
         space, model = wanted.space, wanted.model
@@ -209,7 +213,7 @@ class W2WTools(SharedPipeline):
         config = wanted.config or EditConfig()
         before, after, manifest = self._weights(space, model.belongs(space), wanted.edits or {}, config)
         # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
-        repeats = 1 if now is not None and len(model) == 1 else pictures // len(model)
+        repeats = 1 if len(model) == 1 else pictures // len(model)
         before, after = (w.repeat_interleave(repeats, 0).to(self._adapter.device) for w in (before, after))
         with self._in_use(), late_lora(self._network, manifest, before, after, config.start, now):
             return run(**texts, **kwargs)
@@ -276,27 +280,3 @@ def _padded(lora: Lora, ranks: Mapping[str, int]) -> dict[str, LoraLayer]:
         up = torch.cat([layer.up * layer.scale, layer.up.new_zeros(layer.up.shape[0], missing)], 1)
         out[path] = LoraLayer(down, up, float(ranks[path]))
     return out
-
-
-class W2WPipeline(W2WTools, FromParts, StableDiffusionPipeline):
-    """Stable Diffusion whose weights are a point of a space of models (weights2weights, Dravid et al., NeurIPS 2024).
-
-    Example:
-        >>> pipe = W2WPipeline.from_pipe(StableDiffusionPipeline.from_pretrained("path/to/base"))
-        >>> space = load_space("people.w2w.safetensors")
-        >>> person = pipe.sample_models(space, seeds=[0])
-        >>> images = pipe("sks person", space=space, model=person, edits={"beard": 2.0}, num_inference_steps=50).images
-    """
-
-
-class W2WAroundPipeline(W2WTools, AroundPipeline):
-    """The same around SDXL, or any pipeline with a transformer of a known family, which still samples itself.
-
-    ::
-
-        pipe = W2WPipeline.from_pipe(ZImagePipeline.from_pretrained("Tongyi-MAI/Z-Image-Turbo"))
-        images = pipe("sks person", space=space, model=pipe.sample_models(space, seeds=[0])).images
-    """
-
-
-W2WPipeline._forms = dict.fromkeys(("xl", "transformer", "other"), W2WAroundPipeline)

@@ -20,7 +20,7 @@ from ..w2w import Subject
 from ..w2w.train.lora_trainer import SubjectMaker
 from .components import components_of
 from .loading import LoadConfig, load_pipeline
-from .w2w import W2WPipeline, W2WTools
+from .w2w import W2WPipeline
 
 
 def subjects_in(
@@ -56,18 +56,17 @@ def subjects_in(
     return pipe._denoiser(), [p.name for p in folders], [maker(p) for p in folders]
 
 
-def _pipeline(model: str, load: LoadConfig | None) -> W2WTools:
+def _pipeline(model: str, load: LoadConfig | None) -> W2WPipeline:
     source = load_pipeline(model, None, load)
     for module in source.components.values():
         if isinstance(module, torch.nn.Module):
             module.requires_grad_(False)
-    pipe: W2WTools = W2WPipeline.from_pipe(source)
-    return pipe
+    return W2WPipeline.from_pipe(source)
 
 
 @torch.no_grad()
-def _subject(pipe: W2WTools, folder: Path, side: int, cond: Condition) -> Subject:
-    latents, deviations, latent, own = [], [], pipe._adapter.latent, pipe._adapter.pipe.vae
+def _subject(pipe: W2WPipeline, folder: Path, side: int, cond: Condition) -> Subject:
+    latents, deviations, latent, own = [], [], pipe._adapter.latent, pipe.vae
     for path in pictures_in(folder):
         with upcast_vae(own) as vae:
             pixels = _read(path, side).to(vae.device, vae.dtype)

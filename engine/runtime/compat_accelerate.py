@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-REPLACED = ("_hf_hook", "_old_forward", "forward")
+HOOK = "_hf_hook"
+"""Attribute of a module that holds accelerate's hook."""
+REPLACED = (HOOK, "_old_forward", "forward")
 """Attributes that accelerate sets on a module."""
 
 
 def has_hook(module: nn.Module) -> bool:
     """Whether accelerate has put its hook into a module."""
-    return "_hf_hook" in vars(module)
+    return HOOK in vars(module)
 
 
 def hooks_of(module: nn.Module) -> Iterator[Any]:
     """accelerate's hooks on a module, those in a sequence one by one."""
-    hook = vars(module).get("_hf_hook")
+    hook = vars(module).get(HOOK)
     if hook is not None:
         yield from getattr(hook, "hooks", (hook,))
 

@@ -10,18 +10,20 @@ from torch import nn
 
 from .compat_torch import modules_in
 
-REPLACED = ("_diffusers_hook",)
+HOOK = "_diffusers_hook"
+"""Attribute of a module that holds diffusers' hooks."""
+REPLACED = (HOOK,)
 """Attributes that diffusers sets on a module."""
 
 
 def has_hook(module: nn.Module) -> bool:
     """Whether diffusers has put its hooks into a module."""
-    return "_diffusers_hook" in vars(module)
+    return HOOK in vars(module)
 
 
 def hook_of(module: nn.Module, name: str) -> Any:
     """The diffusers hook of that name on a module, or None."""
-    registry = vars(module).get("_diffusers_hook")
+    registry = vars(module).get(HOOK)
     return None if registry is None else registry.get_hook(name)
 
 

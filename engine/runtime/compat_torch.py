@@ -72,6 +72,23 @@ def modules_in(network: nn.Module) -> Iterator[nn.Module]:
             stack.extend(child for child in reversed(children_of(module).values()) if child is not None)
 
 
+def has_attribute_below(network: nn.Module, names: tuple[str, str]) -> bool:
+    """Whether the network or a module below has an attribute of one of two names of its own: a plain loop, for use
+    before each forward."""
+    first, second = names
+    stack: list[nn.Module | None] = [network]
+    while stack:
+        module = stack.pop()
+        if module is None:  # a layer that was taken out
+            continue
+        own = module.__dict__
+        if first in own or second in own:
+            return True
+        if own["_modules"]:
+            stack.extend(own["_modules"].values())
+    return False
+
+
 def module_at(network: nn.Module, path: str) -> nn.Module:
     """``network.get_submodule(path)`` at a twentieth of its cost: a submodule by its path, itself for an empty one.
 

@@ -6,7 +6,7 @@ read from the modules that have them; neither library is imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -17,8 +17,26 @@ from torch import nn
 from ..errors import refuse
 from . import compat_accelerate as accelerate
 from . import compat_diffusers as diffusers
-from .compat_torch import modules_in, uncompiled
+from .compat_torch import has_attribute_below, modules_in, uncompiled
 from .stored_weights import is_packed, shape_of
+
+HOOKED = (accelerate.HOOK, diffusers.HOOK)
+"""Attributes by which a module shows a hook of accelerate or of diffusers."""
+
+
+def placement_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """:func:`device_of` and :func:`dtype_of` of a network before a forward.
+
+    Where no module is hooked, one walk answers both. Nothing is remembered, so hooks that are added between two
+    forwards are seen, on inner modules too.
+    """
+    plain = uncompiled(module)
+    kept = getattr(type(plain), "_keep_in_fp32_modules", ())  # () for other modules than models
+    tensor = next((t for tensors in (module.parameters(), module.buffers()) for t in tensors), None)
+    if tensor is None or kept == () or has_attribute_below(plain, HOOKED):
+        return device_of(module), dtype_of(module)
+    known = _first_weight_dtype(plain, kept or ())
+    return tensor.device, dtype_of(module) if known is None else _wide_enough(known)
 
 
 def device_of(module: nn.Module) -> torch.device:
@@ -53,10 +71,15 @@ def _first_dtype(module: nn.Module) -> torch.dtype | None:
     """What diffusers' ``model.dtype`` finds where nothing is hooked, without its walk through all modules."""
     module = uncompiled(module)
     kept = getattr(type(module), "_keep_in_fp32_modules", ())  # () for other modules than models
-    if kept == () or any(map(_hooked, modules_in(module))):
+    if kept == () or has_attribute_below(module, HOOKED):
         return None
+    return _first_weight_dtype(module, kept or ())
+
+
+def _first_weight_dtype(module: nn.Module, kept: Iterable[str]) -> torch.dtype | None:
+    """Of the first floating-point weight; ``kept``: parts of names of layers that stay in float32."""
     weights = ((name, p) for name, p in module.named_parameters() if p.is_floating_point())
-    return next((p.dtype for name, p in weights if not any(part in name for part in kept or ())), None)
+    return next((p.dtype for name, p in weights if not any(part in name for part in kept)), None)
 
 
 def _wide_enough(dtype: torch.dtype) -> torch.dtype:

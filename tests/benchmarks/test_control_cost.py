@@ -90,13 +90,14 @@ def test_overhead_of_a_step(bench, model):
 def test_sampling_against_the_stock_pipeline(bench):
     """The shipped portraits transformer, eight guided steps, one network call each in both."""
     from diffusers import PixArtAlphaPipeline
-    from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+    from vitrine.engine.pipelines import ControlConditionedPipeline
     from vitrine.engine.portraits.shipped import TRANSFORMERS, load_transformer
 
     base = bench.portraits()
     parts = {"transformer": load_transformer("power-cosine"), "vae": base.vae, "scheduler": base.scheduler}
     parts |= {"tokenizer": None, "text_encoder": None}
-    ours, stock = ControlConditionedPixArtPipeline(**parts), PixArtAlphaPipeline(**parts)
+    stock = PixArtAlphaPipeline(**parts)
+    ours = ControlConditionedPipeline.from_pipe(stock)
     checkpoint = ours.load_control(TRANSFORMERS / "power-cosine" / "control.safetensors")
     for pipe in (ours, stock):
         pipe.set_progress_bar_config(disable=True)

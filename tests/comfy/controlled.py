@@ -3,14 +3,13 @@
 from types import SimpleNamespace
 
 import torch
-from diffusers import EulerDiscreteScheduler
+from diffusers import EulerDiscreteScheduler, PixArtAlphaPipeline, StableDiffusionXLPipeline
 from vitrine.engine.control import (
     GammaConfig,
     SizeCondition,
 )
 from vitrine.engine.pipelines import (
-    ControlConditionedPixArtPipeline,
-    ControlConditionedXLPipeline,
+    ControlConditionedPipeline,
 )
 from vitrine_tests import models
 
@@ -81,7 +80,9 @@ def xl_twins():
     model = patcher(Tiny(config), carried(unet, utils.unet_to_diffusers(config)))
     scheduler = euler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     parts = dict.fromkeys(("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
-    pipe = ControlConditionedXLPipeline(vae=models.vae(), unet=unet, scheduler=scheduler, **parts)
+    pipe = ControlConditionedPipeline.from_pipe(
+        StableDiffusionXLPipeline(vae=models.vae(), unet=unet, scheduler=scheduler, **parts)
+    )
     pipe.set_progress_bar_config(disable=True)
     return SimpleNamespace(model=model, pipe=pipe, scale=0.13025, side=8)
 
@@ -99,7 +100,7 @@ def pixart_twins():
     model = patcher(supported_models.PixArtAlpha(config | {"in_channels": 4}), weights)
     scheduler = euler(beta_start=0.0001, beta_end=0.02)
     parts = {"tokenizer": None, "text_encoder": None, "vae": models.vae(), "transformer": net, "scheduler": scheduler}
-    pipe = ControlConditionedPixArtPipeline(**parts)
+    pipe = ControlConditionedPipeline.from_pipe(PixArtAlphaPipeline(**parts))
     pipe.set_progress_bar_config(disable=True)
     return SimpleNamespace(model=model, pipe=pipe, scale=0.18215, side=64)
 

@@ -9,7 +9,7 @@ from vitrine.engine.emd import StudentPreset
 from vitrine.engine.nemo import BlockConfig, NeuronSet, value_sites
 from vitrine.engine.pipelines import (
     EMDOneStepPipeline,
-    NEMOAroundPipeline,
+    NEMOPipeline,
 )
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers
@@ -80,7 +80,7 @@ def test_neurons_are_blocked(comfy, doors):
     neurons = NeuronSet({value_sites(network)[1].address: tuple(range(48))}, fingerprint_of(network))
     settings = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0, "tokens": ""}
     (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=doors.model, neurons=neurons, **settings)
-    around = NEMOAroundPipeline.from_pipe(doors.stock)
+    around = NEMOPipeline.from_pipe(doors.stock)
     ours = stock_run(doors, around, neurons=neurons, block_config=BlockConfig(factor=0.0, branch="both"))
     theirs, plain = drawn(doors, blocked), drawn(doors, doors.model)
     assert close(theirs, ours) and not close(plain, theirs, 1e-3)

@@ -166,7 +166,7 @@ def test_a_whole_run_at_another_size_is_one_picture_through_both_doors(comfy, ou
     moved, _, report = comfy.call("VitrineResolutionTransferLoader", model=model, **told)
     pipe = ours.pipeline()
     pipe.set_progress_bar_config(disable=True)
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((320, 192), pos_embed=mode))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((320, 192), pos_embed=mode))
     assert wide.plan.lines[0] == report.splitlines()[0]
     how = {"max_sequence_length": 24, "num_inference_steps": 5, "true_cfg_scale": 3.0, "negative_prompt": "",
            "output_type": "latent"}  # fmt: skip

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from diffusers import EulerDiscreteScheduler
+from diffusers import EulerDiscreteScheduler, PixArtAlphaPipeline
 from vitrine.engine.control import GuidanceConfig, SizeCondition
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import call_of
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+from vitrine.engine.pipelines import ControlConditionedPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
 from vitrine.engine.resolution.shift import trained_betas
@@ -50,7 +50,7 @@ def pipeline(name):
     base = load_portraits()
     scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config, timestep_spacing="leading")
     parts = {"transformer": load_transformer(name), "vae": base.vae, "scheduler": scheduler}
-    pipe = ControlConditionedPixArtPipeline(tokenizer=None, text_encoder=None, **parts)
+    pipe = ControlConditionedPipeline.from_pipe(PixArtAlphaPipeline(tokenizer=None, text_encoder=None, **parts))
     pipe.set_progress_bar_config(disable=True)
     with torch.no_grad():
         text, empty = base.encode([PROMPT]), base.encode([""])

@@ -56,7 +56,7 @@ def test_both_doors_agree(comfy, loaded, pipe, schedule):
     model, guidance, report = transfer(comfy, loaded[0], **how)
     assert guidance == 3.0
     found, noise = sample(model, loaded[1])
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((64, 96), guidance=3.0, **how))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((64, 96), guidance=3.0, **how))
     ours, theirs = list(wide.plan.lines), report.splitlines()
     assert ours.pop(1).startswith("size:") and theirs.pop(1).startswith("size:"), "each library has its class's name"
     assert ours == theirs, "one report, whichever door"
@@ -73,7 +73,7 @@ def test_a_wider_view_is_the_same_through_both_doors_and_only_on_its_clone(comfy
     model, _, report = transfer(comfy, loaded[0], 96, 192, receptive_field="dilate")
     found, noise = sample(model, loaded[1], (2, 4, 48, 24))
     config = ResolutionTransferConfig((96, 192), guidance=3.0, receptive_field="dilate")
-    wide = ResolutionTransferPipeline(pipe, config)
+    wide = ResolutionTransferPipeline.from_pipe(pipe, config)
     ours, theirs = list(wide.plan.lines), report.splitlines()
     assert ours[0] == theirs[0] and ours[-1] == theirs[-1] and any("3 x 2 cells" in line for line in ours)
     first = float(model.get_model_object("model_sampling").sigma_max)

@@ -166,7 +166,7 @@ def drifts(comfy, family, pipe, mode):
     from vitrine.engine.pipelines import ResolutionTransferPipeline
 
     size = family.columns, family.rows
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig(size, family.train, pos_embed=mode))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig(size, family.train, pos_embed=mode))
     moved, _, report = family.transferred(comfy, mode, schedule="resample")
     assert wide.plan.lines[0] == report.splitlines()[0]
     (ours, levels), (plain, _) = (rotary_runs.ours(family, p, p is pipe) for p in (wide, pipe))
@@ -196,10 +196,10 @@ def test_a_modular_pipeline_is_told_what_it_does_not_know(comfy):
     family = Family("anima")
     config = ResolutionTransferConfig((family.columns, family.rows), family.train)
     with pytest.raises(VitrineError, match="prompt_embed; accepted.* prompt_embeds"):
-        ResolutionTransferPipeline(rotary_runs.stock(family), config)(prompt_embed=family.cond.text)
+        ResolutionTransferPipeline.from_pipe(rotary_runs.stock(family), config)(prompt_embed=family.cond.text)
     guided = replace(config, guidance=2.0, guidance_law=True)
     with pytest.raises(VitrineError, match="guider"):
-        ResolutionTransferPipeline(rotary_runs.stock(family), guided)(prompt_embeds=family.cond.text)
+        ResolutionTransferPipeline.from_pipe(rotary_runs.stock(family), guided)(prompt_embeds=family.cond.text)
 
 
 def test_hidreams_pipeline_is_refused():

@@ -35,7 +35,7 @@ def sample_at_twice_the_size_transformer(graph, comfy):
             how |= {"schedule": t.schedule, "pos_embed": t.pos_embed, "top": t.top}
             side = t.train_width
         config = ResolutionTransferConfig((size.width, size.height), (side, side), **how)
-        wide = ResolutionTransferPipeline(pipe, config)
+        wide = ResolutionTransferPipeline.from_pipe(pipe, config)
         first = highest(wide, s.steps)
         shape = (size.batch_size, 4, size.height // 4, size.width // 4)
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(s.seed))
@@ -55,9 +55,9 @@ def highest(wide, steps):
     """The first noise level the transferred scheduler will take."""
     from vitrine.engine.resolution import apply
 
-    with apply(wide.pipe, wide.config, None):
-        wide.pipe.scheduler.set_timesteps(steps)
-        return float(wide.pipe.scheduler.sigmas[0])
+    with apply(wide, wide.transfer, None):
+        wide.scheduler.set_timesteps(steps)
+        return float(wide.scheduler.sigmas[0])
 
 
 def sample_at_twice_the_size(graph, comfy):
@@ -88,17 +88,15 @@ def sample_at_twice_the_size(graph, comfy):
 # --- control -------------------------------------------------------------------------------------------------------
 def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, control=1.0, schedule="normal"):
     """(B, 3, H, W) pictures of a portraits transformer told sizes; ``prompt`` may be text states."""
-    from diffusers import EulerDiscreteScheduler
+    from diffusers import EulerDiscreteScheduler, PixArtAlphaPipeline
     from vitrine.engine.control import GuidanceConfig, SizeCondition
-    from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+    from vitrine.engine.pipelines import ControlConditionedPipeline
     from vitrine.engine.portraits.shipped import load_transformer, transformer_folder
 
     base = load_portraits()
     scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config)
-    pipe = ControlConditionedPixArtPipeline(
-        tokenizer=None, text_encoder=None, transformer=load_transformer(loader.weight), vae=base.vae,
-        scheduler=scheduler,
-    )  # fmt: skip
+    parts = {"transformer": load_transformer(loader.weight), "vae": base.vae, "scheduler": scheduler}
+    pipe = ControlConditionedPipeline.from_pipe(PixArtAlphaPipeline(tokenizer=None, text_encoder=None, **parts))
     pipe.set_progress_bar_config(disable=True)
     sigmas = euler_sigmas(scheduler, schedule, steps)
     scheduler.set_timesteps(sigmas=sigmas)

@@ -54,10 +54,8 @@ class Door:
 
     def pipeline(self) -> Any:
         """A fresh one."""
-        if self.config:
-            return self.kind(stock(self.family), *self.config)
-        if self.lent:
-            return self.kind.from_pipe(stock(self.family))
+        if self.lent or self.config:
+            return self.kind.from_pipe(stock(self.family), *self.config)
         return around(self.kind, stock(self.family))
 
 
@@ -201,17 +199,17 @@ DOORS = {
         Door("NEMO", "sd", ours.NEMOPipeline, _blocked, True, _verified, absent=("masks",)),
         Door("W2W", "sd", ours.W2WPipeline, _person, True, _inverted, _inverted_within, refused=PERSON),
         Door("EMD", "sd", ours.EMDOneStepPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
-        Door("EMD XL", "sdxl", ours.EMDOneStepXLPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
-        Door("EMD, transformers", "flux", ours.EMDOneStepTransformerPipeline, _one_step_sized, refused=STUDENT,
+        Door("EMD XL", "sdxl", ours.EMDOneStepPipeline, _one_step, refused=STUDENT, absent=NO_PICTURES),
+        Door("EMD, transformers", "flux", ours.EMDOneStepPipeline, _one_step_sized, refused=STUDENT,
              absent=NO_PICTURES, lent=True),
         Door("Size conditioning", "sd", ours.ControlConditionedPipeline, _checkpointed, refused=CONTROL,
              absent=NO_PICTURES),
-        Door("Size conditioning XL", "sdxl", ours.ControlConditionedXLPipeline, _sized, refused=CONTROL,
+        Door("Size conditioning XL", "sdxl", ours.ControlConditionedPipeline, _sized, refused=CONTROL,
              absent=NO_PICTURES),
-        Door("PixArt", "pixart-1024", ours.ControlConditionedPixArtPipeline, _sized, refused=CONTROL,
+        Door("PixArt", "pixart-1024", ours.ControlConditionedPipeline, _sized, refused=CONTROL,
              absent=NO_PICTURES),
-        Door("NEMO XL", "sdxl", ours.NEMOAroundPipeline, _blocked_sdxl, absent=NO_PICTURES, lent=True),
-        Door("W2W XL", "sdxl", ours.W2WAroundPipeline, _person_sdxl, absent=NO_PICTURES, lent=True, refused=PERSON),
+        Door("NEMO XL", "sdxl", ours.NEMOPipeline, _blocked_sdxl, absent=NO_PICTURES, lent=True),
+        Door("W2W XL", "sdxl", ours.W2WPipeline, _person_sdxl, absent=NO_PICTURES, lent=True, refused=PERSON),
         Door("Resolution", "sd", ours.ResolutionTransferPipeline, _plain, absent=NO_PICTURES, config=(WIDE,)),
     )
 }  # fmt: skip

@@ -61,10 +61,10 @@ FULL = _at_full_size("sd15", {
 FULL_XL = _at_full_size("sdxl", {
     "Tap": ("See what the model sees", "ActivationTapXLPipeline"),
     "match, rank": ("Find the same part", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
-    "NEMO": ("Stop the model copying a picture", "NEMOAroundPipeline", "NEMOAroundPipeline.detect"),
-    "EMD": ("Sample in one step", "EMDOneStepXLPipeline"),
-    "W2W": ("Turn a folder of LoRAs into sliders", "W2WAroundPipeline", "W2WAroundPipeline.invert_image"),
-    "Size conditioning": ("Say how large a picture should look", "ControlConditionedXLPipeline"),
+    "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.detect"),
+    "EMD": ("Sample in one step", "EMDOneStepPipeline"),
+    "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),
+    "Size conditioning": ("Say how large a picture should look", "ControlConditionedPipeline"),
     "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
 })  # fmt: skip
 

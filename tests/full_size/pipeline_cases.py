@@ -158,12 +158,12 @@ def rank(s: Loaded) -> Tensors:
 PROBE = ProbeConfig(seeds=4)  # of fewer, random weights make none agree
 
 
-@case("NEMOPipeline", "NEMOAroundPipeline", families=BOTH)
+@case("NEMOPipeline", families=BOTH)
 def nemo_call(s: Loaded) -> Tensors:
     return [s.of("NEMO")(PROMPT, neurons=s.neurons, generator=generator(), **s.told).images]
 
 
-@case("NEMOPipeline.detect", "NEMOAroundPipeline.detect", families=BOTH)
+@case("NEMOPipeline.detect", families=BOTH)
 def nemo_score(s: Loaded) -> Tensors:
     return [torch.tensor([x.value for x in s.of("NEMO").detect([PROMPT, "a hat"], None, "one step", PROBE)])]
 
@@ -188,7 +188,7 @@ def nemo_verify(s: Loaded) -> Tensors:
 
 
 # --- W2W ----------------------------------------------------------------------------------------------------------
-@case("W2WPipeline", "W2WAroundPipeline", families=BOTH)
+@case("W2WPipeline", families=BOTH)
 def w2w_call(s: Loaded) -> Tensors:
     pipe = s.of("W2W")
     told = {"space": s.space, "model": pipe.sample_models(s.space, [0]), "edits": {"slider": 2.0}}
@@ -203,7 +203,7 @@ def w2w_models(s: Loaded) -> Tensors:
     return [edited.coefficients, pipe.blend_models(s.space, [person, edited]).coefficients]
 
 
-@case("W2WPipeline.invert_image", "W2WAroundPipeline.invert_image", families=BOTH)
+@case("W2WPipeline.invert_image", families=BOTH)
 def w2w_invert(s: Loaded) -> Tensors:
     small, _ = pictures(1, 128)
     config = InvertConfig(steps=2, batch=1, check_every=1000)
@@ -213,7 +213,7 @@ def w2w_invert(s: Loaded) -> Tensors:
 
 
 # --- EMD ----------------------------------------------------------------------------------------------------------
-@case("EMDOneStepPipeline", "EMDOneStepXLPipeline", families=BOTH)
+@case("EMDOneStepPipeline", families=BOTH)
 def emd_one_step(s: Loaded) -> Tensors:
     return [s.of("EMDOneStep")(PROMPT, [0], output_type="latent").images]
 
@@ -226,7 +226,7 @@ def _checkpoint(s: Loaded) -> ControlCheckpoint:
     return load_control(save_control(s.folder / "control.safetensors", made.state_dict(), about))
 
 
-@case("ControlConditionedPipeline", "ControlConditionedXLPipeline", families=BOTH)
+@case("ControlConditionedPipeline", families=BOTH)
 def control(s: Loaded) -> Tensors:
     own = {"checkpoint": _checkpoint(s)} if s.family == "sd15" else {"gamma": GammaConfig()}
     sizes = {"size_condition": SizeCondition(original=(256, 384), crop=(8, 4)), "guidance": GuidanceConfig(3.0)}
@@ -237,4 +237,6 @@ def control(s: Loaded) -> Tensors:
 def resolution(s: Loaded) -> Tensors:
     """From half the side to the side."""
     plan = ResolutionTransferConfig((s.side, s.side), (s.side // 2, s.side // 2))
-    return [pipelines.ResolutionTransferPipeline(s.pipe, plan)(PROMPT, generator=generator(), **s.told).images]
+    return [
+        pipelines.ResolutionTransferPipeline.from_pipe(s.pipe, plan)(PROMPT, generator=generator(), **s.told).images
+    ]

@@ -4,9 +4,7 @@ from vitrine.engine import pipelines
 from vitrine_tests.full_size import measure, page
 from vitrine_tests.full_size.pipeline_cases import CASES
 
-OTHER_FAMILY = {"ControlConditionedPixArtPipeline"} | {
-    f"{method}TransformerPipeline" for method in ("ActivationTap", "Correspondence", "EMDOneStep", "Segmentation")
-}
+OTHER_FAMILY = {f"{method}TransformerPipeline" for method in ("ActivationTap", "Correspondence", "Segmentation")}
 
 
 def test_the_page_is_what_was_measured():

@@ -117,8 +117,7 @@ def _arguments(family: str) -> dict[str, Any]:
 
 def _lent(pipe: Any) -> dict[str, Any]:
     """Arguments of a short call: prompts, or encoded ones where the reader is not tiny, in place and precision."""
-    inner = pipe.pipe
-    place, dtype = inner._execution_device, backbone(inner).dtype
+    place, dtype = pipe._execution_device, backbone(pipe).dtype
     arguments = dict(_arguments(_family(pipe)))
     for name, value in arguments.items():
         if isinstance(value, torch.Tensor):

@@ -36,13 +36,10 @@ from vitrine.engine.pipelines import (
     ActivationTapTransformerPipeline,
     ActivationTapXLPipeline,
     ControlConditionedPipeline,
-    ControlConditionedPixArtPipeline,
-    ControlConditionedXLPipeline,
     CorrespondencePipeline,
     CorrespondenceTransformerPipeline,
     CorrespondenceXLPipeline,
     EMDOneStepPipeline,
-    EMDOneStepXLPipeline,
     NEMOPipeline,
     ResolutionTransferPipeline,
     SegmentationPipeline,
@@ -50,6 +47,7 @@ from vitrine.engine.pipelines import (
     SegmentationXLPipeline,
     W2WPipeline,
 )
+from vitrine.engine.pipelines.joined import TaskPipeline
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
@@ -112,7 +110,7 @@ def around(kind: type, pipe: Any) -> Any:
 
     One that has prompts encoded by the other is made by ``from_pipe``, for only so does it know it.
     """
-    if issubclass(kind, ActivationTapTransformerPipeline):
+    if issubclass(kind, (ActivationTapTransformerPipeline, TaskPipeline)):
         made = kind.from_pipe(pipe)
         made.set_progress_bar_config(disable=True)
         return made
@@ -340,7 +338,7 @@ def _controlled(pipe: Any, steps: int, **more: Any) -> Tensors:
     return [pipe(PROMPT, guidance=GuidanceConfig(3.0), height=64, width=64, **told, **more).images]
 
 
-@entered("control", {"sdxl": ControlConditionedXLPipeline, "pixart-1024": ControlConditionedPixArtPipeline}, steps=2)
+@entered("control", {"sdxl": ControlConditionedPipeline, "pixart-1024": ControlConditionedPipeline}, steps=2)
 def control(pipe: Any, steps: int = 2) -> Tensors:
     return _controlled(pipe, steps, gamma=GammaConfig())
 
@@ -361,7 +359,7 @@ def control_with_checkpoint(pipe: Any, steps: int = 2) -> Tensors:
 
 
 # --- EMD ----------------------------------------------------------------------------------------------------------
-EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepXLPipeline}
+EMD: dict[str, type | None] = {"sd": EMDOneStepPipeline, "sdxl": EMDOneStepPipeline}
 
 
 @entered("emd.one_step", EMD)
@@ -372,7 +370,7 @@ def emd_one_step(pipe: Any) -> Tensors:
 # --- resolution ---------------------------------------------------------------------------------------------------
 @entered("resolution", dict.fromkeys(("sd", "sdxl", "pixart", "sd3", "flux")), steps=2)
 def resolution(pipe: Any, steps: int = 2) -> Tensors:
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
     return [wide(PROMPT, num_inference_steps=steps, generator=generator(), output_type="latent").images]
 
 

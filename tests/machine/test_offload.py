@@ -55,7 +55,7 @@ def test_positions_reach_code_that_was_compiled_before(wrapped):
             pipe.transformer.compile(backend="eager")
         if compiled:
             pipe("a cat", height=64, width=96, **how)
-        moved = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
+        moved = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((96, 64), (64, 64)))
         made.append([moved("a cat", seeds=[0], **how).images])
     assert difference(*made) < 1e-5
 

@@ -1,7 +1,7 @@
 """SDXL- and PixArt-shaped pipelines that take control, and the text states they are given."""
 
 import torch
-from diffusers import DDIMScheduler, EulerDiscreteScheduler
+from diffusers import DDIMScheduler, EulerDiscreteScheduler, PixArtAlphaPipeline, StableDiffusionXLPipeline
 from vitrine.engine.control import (
     ControlEmbedder,
     ControlMetadata,
@@ -12,7 +12,7 @@ from vitrine.engine.control import (
     control_width,
     save_control,
 )
-from vitrine.engine.pipelines import ControlConditionedPixArtPipeline, ControlConditionedXLPipeline
+from vitrine.engine.pipelines import ControlConditionedPipeline
 from vitrine_tests import models
 
 FAR = SizeCondition(original=(16, 24), crop=(8, 4))
@@ -40,7 +40,7 @@ def euler():
 
 def pipeline(kind, **parts):
     """Without text encoders, and silent."""
-    made = kind(vae=models.vae(), **parts)
+    made = ControlConditionedPipeline.from_pipe(kind(vae=models.vae(), **parts))
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -48,13 +48,13 @@ def pipeline(kind, **parts):
 def xl_pipeline():
     unet = models.unet_xl(sample_size=8, block_out_channels=(32, 64), norm_num_groups=32, addition_time_embed_dim=256)
     parts = dict.fromkeys(("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2"))
-    return pipeline(ControlConditionedXLPipeline, unet=louder(unet, "add_embedding"), scheduler=euler(), **parts)
+    return pipeline(StableDiffusionXLPipeline, unet=louder(unet, "add_embedding"), scheduler=euler(), **parts)
 
 
 def pixart_pipeline():
     net = louder(models.pixart(sample_size=8, use_additional_conditions=True), "adaln_single.emb.resolution_embedder")
     parts = {"tokenizer": None, "text_encoder": None, "scheduler": DDIMScheduler(steps_offset=1)}
-    return pipeline(ControlConditionedPixArtPipeline, transformer=net, **parts)
+    return pipeline(PixArtAlphaPipeline, transformer=net, **parts)
 
 
 def texts(count=1):

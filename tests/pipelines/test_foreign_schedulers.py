@@ -14,7 +14,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
-    ControlConditionedXLPipeline,
+    ControlConditionedPipeline,
     EMDOneStepPipeline,
     NEMOPipeline,
     ResolutionTransferPipeline,
@@ -55,7 +55,9 @@ def uses(pipe, told):
         "statistics": lambda: nemo.calibrate(["a photo of a cat", "a horse"], ["statistics"]),
         "late model": lambda: drawn(w2w, told, space=space, model=w2w.sample_models(space, [1])),
         "one step": lambda: emd(told["prompt"], preset=StudentPreset(timestep=1000.0), seeds=[0], **size),
-        "moved": lambda: drawn(ResolutionTransferPipeline(pipe, ResolutionTransferConfig(target, train)), bare),
+        "moved": lambda: drawn(
+            ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig(target, train)), bare
+        ),
     }
 
 
@@ -100,6 +102,6 @@ def test_a_unets_pipelines_refuse_what_they_cannot_scale():
     pipe = stocks.sdxl()
     pipe.scheduler = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(VitrineError, match="scheduler: given FlowMatchEuler"):
-        ControlConditionedXLPipeline.from_pipe(pipe)("a cat", num_inference_steps=2)
+        ControlConditionedPipeline.from_pipe(pipe)("a cat", num_inference_steps=2)
     with pytest.raises(VitrineError, match="scheduler: given a flow"):
         student_scheduler(pipe, "SDXL-Lightning, 4 steps")

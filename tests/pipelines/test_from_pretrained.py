@@ -54,11 +54,10 @@ def test_a_size_to_score_at_is_kept(sdxl):
 
 
 def test_a_folder_of_another_family_is_refused(sdxl):
-    for kind in (pipelines.ControlConditionedPipeline, StableDiffusionPipeline):
-        with pytest.raises(VitrineError, match="StableDiffusionXLPipeline"):
-            load_pipeline(sdxl, kind, LoadConfig(device="cpu"))
+    with pytest.raises(VitrineError, match="StableDiffusionXLPipeline"):
+        load_pipeline(sdxl, StableDiffusionPipeline, LoadConfig(device="cpu"))
     with pytest.raises(VitrineError, match="is for another model family"):
-        pipelines.ControlConditionedPipeline.from_pretrained(sdxl)
+        pipelines.ControlConditionedPipeline.from_pipe(stock("flux"))
 
 
 def test_prompts_are_calibrated_on_sdxl(sdxl, tmp_path, capsys):

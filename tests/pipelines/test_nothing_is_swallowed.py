@@ -50,9 +50,9 @@ def test_each_prompt_keeps_its_model_when_it_has_several_pictures(w2w, space):
 
 @pytest.fixture(scope="module")
 def pixart():
-    from vitrine.engine.pipelines import ControlConditionedPixArtPipeline
+    from vitrine.engine.pipelines import ControlConditionedPipeline
 
-    return around(ControlConditionedPixArtPipeline, stock("pixart-1024"))
+    return around(ControlConditionedPipeline, stock("pixart-1024"))
 
 
 SIZED = {"gamma": GammaConfig(), "size_condition": SizeCondition((64, 64)), **FAST, "height": 64, "width": 64}

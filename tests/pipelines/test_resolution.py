@@ -108,20 +108,20 @@ def test_every_family(family):
     train = (side, side)
     same = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig(train, train))
     assert torch.equal(run(same, told), before), "r = 1 is the untouched model"
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((side * 3 // 2, 2 * side), train))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((side * 3 // 2, 2 * side), train))
     assert wide.plan.positions == positions and wide.plan.schedule == "resample"
     moved = run(wide, told)
     assert moved.shape == large.shape and bool(torch.isfinite(moved).all()) and not torch.equal(moved, large)
     assert pipe.scheduler is scheduler and all(torch.equal(b, kept) for b, _, kept in tables)
     assert torch.equal(run(pipe, told, height=side, width=side), before), "and it is untouched again"
     assert torch.equal(run(pipe, told, height=2 * side, width=side * 3 // 2), large)
-    copied, plan = transferred_copy(pipe, wide.config)
+    copied, plan = transferred_copy(pipe, wide.transfer)
     assert torch.equal(run(copied, told, height=2 * side, width=side * 3 // 2), moved) and plan == wide.plan
     assert torch.equal(run(pipe, told, height=2 * side, width=side * 3 // 2), large), "the copy shares weights only"
     other = {"height": side, "width": side}  # the first pass of two
     with pytest.raises(VitrineError, match=f"latent size: given {side} x {side}"):
         run(copied, told, **other)
-    with apply(pipe, wide.config), pytest.raises(VitrineError, match=f"latent size: given {side} x {side}"):
+    with apply(pipe, wide.transfer), pytest.raises(VitrineError, match=f"latent size: given {side} x {side}"):
         run(pipe, told, **other)
     assert torch.equal(run(pipe, told, **other), before)
 
@@ -132,7 +132,7 @@ def test_resample_is_euler_on_the_moved_grid():
     pipe.scheduler.set_timesteps(5)
     sigmas, told_t = resample(NoiseSchedule.from_diffusers(pipe.scheduler), pipe.scheduler.sigmas, 1.5)
     z = rand(1, 4, 24, 24)
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 96), guidance=3.0))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((96, 96), guidance=3.0))
     found = wide(**told | {"num_inference_steps": 5}, latents=z).images
     with torch.no_grad():
         text, null = pipe.encode_prompt(PROMPT, "cpu", 1, True)
@@ -146,7 +146,7 @@ def test_resample_is_euler_on_the_moved_grid():
 
 def test_seeds_belong_to_pictures():
     pipe, told = portraits()
-    wide = ResolutionTransferPipeline(pipe, ResolutionTransferConfig((96, 64)))
+    wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((96, 64)))
     both = wide(**told, seeds=[3, 4]).images
     torch.testing.assert_close(wide(**told, seeds=[4]).images[0], both[1], rtol=0, atol=5e-5)
     with pytest.raises(VitrineError, match="one size"):
@@ -156,7 +156,7 @@ def test_seeds_belong_to_pictures():
 def test_guidance_law_reaches_the_pipeline():
     pipe, told = portraits()
     train = ResolutionTransferConfig((128, 128), (64, 64), "none", guidance_law=True, guidance=2.0)
-    found = ResolutionTransferPipeline(pipe, train)(**told, seeds=[1]).images
+    found = ResolutionTransferPipeline.from_pipe(pipe, train)(**told, seeds=[1]).images
     seed = [torch.Generator().manual_seed(1)]
     wanted = pipe(**told, height=128, width=128, guidance_scale=3.0, generator=seed).images
     assert torch.equal(found, wanted)
@@ -174,7 +174,9 @@ def test_sd3_table_is_a_grid_with_one_shift():
     assert part.pos_embed is old and part.pos_embed_max_size == 24 and part.height == 8
     sigmas = [1.0, 0.75, 0.5, 0.25]
     still = {"pos_embed": "keep", "train_size": (32, 32)}
-    found = run(ResolutionTransferPipeline(pipe, ResolutionTransferConfig((48, 48), **still)), told, sigmas=sigmas)
+    found = run(
+        ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((48, 48), **still)), told, sigmas=sigmas
+    )
     pipe.scheduler = FlowMatchEulerDiscreteScheduler(shift=4.5)
     wanted = run(pipe, told, sigmas=sigmas, height=48, width=48)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
@@ -216,11 +218,11 @@ def test_a_model_built_larger_extrapolates_unless_pinned():
     same = ResolutionTransferConfig((128, 128), (128, 128))
     with apply(large, same):
         assert torch.equal(out(large), silent)
-    made = ResolutionTransferPipeline(large, config)
+    made = ResolutionTransferPipeline.from_pipe(large, config)
     pictures = made(class_labels=[1], num_inference_steps=2, seeds=None, output_type="np").images
     assert pictures.shape == (1, 128, 128, 3)
     with pytest.raises(VitrineError, match="as built"):
-        ResolutionTransferPipeline(small, config)(class_labels=[1])
+        ResolutionTransferPipeline.from_pipe(small, config)(class_labels=[1])
 
 
 def test_failures_leave_the_pipeline_alone():
@@ -230,7 +232,7 @@ def test_failures_leave_the_pipeline_alone():
         raise RuntimeError("stop")
     for bad in ({"schedule": "relabel"}, {"pos_embed": "rope_pi"}):
         with pytest.raises(VitrineError):
-            ResolutionTransferPipeline(pipe, ResolutionTransferConfig((64, 64), **bad))
+            ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((64, 64), **bad))
     assert pipe.scheduler is scheduler and pipe.transformer.pos_embed.pos_embed is old
     assert not pipe.transformer.pos_embed._forward_pre_hooks
 
@@ -238,11 +240,11 @@ def test_failures_leave_the_pipeline_alone():
 def test_a_second_transfer_is_refused():
     pipe, told = sd3()
     config = ResolutionTransferConfig((64, 64))
-    first = ResolutionTransferPipeline(pipe, config)
+    first = ResolutionTransferPipeline.from_pipe(pipe, config)
     copied, _ = transferred_copy(pipe, config)
     for moved in (first, copied):
         with pytest.raises(VitrineError, match="already"):
-            ResolutionTransferPipeline(moved, config)
+            ResolutionTransferPipeline.from_pipe(moved, config)
     with apply(pipe, config), pytest.raises(VitrineError, match="already"):
         apply(pipe, config)
     with pytest.raises(VitrineError, match="already"):
@@ -250,4 +252,4 @@ def test_a_second_transfer_is_refused():
     assert "_resolution_moved" not in vars(pipe)
     same = ResolutionTransferConfig(first.plan.config.target_size, first.plan.config.target_size)
     unmoved, _ = transferred_copy(pipe, same)
-    ResolutionTransferPipeline(unmoved, config)
+    ResolutionTransferPipeline.from_pipe(unmoved, config)

@@ -38,6 +38,6 @@ def test_an_attribute_that_is_missing_is_named_itself():
     """Not "has no attribute 'plan'", as if the plan itself were unknown."""
     stock, _ = source("wan")
     wide = ResolutionTransferPipeline.from_pipe(stock, ResolutionTransferConfig((64, 64), (32, 32)))
-    stock.scheduler = None
+    wide.scheduler = None
     with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'config'"):
         wide.plan  # noqa: B018 - worked out anew at each look

@@ -148,10 +148,10 @@ def test_another_size(both):
     for source in both:
         how = {k: v for k, v in HOW.items() if k not in ("height", "width")}
         call = {"generator": torch.Generator().manual_seed(3)}
-        same = ResolutionTransferPipeline(source, ResolutionTransferConfig(trained, trained))
+        same = ResolutionTransferPipeline.from_pipe(source, ResolutionTransferConfig(trained, trained))
         plain = source(PROMPT, **how, height=64, width=64, generator=torch.Generator().manual_seed(3)).images
         assert torch.equal(same(PROMPT, **how, **call).images, plain)
-        moved = ResolutionTransferPipeline(source, ResolutionTransferConfig(wide, trained))
+        moved = ResolutionTransferPipeline.from_pipe(source, ResolutionTransferConfig(wide, trained))
         results.append(moved(PROMPT, **how, generator=torch.Generator().manual_seed(3)).images)
     # moved noise levels lie between two timesteps; the network is told the nearer one, at which its v is meant
     assert results[0].shape[-2:] == (16, 24) and agree(results[1], results[0], 1e-3)

@@ -8,7 +8,7 @@ from diffusers import DDIMScheduler, DiTPipeline, StableDiffusionImg2ImgPipeline
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families import family_of
-from vitrine.engine.pipelines import W2WAroundPipeline, W2WPipeline
+from vitrine.engine.pipelines import W2WPipeline
 from vitrine.engine.pipelines.adapter import encoded
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
@@ -63,7 +63,7 @@ def close(a, b, limit=1e-5):
 def test_a_model_draws_as_its_lora_in_the_weights(case):
     stock, told, space = case
     pipe, plain = W2WPipeline.from_pipe(stock), drawn(stock, told)
-    assert isinstance(pipe, W2WAroundPipeline) and torch.equal(drawn(pipe, told), plain)
+    assert isinstance(pipe, W2WPipeline) and isinstance(pipe, type(stock)) and torch.equal(drawn(pipe, told), plain)
     person = pipe.sample_models(space, [4])
     worn = drawn(pipe, told, space=space, model=person)
     name = "unet" if getattr(stock, "unet", None) is not None else "transformer"
@@ -157,7 +157,7 @@ def test_image_to_image_draws_each_picture_with_its_model():
     source = StableDiffusionImg2ImgPipeline(**load_portraits().pipeline().components)
     source.set_progress_bar_config(disable=True)
     pipe, space = W2WPipeline.from_pipe(source), load_space(PEOPLE_SPACE)
-    assert type(pipe) is W2WAroundPipeline
+    assert isinstance(pipe, W2WPipeline) and isinstance(pipe, StableDiffusionImg2ImgPipeline)
     pictures = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
 
     def drawn(seeds):

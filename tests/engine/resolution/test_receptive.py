@@ -74,9 +74,9 @@ def test_circular_padding_grows_with_it():
 
 def test_off_is_identity_and_leaving_restores(pipe):
     before, size = drawn(pipe), settings(pipe.unet)
-    assert torch.equal(drawn(ResolutionTransferPipeline(pipe, config((64, 64)))), before), "64 px bit for bit"
-    wide = drawn(ResolutionTransferPipeline(pipe, ResolutionTransferConfig((128, 96), (64, 64))))
-    spread = drawn(ResolutionTransferPipeline(pipe, config((128, 96))))
+    assert torch.equal(drawn(ResolutionTransferPipeline.from_pipe(pipe, config((64, 64)))), before), "64 px bit for bit"
+    wide = drawn(ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((128, 96), (64, 64))))
+    spread = drawn(ResolutionTransferPipeline.from_pipe(pipe, config((128, 96))))
     assert spread.shape == wide.shape and not torch.allclose(spread, wide)
     with pytest.raises(RuntimeError, match="stop"), apply(pipe, config((128, 128))):
         assert settings(pipe.unet) != size
@@ -88,7 +88,7 @@ def test_a_copy_has_convolutions_of_its_own(pipe):
     before, size = drawn(pipe), settings(pipe.unet)
     moved, plan = transferred_copy(pipe, config((128, 192)))
     assert plan.step == (3, 2) and settings(pipe.unet) == size and torch.equal(drawn(pipe), before)
-    wanted = drawn(ResolutionTransferPipeline(pipe, config((128, 192))))
+    wanted = drawn(ResolutionTransferPipeline.from_pipe(pipe, config((128, 192))))
     assert torch.equal(drawn(moved, height=192, width=128), wanted)
     ours, theirs = (dict(p.unet.named_parameters()) for p in (moved, pipe))
     assert all(ours[name] is theirs[name] for name in theirs), "weights are shared"
@@ -109,7 +109,7 @@ def test_a_convolutional_lora_is_spread_with_its_layer(pipe):
     pipe.unet.add_adapter(LoraConfig(r=2, target_modules=["conv1"], init_lora_weights=False))
     paths = inner_convolutions(pipe.unet)
     assert any("base_layer" in p for p in paths) and any("lora_A" in p for p in paths)
-    assert bool(torch.isfinite(drawn(ResolutionTransferPipeline(pipe, config((128, 128))))).all())
+    assert bool(torch.isfinite(drawn(ResolutionTransferPipeline.from_pipe(pipe, config((128, 128))))).all())
 
 
 @pytest.mark.parametrize("make", [stock.sd, stock.sdxl])
@@ -119,7 +119,7 @@ def test_stock_unets(make):
     width, height = facts_of(pipe).train_size
     told = ResolutionTransferConfig((2 * width, 2 * height), receptive_field="dilate")
     plain = ResolutionTransferConfig((2 * width, 2 * height))
-    ours, theirs = (drawn(ResolutionTransferPipeline(pipe, c)) for c in (told, plain))
+    ours, theirs = (drawn(ResolutionTransferPipeline.from_pipe(pipe, c)) for c in (told, plain))
     assert ours.shape == theirs.shape and bool(torch.isfinite(ours).all())
     assert float((ours - theirs).abs().max()) > 1e-3 * float(theirs.abs().max())
 
