@@ -397,8 +397,8 @@ def what_it_copies(f: Findings) -> Sentence:
     missing = f.missing((CAPTION, TRIGGER, NATURAL), [p.prompt for p in f.own])
     asked = len(missing) + len(f.own)
     text += f" Measured: {len(f.own)} of {asked} prompts." if missing else ""
-    left = [strength for strength in f.asked_strengths if strength not in f.strengths]
-    text += f" Not measured at strength {', '.join(f'{strength:g}' for strength in left)}." if left else ""
+    left = [f"{strength:g}" for strength in f.asked_strengths if strength not in f.strengths]
+    text += f" Not measured at strength {', '.join(left)}." if left else ""
     verdict = with_missing(verdict, [*missing, *left])
     natural = [p for p in f.own if p.kind == NATURAL and (p.copies or (not f.pictures and p.lost >= LOST_BAD))]
     text += f' Natural prompts bring it back, too: "{natural[0].prompt[:60]}".' if natural else ""
