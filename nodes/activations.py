@@ -158,14 +158,14 @@ class TapDuringSampling(io.ComfyNode):
         backbone, hidden = backbone_of(model), cls.hidden
         choices.remember(hidden, sites_of(backbone))
         wanted: Any = published_sites(selection) or addresses
-        sites = [site.address for site in resolve(backbone, wanted)]
+        tapped = [site.address for site in resolve(backbone, wanted)]
 
         def watch(taps: Activations) -> None:
             with suppress(VitrineError):  # a site without a picture, or numbers that overflowed: the run continues
                 show_on(hidden, first_picture(taps))
 
         recording = record_sampling(model, wanted, parse_steps(steps), watch, first_step)
-        said = replaced_attention(model, sites)
+        said = replaced_attention(model, tapped)
         return io.NodeOutput(*recording, ui=marked(text_on(said) if said else {}, hidden))
 
 
