@@ -53,7 +53,8 @@ class TaskPipeline(SharedPipeline, _Base):  # type: ignore[misc] # ours come bef
         pipeline = whole(pipeline)
         task._check(pipeline, kwargs)
         made = copy.copy(pipeline)  # no constructor runs, so no component is left out
-        made.__class__ = joined(task, type(pipeline))
+        stock: Any = type(pipeline)
+        made.__class__ = joined(task, stock)
         if kwargs:
             made.register_modules(**kwargs)
         return made if dtype is None else made.to(dtype)
