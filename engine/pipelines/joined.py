@@ -52,8 +52,8 @@ class TaskPipeline(SharedPipeline, _Base):  # type: ignore[misc] # ours come bef
         dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
         pipeline = whole(pipeline)
         task._check(pipeline, kwargs)
-        stock: Any = type(pipeline)
         made = copy.copy(pipeline)  # no constructor runs, so no component is left out
+        stock: Any = type(pipeline)
         made.__class__ = joined(task, stock)
         if kwargs:
             made.register_modules(**kwargs)
