@@ -50,10 +50,11 @@ def layers_of(model: Any, neurons: NeuronSet) -> list[dict[str, Any]]:
     return layers
 
 
-def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
+def baked(model: Any, neurons: NeuronSet, factor: float | None) -> Any:
     """A clone with ordinary weight patches that scale the neurons' rows of the checkpoint.
 
-    Weights that carry another clone's LoRA at the moment are read from ComfyUI's backup: it must not leak in here.
+    A factor of None is the neurons' own. Weights that carry another clone's LoRA at the moment are read from ComfyUI's
+    backup: it must not leak in here.
     """
     clone, network, originals = model.clone(), backbone_of(model), checkpoint_weights(model)
     changed = bake(network, neurons, factor, fingerprint(model), originals, as_patch=True)
