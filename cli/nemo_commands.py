@@ -250,8 +250,8 @@ class Bake:
     """The model."""
     out: OutFile = Path("nemo-patch.safetensors")
     """Changed parameters under diffusers' names: load_state_dict(..., strict=False)."""
-    factor: float = 0.0
-    """0 prunes."""
+    factor: float | None = None
+    """0 prunes; by default the files' own, which find chose."""
     load: Load = LoadConfig()
 
     def run(self) -> int:

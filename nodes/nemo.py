@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from comfy_api.latest import io, ui
 
@@ -30,12 +31,14 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
-from ..engine.nemo.calibration import PUBLISHED
+from ..engine.nemo.calibration import KEPT_CAPTIONS, PUBLISHED
+from ..engine.nemo.dose import dose_lines, dose_picture
 from ..engine.nemo.few_step_detection import UsualSamples
 from ..engine.nemo.neuron_effects import BRIGHT, DARK, heat_map
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
 from ..engine.nemo.search_config import METHODS, MODES, PROTOCOLS, check_method
 from ..engine.nemo.sites import SCOPES
+from ..engine.tracing.fingerprint import width_of
 from .captions import banded, captioned
 from .comfy import saved
 from .comfy.conditioning import condition_of, literal, prompt_conditions
@@ -172,7 +175,7 @@ class NEMOCalibrate(io.ComfyNode):
             conds, asked = prompt_conditions(model, clip, texts, blank), make_probe(denoiser_of(model), config=probe)
             scores, _ = score_prompts(asked, conds, shape_of(blank), 1.0, progress())
             measured["score"] = ScoreThreshold.of([s.value for s in scores], probe, fingerprint(model))
-        calibration = Calibration(**measured)
+        calibration = Calibration(**measured, captions=tuple(texts[:KEPT_CAPTIONS]))
         tau = 0.0 if calibration.score is None else calibration.score.tau
         return io.NodeOutput(calibration, tau, calibration.text())
 
@@ -338,7 +341,7 @@ class NEMOFindNeurons(io.ComfyNode):
             display_name="NEMO Find Neurons",
             category=CATEGORY,
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
-            "a negative prompt, samples before and after say what it did.",
+            "a negative prompt, samples then decide how strongly they are blocked, and say whether that cures.",
             search_aliases=[
                 "localize memorization", "find memorization neurons", "nemo", "memorized picture", "copied picture",
                 "find neurons", "stop copying", "training picture",
@@ -366,18 +369,23 @@ class NEMOFindNeurons(io.ComfyNode):
                 ),
                 io.Conditioning.Input(
                     "negative", optional=True,
-                    tooltip="An empty prompt: samples before and after then judge the search, where the calibration "
-                    "has them.",
+                    tooltip="An empty prompt: samples then choose the factor and give the verdict, where the "
+                    "calibration has them.",
                 ),
                 io.Clip.Input(
                     "clip", optional=True,
-                    tooltip="The prompt's text encoder: neurons are then listed with words instead of positions.",
+                    tooltip="The prompt's text encoder: lists neurons with words instead of positions, and measures "
+                    "what blocking costs the calibration's captions.",
                 ),
             ]),
             outputs=[
                 NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
                 io.String.Output(display_name="report", tooltip="Verdict, scores, neurons of each layer."),
                 io.Image.Output(display_name="heat_map", tooltip="Layers by neurons; kept ones are bright."),
+                io.Image.Output(
+                    display_name="doses", tooltip="Samples that still agree at each dose tried, against what it costs "
+                    "ordinary captions (with a negative prompt).",
+                ),
             ],
         )  # fmt: skip
 
@@ -398,15 +406,22 @@ class NEMOFindNeurons(io.ComfyNode):
         cond, shape, sampler = condition_of(model, positive, blank), shape_of(blank), None
         if negative is not None and calibration.samples is not None:
             sampler = _sampler_of(model, negative, blank, calibration.samples.config, calibration.samples)
+            if clip is not None:
+                sampler.ordinary = prompt_conditions(model, clip, list(calibration.captions), blank)
         prompt = text_behind(cls.hidden, "positive", clip, positive)
         (result,) = find_neurons(probe, [prompt or "prompt"], [cond], statistics, shape, config, progress(), sampler)
         if clip is not None and prompt is not None and cond.text is not None:
             result = result.with_words(words_at(clip, prompt, cond.text.shape[1]))
         neurons = result.neurons(model_id)
-        widths = {s.address: len(statistics.means[s.address]) for s in probe.sites}
-        text, picture = describe(neurons), heat_map(neurons, widths)
-        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict() | text_on(text).as_dict()
-        return io.NodeOutput(neurons, text, picture[None], ui=shown)
+        sites = value_sites(backbone_of(model), "all")
+        searched = {site.address for site in probe.sites} | set(neurons.neurons)
+        widths = {s.address: width_of(backbone_of(model), s) for s in sites if s.address in searched}
+        text, picture, doses = describe(neurons), heat_map(neurons, widths), torch.zeros(1, 8, 8, 3)
+        shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict()
+        if result.curve is not None:
+            doses = torch.from_numpy(np.asarray(dose_picture(result.curve)).astype(np.float32) / 255)[None]
+            shown["images"] = [*shown["images"], *ui.PreviewImage(doses, cls=cls).as_dict()["images"]]
+        return io.NodeOutput(neurons, text, picture[None], doses, ui=shown | text_on(text).as_dict())
 
 
 def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:
@@ -419,7 +434,11 @@ def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:
 
 def describe(neurons: NeuronSet) -> str:
     """Verdict and neurons by layer, in words."""
-    lines = [f"{neurons.info.get('verdict', 'imported')}: {len(neurons)} neurons"]
+    own = neurons.factor if isinstance(neurons.factor, float) else "of each set"
+    verdict = neurons.info.get("verdict", "imported")
+    if verdict == "reduced" and "doses" in neurons.info:
+        verdict = "reduced, not cured"
+    lines = [f"{verdict}: {len(neurons)} neurons, factor {own}"]
     if "score_after" in neurons.info:
         lines.append(
             f"seeds agree by {neurons.info['score_before']:.3f} before, {neurons.info['score_after']:.3f} after"
@@ -432,6 +451,7 @@ def describe(neurons: NeuronSet) -> str:
             f" (memorized is below {after['threshold']:.4f}; {after['settings']['steps']} steps, guidance "
             f"{after['settings']['guidance']:g}, first seed {after['settings']['first_seed']})"
         )
+    lines += dose_lines(neurons.info.get("doses"))
     return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
 
 

@@ -54,7 +54,7 @@ class NEMONeuronBlocker(io.ComfyNode):
             node_id="VitrineNEMONeuronBlocker",
             display_name="NEMO Neuron Blocker",
             category=CATEGORY,
-            description="Multiplies neurons by a factor while sampling: 0 blocks recall for the prompts they were "
+            description="Multiplies neurons by a factor while sampling, which blocks recall for the prompts they were "
             "found for. It does not erase a picture: an adversarial embedding can bring it back.",
             search_aliases=[
                 "block neurons", "unlearn", "anti memorization", "nemo", "stop copying",
@@ -64,7 +64,11 @@ class NEMONeuronBlocker(io.ComfyNode):
             inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
-                io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 blocks, 1 is off."),
+                io.Float.Input(
+                    "factor", default=0.0, min=-1.0, max=1.0, step=0.05,
+                    tooltip="0: unset, the factor that NEMO Find Neurons chose (of other lists 0, which blocks). Any "
+                    "other number replaces it; 1 is off.",
+                ),
                 io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
                 io.Float.Input("start", display_name="start_percent", default=0.0, min=0.0, max=1.0, step=0.01,
                                tooltip="When blocking begins, as a fraction of the run: 0 is its beginning, 1 its "
@@ -93,7 +97,7 @@ class NEMONeuronBlocker(io.ComfyNode):
         spared: str = "",
     ) -> io.NodeOutput:  # fmt: skip
         """Check the set against the model now, not in the middle of sampling."""
-        config = BlockConfig(factor, branch, start, end, token_positions(tokens))
+        config = BlockConfig(factor or None, branch, start, end, token_positions(tokens))
         left = neurons.without(parse_neurons(spared))
         if not len(neurons) or factor == 1:
             return io.NodeOutput(model)
@@ -112,7 +116,7 @@ class NEMOBake(io.ComfyNode):
             node_id="VitrineNEMOBake",
             display_name="NEMO Bake into Weights",
             category=CATEGORY,
-            description="Zeroes the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
+            description="Scales the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
             "layer brings them back; NEMO Neuron Blocker blocks them with LoRAs too.",
             search_aliases=[
                 "prune neurons",
@@ -124,7 +128,14 @@ class NEMOBake(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model the neurons were found in."),
                 NeuronsSocket.Input("neurons", tooltip="What to prune."),
-                io.Float.Input("factor", default=0.0, min=-1.0, max=1.0, step=0.05, tooltip="0 prunes."),
+                io.Float.Input(
+                    "factor",
+                    default=0.0,
+                    min=-1.0,
+                    max=1.0,
+                    step=0.05,
+                    tooltip="0: unset, the factor that NEMO Find Neurons chose (of other lists 0, which prunes).",
+                ),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="With the patch; works in every core node.")],
         )
@@ -132,7 +143,7 @@ class NEMOBake(io.ComfyNode):
     @classmethod
     def execute(cls, model: Any, neurons: NeuronSet, factor: float) -> io.NodeOutput:
         """The patch contains only the layers concerned."""
-        return io.NodeOutput(baked(model, neurons, factor))
+        return io.NodeOutput(baked(model, neurons, factor or None))
 
 
 class SaveNeurons(io.ComfyNode):

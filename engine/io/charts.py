@@ -11,12 +11,20 @@ from ..errors import refuse
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_COLOR, _GRID = (63, 120, 158), (225, 225, 225)
+_COLOR, _CHOSEN, _GRID = (63, 120, 158), (208, 72, 40), (225, 225, 225)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 320, 64, 24, 34, 46
 
 
-def curve_picture(points: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str) -> Image:
-    """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values."""
+def curve_picture(
+    points: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str, names: Sequence[str] = (),
+    chosen: int | None = None,
+) -> Image:  # fmt: skip
+    """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values.
+
+    Args:
+        names: of the points, written next to them; none: no words.
+        chosen: the point whose marker stands out.
+    """
     from PIL import Image, ImageDraw
 
     if not points or not all(math.isfinite(value) for point in points for value in point):
@@ -38,8 +46,14 @@ def curve_picture(points: Sequence[tuple[float, float]], title: str, x_label: st
     line = [pixel(*point) for point in points]
     if len(line) > 1:
         draw.line(line, fill=_COLOR, width=2)
-    for x, y in line:
-        draw.ellipse([x - 3, y - 3, x + 3, y + 3], fill=_COLOR)
+    for number, (x, y) in enumerate(line):
+        size, color = (5, _CHOSEN) if number == chosen else (3, _COLOR)
+        draw.ellipse([x - size, y - size, x + size, y + size], fill=color)
+    for (x, y), name in zip(line, names, strict=False):
+        fits = x + 8 + draw.textlength(name) < _WIDTH
+        place, anchor = ((x + 8, y - 4), "lb") if fits else ((x - 4, y - 10), "rb")
+        draw.rectangle(draw.textbbox(place, name, anchor=anchor), fill="white")
+        draw.text(place, name, fill="black", anchor=anchor)
     draw.text((_LEFT, 8), title, fill="black")
     draw.text((_WIDTH // 2, _HEIGHT - 18), x_label, fill="black", anchor="mt")
     draw.text((6, 16), y_label, fill=(90, 90, 90))

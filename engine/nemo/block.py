@@ -26,14 +26,15 @@ class BlockConfig(Config):
     """How strongly, and where, neurons are blocked.
 
     Attributes:
-        factor: what their activations are multiplied by, -1..1: 0 blocks (published), 1 changes nothing.
+        factor: what their activations are multiplied by, -1..1: 0 blocks (published), 1 changes nothing; None is the
+            set's own, which the search chose.
         branch: ``both`` rows of guidance (published), or ``cond`` only, which leaves the negative prompt alone.
         start, end: part of sampling during which it acts, 0..1.
         tokens: positions in the text that the network reads, from 0; None is everywhere (published). Blocking only
             at the words that trigger a copy leaves the rest of the prompt its neurons.
     """
 
-    factor: float = 0.0
+    factor: float | None = None
     branch: str = "both"
     start: float = 0.0
     end: float = 1.0
@@ -42,7 +43,7 @@ class BlockConfig(Config):
     def __post_init__(self) -> None:
         if self.tokens is not None and (not self.tokens or min(self.tokens) < 0):
             raise refuse("tokens", self.tokens, "positions of 0 or more, or None", "None blocks at every token")
-        if not -1 <= self.factor <= 1:
+        if self.factor is not None and not -1 <= self.factor <= 1:
             raise refuse("factor", self.factor, "-1 .. 1", "0 blocks; positive factors above 0.25 do not cure")
         if self.branch not in ("both", "cond"):
             raise refuse("branch", self.branch, ("both", "cond"), "both is the published way")
@@ -109,19 +110,27 @@ def block(
     changes: dict[str | Site, Callable] = {}
     for address, site in neurons.check(backbone, value_sites(backbone, "all"), fingerprint).items():
         factors = torch.ones(width_of(backbone, site))
-        factors[list(neurons.neurons[address])] = config.factor
+        own = neurons.factors(address) if config.factor is None else [config.factor] * len(neurons.neurons[address])
+        factors[list(neurons.neurons[address])] = torch.tensor(own)
         changes[site] = _multiplied(factors, running, config.tokens)
     return edit(backbone, changes, rows=rows)
 
 
-def block_rows(backbone: nn.Module, sites: Sequence[ModuleSite], sets: Sequence[Mapping[str, Sequence[int]]]) -> Edit:
-    """Blocks another set in each row of one batch: ``sets[i]``, address -> neurons, in row i."""
+def block_rows(
+    backbone: nn.Module, sites: Sequence[ModuleSite], sets: Sequence[Mapping[str, Sequence[int]]],
+    doses: Sequence[float] | None = None,
+) -> Edit:  # fmt: skip
+    """Blocks another set in each row of one batch: ``sets[i]``, address -> neurons, in row i, multiplied by doses[i].
+
+    Args:
+        doses: one factor for each row; None multiplies by 0.
+    """
     changes: dict[str | Site, Callable] = {}
     for site in sites:
         factors = torch.ones(len(sets), width_of(backbone, site))
-        for row, neurons in zip(factors, sets, strict=True):
-            row[list(neurons.get(site.address, ()))] = 0.0
-        if bool((factors == 0).any()):
+        for row, neurons, factor in zip(factors, sets, doses or [0.0] * len(sets), strict=True):
+            row[list(neurons.get(site.address, ()))] = factor
+        if bool((factors != 1).any()):
             changes[site] = _multiplied(factors)
     return edit(backbone, changes)
 
@@ -166,7 +175,7 @@ def _at_tokens(tokens: Sequence[int], values: torch.Tensor, lengths: torch.Tenso
 
 @torch.no_grad()
 def bake(
-    backbone: nn.Module, neurons: NeuronSet, factor: float = 0.0, fingerprint: str = "",
+    backbone: nn.Module, neurons: NeuronSet, factor: float | None = None, fingerprint: str = "",
     originals: Mapping[str, torch.Tensor] | None = None, as_patch: bool = False,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
@@ -175,6 +184,7 @@ def bake(
     8 bits are given in float32.
 
     Args:
+        factor: what they are scaled by; None is the set's own.
         originals: parameter name -> its value in the checkpoint, where the network carries another at the moment.
         as_patch: the result is added to quantised weights by who asks, as ComfyUI does; else these are refused.
     """
@@ -186,6 +196,7 @@ def bake(
             raise refuse("neurons to bake", shown, accepted, "block them while sampling instead")
         first = site.columns[0] if site.columns else 0
         index = torch.tensor(neurons.neurons[address]) + first
+        own = neurons.factors(address) if factor is None else (factor,) * len(index)
         module = backbone.get_submodule(site.path)
         for name, value in _rows_of_outputs(module, address):
             key = f"{site.path}.{name}"
@@ -195,7 +206,8 @@ def bake(
                 raise refuse("weights to bake", shown, "weights that can be written to", remedy)
             stored = (originals or {}).get(key, value)
             new = changed[key] if key in changed else as_numbers(stored, module).detach().clone()
-            new[index.to(new.device)] *= factor
+            scale = append_dims(torch.tensor(own).to(new), new.ndim)
+            new[index.to(new.device)] *= scale
             changed[key] = new
     return changed
 

@@ -20,7 +20,7 @@ from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from .block import block
 from .neurons import NeuronSet
-from .noise_similarity import Neurons, Probe, Request, Score, probe_noise
+from .noise_similarity import Probe, Request, Score, probe_noise
 from .search_config import check_tau
 
 
@@ -97,10 +97,10 @@ class Verification:
 
 
 @torch.no_grad()
-def _score(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float | None, blocked: Neurons) -> Score:
-    """The cross-seed score with some neurons blocked, at the probe's own seeds."""
+def _score(probe: Probe, cond: Condition, shape: tuple[int, int, int], tau: float | None) -> Score:
+    """The cross-seed score of the network as it is at the moment, at the probe's own seeds."""
     noise = probe_noise(probe.config, shape).to(cond.text.device if cond.text is not None else "cpu")
-    (signals,) = probe.signals([Request(cond, noise, blocked)])
+    (signals,) = probe.signals([Request(cond, noise, {})])
     return Score(probe.per_seed(signals).cpu(), tau, probe.metric(shape))
 
 
@@ -193,12 +193,14 @@ def verify(
     check_tau(config.tau)
     fresh = replace(probe, config=replace(probe.config, seed=config.seed))
     neurons.check(probe.denoiser.backbone, probe.sites, fingerprint)
-    untouched = _score(fresh, cond, shape, config.tau, {})
-    blocked = _score(fresh, cond, shape, config.tau, neurons.neurons)
+    untouched = _score(fresh, cond, shape, config.tau)
+    with block(probe.denoiser.backbone, neurons, fingerprint=fingerprint):
+        blocked = _score(fresh, cond, shape, config.tau)
     if reference is None:
         return Verification(untouched, blocked)
     embedding = adversarial_embedding(
         probe.denoiser, cond, reference, neurons, config.attack, fingerprint=fingerprint, progress=progress
     )
-    attacked = _score(fresh, embedding, shape, config.tau, neurons.neurons)
+    with block(probe.denoiser.backbone, neurons, fingerprint=fingerprint):
+        attacked = _score(fresh, embedding, shape, config.tau)
     return Verification(untouched, blocked, attacked, embedding)

@@ -29,6 +29,8 @@ TAIL = 0.1
 """Share of the captions, those whose samples differ least, that the tail below is estimated from."""
 LEAST = 2
 """Captions; 300 are a good start."""
+KEPT_CAPTIONS = 8
+"""Of the captions that were sampled."""
 FIRST_PAIR = 0.7
 """Of the usual distance: where the first two samples differ more, no others are made."""
 
@@ -160,11 +162,13 @@ class Calibration:
         statistics: of the neurons: a search needs them.
         samples: how much few-step samples differ: detection by samples needs it for a verdict.
         score: the threshold of one-step predictions: detection in one step needs it, and the published search.
+        captions: a few of the captions: a search measures on them what blocking costs others.
     """
 
     statistics: NeuronStatistics | None = None
     samples: SampleThreshold | None = None
     score: ScoreThreshold | None = None
+    captions: tuple[str, ...] = ()
 
     def known(self, part: str) -> Any:
         """A part of :data:`PARTS`; refused where it was not measured."""
@@ -220,6 +224,7 @@ class Calibration:
             }  # fmt: skip
         if not header:
             raise refuse("calibration", "without any part", f"one of {', '.join(PARTS)} at least", "calibrate first")
+        header["captions"] = list(self.captions)
         return save_artefact(path, tensors, KIND, VERSION, header, self._rebuilt)
 
     @classmethod
@@ -240,6 +245,7 @@ class Calibration:
             _statistics(tensors, parts["statistics"]) if "statistics" in parts else None,
             _samples(tensors, parts["samples"]) if "samples" in parts else None,
             _score(parts["score"]) if "score" in parts else None,
+            tuple(printable(str(text)) for text in list(header.get("captions", ()))[:KEPT_CAPTIONS]),
         )
 
 

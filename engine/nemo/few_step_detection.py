@@ -46,6 +46,7 @@ class FewStepSampler:
         empty: the empty prompt's condition, one row; needed for guidance only.
         sites: where neurons can be blocked.
         threshold: measured on ordinary captions of this model; without one there is no verdict.
+        ordinary: conditions of some ordinary captions, one row each: what blocking costs is measured on them.
         rows: largest batch of one forward.
         forwards: rows that went through the network so far.
     """
@@ -57,6 +58,7 @@ class FewStepSampler:
     threshold: SampleThreshold | None = None
     rows: int = 80
     forwards: int = 0
+    ordinary: Sequence[Condition] = ()
 
     def __post_init__(self) -> None:
         if self.config.guidance != 1 and self.empty is None:
@@ -92,10 +94,12 @@ class FewStepSampler:
         used = [int(i) for i in owner.unique_consecutive()]
         cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
         sets = [requests[int(i)].blocked for i in owner]
+        doses = [requests[int(i)].factor for i in owner]
         empty = None if self._branches == 1 else self.empty
         together = empty is not None and cond.alike(empty)
         self.forwards += self._branches * self.config.steps * len(noise)
-        with block_rows(self.denoiser.backbone, self.sites, sets * (2 if together else 1)):
+        branches = 2 if together else 1
+        with block_rows(self.denoiser.backbone, self.sites, sets * branches, doses * branches):
             return few_step_latents(
                 self.denoiser, noise, self.config.steps, cond, null=empty, guidance=self.config.guidance,
                 shift=self.config.shift,

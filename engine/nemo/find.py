@@ -14,15 +14,18 @@ from ..io.number_checks import refuse_unless_finite
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..tracing.fingerprint import width_of
+from .dose import DoseCurve, escalate
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement
 from .neuron_effects import NeuronStats, holdings
 from .neuron_statistics import NeuronStatistics
 from .neurons import NeuronSet
-from .noise_similarity import Probe, Request, Score, ddim_timestep, probe_noise
+from .noise_similarity import Neurons, Probe, Request, Score, ddim_timestep, probe_noise
 from .search import Outcome, Round, Search, search
 from .search_config import ProbeConfig, SearchConfig, check_tau
 from .sites import each_value, text_only, value_sites
 
+SEARCH_PART = 0.75
+"""Of a progress bar: the search's; the rest is the doses'."""
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
 
 
@@ -39,6 +42,7 @@ class Result:
         settings: of the probe and the search, as :func:`settings_of` gives them.
         held: what each neuron encodes, see :func:`~vitrine.engine.nemo.neuron_effects.holdings`.
         samples: agreement of few-step samples without blocking and with it, where a sampler judged the search.
+        curve: the doses that were tried, where samples decided which is taken.
     """
 
     prompt: str
@@ -49,16 +53,19 @@ class Result:
     settings: dict[str, Any] = field(default_factory=dict)
     held: list[dict[str, Any]] = field(default_factory=list)
     samples: tuple[Agreement, Agreement] | None = None
+    curve: DoseCurve | None = None
 
     @property
     def verdict(self) -> str:
-        """``not memorized``, ``changed``, ``reduced``, ``failed``, or ``no verdict`` where no threshold was measured.
+        """``cured``, ``reduced``, ``not cured`` or ``not memorized``, of few-step samples at the chosen dose.
 
-        Of few-step samples where there is a threshold for these, else of the one-step predictions: ``changed`` only if
-        the search reached its stop *and* seeds that agreed no longer do; either alone is ``reduced``, since whole
-        samples may end in the picture all the same. Whether full samples are still copies is another question, for
-        :class:`~vitrine.engine.nemo.blocked_copies.Copies`.
+        Where there was no escalation, ``changed``, ``reduced`` or ``failed``, or ``no verdict`` where no threshold was
+        measured: ``changed`` only if the search reached its stop *and* seeds that agreed no longer do; either alone is
+        ``reduced``, since whole samples may end in the picture all the same. Whether full samples are still copies is
+        another question, for :class:`~vitrine.engine.nemo.blocked_copies.Copies`.
         """
+        if self.curve is not None:
+            return self.curve.verdict
         if self.search is None or self.after is None:
             return "not memorized"
         if self.samples is not None and self.samples[0].threshold is not None:
@@ -85,6 +92,8 @@ class Result:
             plain |= {"score_after": self.after.value, "search": self.search.to_dict(), "held": self.held}
         if self.samples is not None:
             plain |= {"samples_before": self.samples[0].to_dict(), "samples_after": self.samples[1].to_dict()}
+        if self.curve is not None:
+            plain |= {"doses": self.curve.to_dict()}
         return plain
 
     def with_words(self, words: Sequence[str]) -> Result:
@@ -94,8 +103,11 @@ class Result:
 
     def neurons(self, fingerprint: str) -> NeuronSet:
         """As a set to block, with this result in its ``info``; empty when the prompt is not memorized."""
-        neurons = {a: tuple(n) for a, n in self.search.neurons.items()} if self.search else {}
-        return NeuronSet(neurons, fingerprint, self.to_dict())
+        neurons: Neurons = self.search.neurons if self.search else {}
+        factor = 0.0
+        if self.curve is not None:
+            neurons, factor = self.curve.chosen.dose.neurons, self.curve.chosen.dose.factor
+        return NeuronSet({a: tuple(n) for a, n in neurons.items()}, fingerprint, self.to_dict(), factor)
 
 
 def settings_of(probe: Probe, config: SearchConfig) -> dict[str, Any]:
@@ -168,24 +180,61 @@ def find_neurons(
     Args:
         conds: one condition of one row for each prompt.
         shape: (C, h, w) of the latents.
-        sampler: samples each prompt in a few steps before and after, which judge what blocking did; None leaves the
-            verdict to the one-step predictions.
+        sampler: samples each prompt in a few steps; where it has a threshold, these decide at which dose neurons are
+            blocked, see :mod:`vitrine.engine.nemo.dose` (but not under ``protocol="nemo"``). None leaves the verdict
+            to the one-step predictions.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
     if config.published:
         check_tau(config.tau)
-    probe = _as_mode_compares(probe, config)
-    results = _found(probe, prompts, conds, statistics, shape, config, progress, sampler)
-    again = [i for i, result in enumerate(results) if result.search is not None and result.search.exhausted]
+    probe, escalating = _as_mode_compares(probe, config), None
     sites = value_sites(probe.denoiser.backbone, "all")
     wider = len(sites) > len(probe.sites) and all(site.address in statistics.means for site in sites)
-    if again and wider and not config.published:
+    wider = wider and not config.published
+    if sampler is not None and sampler.threshold is not None and not config.published:
+        escalating, sampler = sampler, None
+    end = 1.0 if escalating is None else SEARCH_PART
+    middle = end / 2 if wider else end
+    first = _part(progress, 0, middle)
+    results = _found(probe, prompts, conds, statistics, shape, config, first, sampler)
+    again = [i for i, result in enumerate(results) if result.search is not None and result.search.exhausted]
+    if again and wider:
         texts, rows = [prompts[i] for i in again], [conds[i] for i in again]
-        whole = _found(replace(probe, sites=sites), texts, rows, statistics, shape, config, progress, sampler)
+        probe, second = replace(probe, sites=sites), _part(progress, middle, end)
+        whole = _found(probe, texts, rows, statistics, shape, config, second, sampler)
         for i, result in zip(again, whole, strict=True):
             results[i] = replace(result, forwards=result.forwards + results[i].forwards)
+    if escalating is not None:
+        results = _dosed(probe, escalating, conds, results, shape, _part(progress, SEARCH_PART, 1))
     return results
+
+
+def _part(progress: Progress, start: float, end: float) -> Progress:
+    """Reports a part of a longer job."""
+
+    def after(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+        progress(round(1000 * (start + (end - start) * step / max(1, total))), 1000, preview)
+
+    return after
+
+
+def _dosed(
+    probe: Probe, sampler: FewStepSampler, conds: Sequence[Condition], results: Sequence[Result],
+    shape: tuple[int, int, int], progress: Progress,
+) -> list[Result]:  # fmt: skip
+    """The results with the dose at which samples no longer agree, and the score of predictions at that dose."""
+    noise, dosed = probe_noise(probe.config, shape).to(conds[0].device), list(results)
+    outcomes = {i: result.search for i, result in enumerate(results) if result.search is not None}
+    curves = escalate(sampler, [conds[i] for i in outcomes], list(outcomes.values()), shape, progress)
+    every = replace(probe, sites=list(sampler.sites))
+    for i, curve in zip(outcomes, curves, strict=True):
+        dose = curve.chosen.dose
+        (signals,) = every.signals([Request(conds[i], noise, dose.neurons, dose.factor)])
+        after = replace(results[i].before, per_seed=probe.per_seed(signals).cpu())
+        spent = results[i].forwards + curve.rows + len(noise)
+        dosed[i] = replace(results[i], after=after, samples=curve.samples, curve=curve, forwards=spent)
+    return dosed
 
 
 def _found(

@@ -27,23 +27,42 @@ class NeuronSet:
         neurons: address -> indices of output channels of that value projection.
         fingerprint: of the model they belong to; empty if unknown (imported lists).
         info: what the search reports: prompt, settings, scores before and after, kept seeds, verdict.
+        factor: the dose: what their activations are multiplied by unless another factor is asked for, -1..1. One
+            number, or address -> one for each neuron, ascending, where sets of different doses were merged.
     """
 
     neurons: dict[str, tuple[int, ...]]
     fingerprint: str = ""
     info: dict[str, Any] = field(default_factory=dict)
+    factor: float | dict[str, tuple[float, ...]] = 0.0
 
     def __post_init__(self) -> None:
         clean = {a: tuple(sorted(set(map(int, n)))) for a, n in self.neurons.items()}
         if any(i < 0 for n in clean.values() for i in n):
             raise refuse("neuron index", min(i for n in clean.values() for i in n), "0 or more", "correct the list")
         object.__setattr__(self, "neurons", {a: n for a, n in clean.items() if n})
+        numbers = [f for a in self.neurons for f in self.factors(a)]
+        if not all(-1 <= f <= 1 for f in numbers):
+            raise refuse("factor", sorted(set(numbers)), "-1 .. 1", "0 blocks")
+
+    def factors(self, address: str) -> tuple[float, ...]:
+        """What each of a layer's neurons is multiplied by, in their order."""
+        count = len(self.neurons[address])
+        if not isinstance(self.factor, Mapping):
+            return (float(self.factor),) * count
+        factors = tuple(map(float, self.factor.get(address, ())))
+        if len(factors) != count:
+            raise refuse("factors", f"{len(factors)} of {address}", f"{count}, one for each neuron", "correct the list")
+        return factors
 
     def __len__(self) -> int:
         return sum(map(len, self.neurons.values()))
 
     def merged(self, *others: NeuronSet) -> NeuronSet:
-        """Union of several sets of one model; their ``info`` is listed in the new one's."""
+        """Union of several sets of one model; their ``info`` is listed in the new one's.
+
+        Each neuron keeps its factor; the lowest, where sets with different ones share it.
+        """
         sets = (self, *others)
         models = [s.fingerprint for s in sets if s.fingerprint]
         if not all(same_weights(models[0], other) for other in models):
@@ -53,12 +72,15 @@ class NeuronSet:
                 "sets of one model",
                 "find the neurons on the model you block",
             )
-        union: dict[str, set[int]] = {}
+        union: dict[str, dict[int, float]] = {}
         for neurons in sets:
             for address, indices in neurons.neurons.items():
-                union.setdefault(address, set()).update(indices)
-        merged = {a: tuple(n) for a, n in union.items()}
-        return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]})
+                layer = union.setdefault(address, {})
+                for index, factor in zip(indices, neurons.factors(address), strict=True):
+                    layer[index] = min(factor, layer.get(index, factor))
+        merged = {a: tuple(sorted(layer)) for a, layer in union.items()}
+        factors = {a: tuple(layer[i] for i in merged[a]) for a, layer in union.items()}
+        return NeuronSet(merged, next(iter(models), ""), {"merged": [s.info for s in sets]}, _as_one(factors))
 
     def without(self, spared: Mapping[str, Iterable[int]]) -> NeuronSet:
         """The set less some of its neurons; what is said of the search stays."""
@@ -66,8 +88,13 @@ class NeuronSet:
         if strange:
             listed = [f"{a} {i}" for a, indices in self.neurons.items() for i in indices]
             raise refuse("spared neuron", strange[0], listed, "take it off the list: it is not blocked")
-        left = {a: tuple(set(indices) - set(spared.get(a, ()))) for a, indices in self.neurons.items()}
-        return NeuronSet(left, self.fingerprint, self.info)
+        left, factors = {}, {}
+        for address, indices in self.neurons.items():
+            pairs = zip(indices, self.factors(address), strict=True)
+            kept = {index: factor for index, factor in pairs if index not in set(spared.get(address, ()))}
+            left[address], factors[address] = tuple(kept), tuple(kept.values())
+        return NeuronSet(left, self.fingerprint, self.info, _as_one(factors) if isinstance(self.factor, Mapping)
+                         else self.factor)  # fmt: skip
 
     def check(self, backbone: nn.Module, sites: Iterable[ModuleSite], fingerprint: str = "") -> dict[str, ModuleSite]:
         """The sites to edit; refuses a set that cannot belong to this model.
@@ -94,7 +121,7 @@ class NeuronSet:
     def save(self, path: str | Path) -> Path:
         """Write JSON, whole or not at all."""
         table = {"format": FORMAT, "version": VERSION, "fingerprint": self.fingerprint, "info": self.info}
-        return save_table(path, table | {"neurons": self.neurons}, self._of_table)
+        return save_table(path, table | {"neurons": self.neurons, "factor": self.factor}, self._of_table)
 
     @classmethod
     def load(cls, path: str | Path) -> NeuronSet:
@@ -108,7 +135,26 @@ class NeuronSet:
         if table["format"] != FORMAT or table["version"] != VERSION:
             raise ValueError(f"format {table['format']!r} version {table['version']!r}")
         neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
-        return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]))
+        return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]), _dose(table.get("factor", 0.0)))
+
+
+def _as_one(factors: dict[str, tuple[float, ...]]) -> float | dict[str, tuple[float, ...]]:
+    """One number where all are equal."""
+    numbers = {factor for layer in factors.values() for factor in layer}
+    return factors if len(numbers) > 1 else next(iter(numbers), 0.0)
+
+
+def _dose(value: object) -> float | dict[str, tuple[float, ...]]:
+    """From a file, in which a list without a factor is blocked as published."""
+    if isinstance(value, dict):
+        return {_address(a): tuple(map(_factor, layer)) for a, layer in value.items()}
+    return _factor(value)
+
+
+def _factor(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
+        raise ValueError(f"a factor of -1 .. 1 is wanted, not {str(value)[:60]}")
+    return float(value)
 
 
 def _address(text: str) -> str:

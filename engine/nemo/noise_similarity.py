@@ -44,11 +44,19 @@ def min_max(d: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Request:
-    """What one probe needs: a prompt's condition (one row), s of its noises (s, C, h, w), and the neurons to block."""
+    """What one probe needs.
+
+    Attributes:
+        cond: a prompt's condition, one row.
+        noise: s of its noises, (s, C, h, w).
+        blocked: address -> neurons.
+        factor: what these are multiplied by.
+    """
 
     cond: Condition
     noise: torch.Tensor
     blocked: Neurons
+    factor: float = 0.0
 
 
 @dataclass
@@ -93,21 +101,22 @@ class Probe:
         used = [int(i) for i in owner.unique_consecutive()]
         cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
         sets = [requests[int(i)].blocked for i in owner]
+        doses = [requests[int(i)].factor for i in owner]
         if self.config.guidance:
-            return min_max(self._guided(noise, cond, sets) - noise.float())
+            return min_max(self._guided(noise, cond, sets, doses) - noise.float())
         self.forwards += len(noise)
-        with block_rows(self.denoiser.backbone, self.sites, sets):
+        with block_rows(self.denoiser.backbone, self.sites, sets, doses):
             prediction = self.denoiser.predict(noise, self.t, cond)
         # NeMo, section 3.1: delta = eps(x_T, T, y) - x_T. Unit noise is what the network is given, so x_T is the input.
         signal = prediction.x0 if self.config.signal == "x0" else prediction.eps - noise.float()
         return min_max(signal)
 
-    def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons]) -> torch.Tensor:
+    def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons], doses: list[float]) -> torch.Tensor:
         """eps with guidance, both branches blocked alike."""
         assert self.empty is not None
         both = Condition.batch([cond, self.empty.take(torch.zeros(len(noise), dtype=torch.long))])
         self.forwards += 2 * len(noise)
-        with block_rows(self.denoiser.backbone, self.sites, sets * 2):
+        with block_rows(self.denoiser.backbone, self.sites, sets * 2, doses * 2):
             eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
         full, null = eps.chunk(2)
         return guide(null, full, self.config.guidance)

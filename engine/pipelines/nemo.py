@@ -46,7 +46,7 @@ from ..nemo import (
     verify,
 )
 from ..nemo.block import RunningForward
-from ..nemo.calibration import PUBLISHED
+from ..nemo.calibration import KEPT_CAPTIONS, PUBLISHED
 from ..nemo.few_step_detection import UsualSamples, keep_agreements, kept_agreements
 from ..nemo.neuron_statistics import published_statistics
 from ..nemo.noise_similarity import Probe, Request, probe_noise
@@ -90,7 +90,8 @@ class NEMOPipeline(PromptJobs):
 
         Args:
             neurons: one set, or several that are merged; None or an empty set samples untouched.
-            block_config: factor, branch, part of sampling; the default blocks fully, in both branches, all the time.
+            block_config: factor, branch, part of sampling; the default takes the sets' own factors, in both branches,
+                all the time.
         """
         refuse_unknown(type(self), kwargs)
         stock: Any = super().__call__
@@ -149,7 +150,7 @@ class NEMOPipeline(PromptJobs):
                 scores = self._score(chosen, 1.0, probe, after, file, memory, workers)
                 model = fingerprint_of(self._network)
                 measured[part] = ScoreThreshold.of([s.value for s in scores], probe, model)
-        return Calibration(**measured)
+        return Calibration(**measured, captions=tuple(texts[:KEPT_CAPTIONS]))
 
     def import_statistics(self, path: str | Path) -> Calibration:
         """The authors' published statistics and threshold of SD 1.4, from their ``.pt`` file; nothing is unpickled."""
@@ -299,7 +300,7 @@ class NEMOPipeline(PromptJobs):
     ) -> list[Result]:
         """Search every prompt, all in lockstep; under ``protocol="nemo"`` only those above tau, as published.
 
-        Where the calibration has ``samples``, few-step samples before and after judge what blocking did.
+        Where the calibration has ``samples``, few-step samples decide at which dose the neurons are blocked.
 
         Args:
             calibration: of this model, with ``statistics``; the published protocol needs its ``score``, or a tau.
@@ -320,12 +321,16 @@ class NEMOPipeline(PromptJobs):
         prober = self.probe(scope, probe, config.rows)
         with self._in_use():
             conds = [row for batch in self._encoded(texts) for row in one_each(batch)]
+            if sampler is not None and calibration.captions:
+                captions = self._encoded(list(calibration.captions))
+                sampler.ordinary = [row for batch in captions for row in one_each(batch)]
             return find_neurons(prober, texts, conds, statistics, self.latent_shape(), config, progress, sampler)
 
     def search_inputs(self, calibration: Calibration) -> dict[str, object]:
         """What a search depends on besides its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""
         parts = {part: getattr(calibration, part) for part in PARTS}
-        return {**components_of(self, UNUSED), **parts, "size": self.predicted_size}
+        kept = {"captions": list(calibration.captions), "size": self.predicted_size}
+        return {**components_of(self, UNUSED), **parts, **kept}
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block or to save, which only this model accepts."""

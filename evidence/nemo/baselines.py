@@ -23,7 +23,7 @@ from ...engine.tracing.hooks import Edit, edit
 
 
 def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> NeuronSet:
-    """As many neurons in the same layers, none of them in ``like`` where the layer has enough others.
+    """As many neurons in the same layers, none of them in ``like`` where the layer has enough others; same factor.
 
     The official baseline builds the list of neurons to avoid, but does not use it.
     """
@@ -35,17 +35,21 @@ def random_neurons(backbone: nn.Module, like: NeuronSet, seed: int = 0) -> Neuro
         order = torch.randperm(width, generator=g).tolist()
         others = [n for n in order if n not in indices] + [n for n in order if n in indices]
         chosen[address] = tuple(others[: len(indices)])
-    return NeuronSet(chosen, like.fingerprint, {"baseline": "random neurons", "seed": seed})
+    return NeuronSet(chosen, like.fingerprint, {"baseline": "random neurons", "seed": seed}, like.factor)
 
 
 def most_frequent(sets: Sequence[NeuronSet], share: float = 0.5) -> NeuronSet:
-    """Neurons that at least ``share`` of several searches end with: of one prompt, or of several pictures."""
+    """Neurons that at least ``share`` of several searches end with: of one prompt, or of several pictures.
+
+    At the lowest factor of these.
+    """
     votes = Counter((address, n) for each in sets for address, numbers in each.neurons.items() for n in numbers)
     chosen: dict[str, list[int]] = {}
     for (address, number), count in sorted(votes.items()):
         if count >= share * len(sets):
             chosen.setdefault(address, []).append(number)
-    return NeuronSet({a: tuple(numbers) for a, numbers in chosen.items()}, sets[0].fingerprint)
+    lowest = min((f for each in sets for address in each.neurons for f in each.factors(address)), default=0.0)
+    return NeuronSet({a: tuple(n) for a, n in chosen.items()}, sets[0].fingerprint, factor=lowest)
 
 
 def random_tokens(prompt: str, words: Sequence[str], count: int = 4, seed: int = 0) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.block import block
-from ...engine.nemo.calibration import threshold
+from ...engine.nemo.calibration import KEPT_CAPTIONS, threshold
 from ...engine.nemo.few_step_detection import FewStepSampler, sample_agreement, sample_threshold
 from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
@@ -119,7 +119,8 @@ class ProbedModel:
             return sampler
         ordinary = self.conditions(captions(CALIBRATION, count, self.model.dataset))
         usual = sample_agreement(sampler, ordinary, self.model.latent_shape, progress)
-        return replace(sampler, threshold=sample_threshold(usual, fingerprint_of(self.model.backbone)))
+        measured = sample_threshold(usual, fingerprint_of(self.model.backbone))
+        return replace(sampler, threshold=measured, ordinary=ordinary[:KEPT_CAPTIONS])
 
     def neurons(self, result: Result) -> NeuronSet:
         """A result as a set to block."""

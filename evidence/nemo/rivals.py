@@ -46,9 +46,9 @@ def rival_samplers(
 
 
 def with_blocked(
-    probed: ProbedModel, text: str, neurons: NeuronSet, seeds: Sequence[int], factor: float = 0.0
+    probed: ProbedModel, text: str, neurons: NeuronSet, seeds: Sequence[int], factor: float | None = None
 ) -> Sampler:
-    """Samples of a text while its neurons are multiplied by a factor."""
+    """Samples of a text while its neurons are multiplied by a factor; None is their own."""
 
     def sampled() -> torch.Tensor:
         with block(probed.model.backbone, neurons, BlockConfig(factor)):

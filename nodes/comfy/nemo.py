@@ -53,8 +53,10 @@ def layers_of(model: Any, neurons: NeuronSet) -> list[dict[str, Any]]:
     return layers
 
 
-def baked(model: Any, neurons: NeuronSet, factor: float) -> Any:
+def baked(model: Any, neurons: NeuronSet, factor: float | None) -> Any:
     """A clone with ordinary weight patches that scale the neurons' rows of what the MODEL's weights are.
+
+    A factor of None is the neurons' own.
 
     These are the checkpoint's under the MODEL's own patches, in their order. Weights that carry another clone's LoRA at
     the moment are read from ComfyUI's backup: it must not leak in here.

@@ -152,27 +152,28 @@ def test_verdicts_in_one_step_equal_the_pipelines(comfy, pipe, parts, latent, ou
 def test_a_search_equals_the_pipelines(comfy, pipe, parts, latent, ours, calibration):
     positive = encode(comfy, parts[1], PLANT)
     told = {"model": parts[0], "positive": positive, "latent": latent, **ASKED}
-    found, report, picture = comfy.call(
+    found, report, picture, doses = comfy.call(
         "VitrineNEMOFindNeurons", **told, calibration=calibration, effect_fraction=0.9, mode="chain", scope="down+mid"
     )
     (result,) = pipe.find([PLANT], replace(ours, samples=None), SearchConfig(effect_fraction=0.9), PROBE)
     assert len(found) and found.neurons == pipe.neurons(result).neurons
     assert found.info["verdict"] == result.verdict != "no verdict"
     assert found.fingerprint == pipe.neurons(result).fingerprint and "before" in report
-    assert picture.shape[-1] == 3 and float(picture.max()) == 1.0
+    assert picture.shape[-1] == 3 and float(picture.max()) == 1.0 and doses.shape == (1, 8, 8, 3)
 
 
 @pytest.mark.nightly
 def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, latent, ours, calibration):
-    found, report, _ = comfy.call(
+    found, report, _, doses = comfy.call(
         "VitrineNEMOFindNeurons", model=parts[0], latent=latent, positive=encode(comfy, parts[1], PLANT),
         calibration=calibration, effect_fraction=0.9, mode="fast", scope="down+mid",
         negative=encode(comfy, parts[1], ""), **ASKED,
     )  # fmt: skip
     (result,) = pipe.find([PLANT], ours, SearchConfig(effect_fraction=0.9, mode="fast"), PROBE)
     assert found.neurons == pipe.neurons(result).neurons and len(found)
-    assert found.info["verdict"] == result.verdict and result.verdict in ("changed", "reduced")
-    assert "4 samples differ by" in report and "first seed 1" in report
+    assert found.info["verdict"] == result.verdict and result.verdict in ("cured", "reduced")
+    assert found.factor == result.curve.chosen.dose.factor and doses.shape == (1, 320, 560, 3)
+    assert "4 samples differ by" in report and "first seed 1" in report and "samples agree <- chosen" in report
 
 
 def test_baking_reads_the_checkpoint_not_what_another_branch_left_on_it(comfy, parts, neurons):
@@ -212,7 +213,7 @@ def test_node_and_pipeline_block_alike(comfy, pipe, parts, neurons, config):
     from diffusers import EulerDiscreteScheduler
 
     model, clip, _ = parts
-    told = {"factor": config.factor, "branch": config.branch, "start": config.start, "end": config.end}
+    told = {"factor": config.factor or 0.0, "branch": config.branch, "start": config.start, "end": config.end}
     told["tokens"] = ", ".join(map(str, config.tokens or ()))
     (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)
     theirs = sample(comfy, blocked, clip, steps=8)
@@ -235,6 +236,21 @@ def test_off_is_identity(comfy, parts, neurons):
     told |= {"factor": 0.0, "model": model, "neurons": neurons}
     every = [f"{a} {i}" for a, indices in neurons.neurons.items() for i in indices]
     assert comfy.call("VitrineNEMONeuronBlocker", spared="\n".join(every), **told)[0] is model
+
+
+def test_an_unset_factor_is_the_neurons_own(comfy, parts, neurons):
+    model, clip, _ = parts
+    told = {"branch": "both", "start": 0.0, "end": 1.0, "model": model}
+    dosed = NeuronSet(neurons.neurons, neurons.fingerprint, factor=-0.5)
+
+    def blocked(of, factor):
+        (patched,) = comfy.call("VitrineNEMONeuronBlocker", neurons=of, factor=factor, **told)
+        return sample(comfy, patched, clip, steps=2)
+
+    own, zero = blocked(dosed, 0.0), blocked(neurons, 0.0)
+    assert torch.equal(own, blocked(neurons, -0.5)) and not torch.equal(own, zero)
+    (baked,) = comfy.call("VitrineNEMOBake", model=model, neurons=dosed, factor=0.0)
+    assert torch.allclose(own, sample(comfy, baked, clip, steps=2), atol=1e-5)
 
 
 def test_spared_neurons_are_not_blocked(comfy, parts, neurons):

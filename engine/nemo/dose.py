@@ -1,0 +1,294 @@
+"""The dose: how strongly and how many neurons are blocked, judged by few-step samples, in order of what it costs.
+
+Blocking may change one-step predictions as far as it can and samples still end in the memorized picture. So the found
+neurons are multiplied by less and less, then more neurons are blocked, until no sample agrees with the untouched ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..diffusion.noise import seeded_noise
+from ..errors import refuse
+from ..io.charts import curve_picture
+from ..network.condition import Condition
+from ..network.site import ModuleSite
+from ..runtime.progress import Progress, silent
+from ..tracing.fingerprint import width_of
+from .calibration import SampleThreshold
+from .few_step_detection import Agreement, FewStepSampler
+from .noise_similarity import Neurons, Request
+from .search import Outcome
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FACTORS = (0.0, -0.1, -0.2)
+"""What found neurons are multiplied by, one after another."""
+SAMPLES = 12
+"""Of the prompt at each dose, from the calibration's first seed on."""
+MOST_COST = 0.3
+"""Of the usual distance: a dose that moves ordinary captions' samples further is not taken."""
+
+
+@dataclass(frozen=True)
+class Dose:
+    """Neurons, and what they are multiplied by.
+
+    Attributes:
+        name: in words.
+        neurons: address -> indices.
+    """
+
+    name: str
+    neurons: Neurons
+    factor: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many neurons."""
+        return sum(len(set(indices)) for indices in self.neurons.values())
+
+
+UNTOUCHED = Dose("untouched", {}, 1.0)
+
+
+@dataclass(frozen=True)
+class DosePoint:
+    """What one dose does.
+
+    Attributes:
+        copies, samples: how many samples of the prompt still agree with its untouched ones, of how many.
+        distance: of the median sample to the untouched ones, as a fraction of the usual distance.
+        cost: how far it moves samples of ordinary captions, as a fraction of the usual distance; NaN where there were
+            no captions.
+    """
+
+    dose: Dose
+    copies: int
+    samples: int
+    distance: float
+    cost: float = math.nan
+
+    @property
+    def affordable(self) -> bool:
+        """Whether ordinary captions hardly change, as far as that was measured."""
+        return not self.cost > MOST_COST
+
+    @property
+    def cures(self) -> bool:
+        """Whether no sample agrees with the untouched ones any more, at a cost that is affordable."""
+        return not self.copies and self.affordable
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for NEURONS files."""
+        plain = {"dose": self.dose.name, "neurons": self.dose.count, "factor": self.dose.factor}
+        plain |= {"copies": self.copies, "samples": self.samples, "distance": self.distance}
+        return plain | ({} if math.isnan(self.cost) else {"cost": self.cost})
+
+
+@dataclass(frozen=True)
+class DoseCurve:
+    """The doses that were tried for one prompt, in order of their cost, and which was chosen.
+
+    Attributes:
+        untouched: how many samples agree with each other while nothing is blocked.
+        before: the agreement of these, as detection measures it.
+        points: of the doses tried.
+        after: agreements at these doses.
+        rows: UNet evaluations that they took.
+    """
+
+    untouched: DosePoint
+    before: Agreement
+    points: tuple[DosePoint, ...] = ()
+    after: tuple[Agreement, ...] = ()
+    rows: int = 0
+
+    def with_point(self, point: DosePoint, agreement: Agreement, rows: int) -> DoseCurve:
+        """The same with one more dose."""
+        return replace(self, points=(*self.points, point), after=(*self.after, agreement), rows=self.rows + rows)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a dose cures, or there is nothing to cure."""
+        return bool(self.points) and (self.points[-1].cures or not self.untouched.copies)
+
+    @property
+    def samples(self) -> tuple[Agreement, Agreement]:
+        """Agreement of samples without blocking, and at the chosen dose."""
+        return self.before, self.after[self.points.index(self.chosen)]
+
+    @property
+    def chosen(self) -> DosePoint:
+        """The first dose that cures; where none does, the affordable one that leaves fewest copies."""
+        affordable = [point for point in self.points if point.affordable] or list(self.points[:1])
+        return next((p for p in self.points if p.cures), min(affordable, key=lambda p: (p.copies, -p.distance)))
+
+    @property
+    def verdict(self) -> str:
+        """``not memorized`` where untouched samples do not agree, ``cured``, ``reduced`` or ``not cured``."""
+        if not self.untouched.copies:
+            return "not memorized"
+        if self.chosen.cures:
+            return "cured"
+        fewer = self.chosen.copies / self.chosen.samples < self.untouched.copies / self.untouched.samples
+        return "reduced" if fewer else "not cured"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for NEURONS files."""
+        return {
+            "untouched": self.untouched.to_dict(), "points": [point.to_dict() for point in self.points],
+            "chosen": self.points.index(self.chosen),
+        }  # fmt: skip
+
+
+def dose_lines(plain: Mapping[str, Any] | None) -> list[str]:
+    """What each dose did, one a line, the chosen one marked; from :meth:`DoseCurve.to_dict`."""
+    if not plain:
+        return []
+    lines = [_line(plain["untouched"])]
+    for number, point in enumerate(plain["points"]):
+        lines.append(_line(point) + (" <- chosen" if number == plain["chosen"] else ""))
+    return lines
+
+
+def _line(point: Mapping[str, Any]) -> str:
+    size = f" ({point['neurons']} neurons)" if point["neurons"] else ""
+    moved = f", ordinary captions move by {point['cost']:.2f} of the usual distance" if "cost" in point else ""
+    return f"{point['dose']}{size}: {point['copies']} of {point['samples']} samples agree{moved}"
+
+
+def dose_picture(curve: DoseCurve) -> Image:
+    """Samples that still agree at each dose, against what it costs ordinary captions, or else in the order tried."""
+    tried = [curve.untouched, *curve.points]
+    measured = not any(math.isnan(point.cost) for point in curve.points)
+    costs = [0.0, *(point.cost for point in curve.points)] if measured else list(range(len(tried)))
+    along = "how far ordinary captions' samples move (1: as two samples differ)" if measured else "doses, in order"
+    chosen = curve.points.index(curve.chosen) + 1 if curve.points else None
+    title = (
+        f"{curve.verdict}, {curve.chosen.dose.name}; samples that agree with the untouched ones, of {tried[0].samples}"
+    )
+    points = [(cost, point.copies) for cost, point in zip(costs, tried, strict=True)]
+    return curve_picture(points, title, along, "agreeing", [point.dose.name for point in tried], chosen)
+
+
+def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome) -> list[Dose]:
+    """What is tried after a search, in order of its cost: found neurons, all candidates, all of down and mid.
+
+    Args:
+        sites: the model's value sites.
+    """
+    candidates = {address: sorted(set(indices)) for address, indices in outcome.initial.items() if indices}
+    doses = [Dose(f"found neurons, factor {factor:g}", outcome.neurons, factor) for factor in FACTORS]
+    doses += [Dose(f"all candidates, factor {factor:g}", candidates, factor) for factor in FACTORS]
+    if any(site.address.startswith("up-") for site in sites):
+        lower = [site for site in sites if not site.address.startswith("up-")]
+        doses.append(Dose("all of down and mid, factor 0", {s.address: range(width_of(backbone, s)) for s in lower}))
+    return doses[:1] + [dose for dose in doses[1:] if dose.count]
+
+
+@torch.no_grad()
+def escalate(
+    sampler: FewStepSampler, conds: Sequence[Condition], outcomes: Sequence[Outcome], shape: tuple[int, int, int],
+    progress: Progress = silent,
+) -> list[DoseCurve]:  # fmt: skip
+    """Try doses for each prompt until samples no longer agree with its untouched ones; all prompts together.
+
+    Args:
+        sampler: with a threshold, and with ordinary captions where the cost shall be measured.
+        conds, outcomes: of each prompt: its condition, one row, and what its search ended with.
+        shape: (C, h, w) of the latents.
+    """
+    if sampler.threshold is None:
+        raise refuse("sampler", "without a threshold", "one measured on this model", "calibrate")
+    judge = _Judge(sampler, shape)
+    ladders = [doses_of(sampler.denoiser.backbone, sampler.sites, outcome) for outcome in outcomes]
+    untouched = judge.samples([(cond, UNTOUCHED) for cond in conds])
+    curves = [DoseCurve(judge.point(UNTOUCHED, each, each), judge.agreement(each)) for each in untouched]
+    most = max(map(len, ladders), default=0)
+    for step in range(most):
+        waiting = [i for i, curve in enumerate(curves) if step < len(ladders[i]) and not curve.ended]
+        doses = [ladders[i][step] for i in waiting]
+        sampled = judge.samples([(conds[i], dose) for i, dose in zip(waiting, doses, strict=True)])
+        for i, dose, samples, cost in zip(waiting, doses, sampled, judge.costs(doses), strict=True):
+            point = replace(judge.point(dose, samples, untouched[i]), cost=cost)
+            curves[i] = curves[i].with_point(point, judge.agreement(samples), sum(judge.rows))
+        progress(step + 1, most, None)
+    progress(most, most, None)
+    return [replace(curve, rows=curve.rows + judge.rows[0]) for curve in curves]
+
+
+@dataclass
+class _Judge:
+    """Samples prompts and ordinary captions at a dose, and compares both with what they are untouched."""
+
+    sampler: FewStepSampler
+    shape: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        first, seeds = self.sampler.config.first_seed, max(SAMPLES, self.sampler.config.seeds)
+        self.noise = seeded_noise(range(first, first + seeds), self.shape)
+        self.each = self.sampler.config.rows // self.sampler.config.seeds
+        self.ordinary = self.sampler.ordinary
+        self.untouched = self._ordinary([UNTOUCHED])[0] if self.ordinary else torch.empty(0)
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """UNet evaluations of one dose: of the prompt's samples, and of the ordinary captions'."""
+        return self.each * len(self.noise), self.each * len(self.ordinary)
+
+    def samples(self, prompts: Sequence[tuple[Condition, Dose]]) -> list[torch.Tensor]:
+        """(S, C, h, w) latents of each prompt."""
+        if not prompts:
+            return []
+        noise = self.noise.to(prompts[0][0].device)
+        requests = [Request(cond, noise, dose.neurons, dose.factor) for cond, dose in prompts]
+        return [samples.cpu() for samples in self.sampler.samples(requests)]
+
+    def _ordinary(self, doses: Sequence[Dose]) -> list[torch.Tensor]:
+        """(captions, C, h, w) latents at each dose: one of each caption."""
+        noise = self.noise[:1].to(self.ordinary[0].device)
+        requests = [Request(cond, noise, dose.neurons, dose.factor) for dose in doses for cond in self.ordinary]
+        return list(torch.cat(self.sampler.samples(requests)).cpu().split(len(self.ordinary)))
+
+    def costs(self, doses: Sequence[Dose]) -> list[float]:
+        """How far each dose moves ordinary captions' samples, as a fraction of the usual distance."""
+        if not self.ordinary or not doses:
+            return [math.nan] * len(doses)
+        moved = [
+            (samples - self.untouched).float().square().mean((1, 2, 3)).sqrt() for samples in self._ordinary(doses)
+        ]
+        return [float(each.mean()) / self.threshold.usual for each in moved]
+
+    @property
+    def threshold(self) -> SampleThreshold:
+        """Of the sampler."""
+        assert self.sampler.threshold is not None
+        return self.sampler.threshold
+
+    def agreement(self, samples: torch.Tensor) -> Agreement:
+        """Of the samples that detection would make, without the latents."""
+        config = self.sampler.config
+        return replace(Agreement.of(samples[: config.seeds], config, self.threshold), samples=None)
+
+    def point(self, dose: Dose, samples: torch.Tensor, untouched: torch.Tensor) -> DosePoint:
+        """Compares each sample with the untouched ones that agree, but for its own seed's."""
+        level, count = self.threshold.distance, len(samples)
+        own = torch.eye(count, dtype=torch.bool)
+        agreeing = (_apart(untouched, untouched).masked_fill(own, math.inf) < level).any(1)
+        if not bool(agreeing.any()):
+            return DosePoint(dose, 0, count, 1.0)
+        apart = _apart(samples, untouched).masked_fill(own | ~agreeing, math.nan).nanmedian(1).values
+        return DosePoint(dose, int((apart < level).sum()), count, float(apart.median()) / self.threshold.usual)
+
+
+def _apart(samples: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """(N, M) root mean square of the difference of each two latents."""
+    return torch.cdist(samples.float().flatten(1), others.float().flatten(1)) / samples[0].numel() ** 0.5

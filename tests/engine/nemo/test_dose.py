@@ -1,0 +1,180 @@
+"""The dose: neurons are blocked more and more until samples no longer agree; the file carries what was chosen."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from diffusers import DDIMScheduler
+from vitrine.engine.diffusion.denoiser import Denoiser
+from vitrine.engine.errors import VitrineError
+from vitrine.engine.nemo import (
+    Agreement,
+    BlockConfig,
+    FewStepConfig,
+    FewStepSampler,
+    NeuronSet,
+    ProbeConfig,
+    SampleThreshold,
+    SearchConfig,
+    bake,
+    block,
+    find_neurons,
+    gather,
+    make_probe,
+    value_activations,
+    value_sites,
+)
+from vitrine.engine.nemo.dose import FACTORS, UNTOUCHED, Dose, DoseCurve, DosePoint, dose_lines, dose_picture
+from vitrine.engine.network.condition import Condition
+from vitrine.engine.runtime.progress import silent
+from vitrine.evidence.nemo.probed_model import SampleBudget, setting, verbatim
+from vitrine_tests import models
+
+TEXT = models.TEXT
+
+
+def point(copies, cost=0.1, factor=0.0, name="found"):
+    return DosePoint(Dose(name, {"a": (1,)}, factor), copies, 12, 0.9, cost)
+
+
+def curve_of(*points, untouched=12):
+    known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
+    agreement = Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)
+    curve = DoseCurve(DosePoint(UNTOUCHED, untouched, 12, 0.1), agreement)
+    for each in points:
+        curve = curve.with_point(each, agreement, 96)
+    return curve
+
+
+def test_the_first_dose_that_leaves_no_copy_is_chosen_and_what_costs_too_much_is_not():
+    cured = curve_of(point(6), point(0, factor=-0.1))
+    assert cured.verdict == "cured" and cured.chosen.dose.factor == -0.1 and cured.ended and cured.rows == 192
+    assert not curve_of(point(6)).ended
+    dear = curve_of(point(6), point(3, factor=-0.1), point(0, cost=9.0, name="everything"))
+    assert dear.verdict == "reduced" and dear.chosen.dose.factor == -0.1 and not dear.ended
+    assert curve_of(point(12), point(12, factor=-0.1)).verdict == "not cured"
+    assert curve_of(point(0), untouched=0).verdict == "not memorized"
+
+
+def test_the_report_names_each_dose_and_the_picture_shows_it():
+    curve = curve_of(point(6), point(0, factor=-0.1, cost=float("nan")))
+    lines = dose_lines(curve.to_dict())
+    assert len(lines) == 3 and lines[0].startswith("untouched: 12 of 12") and lines[2].endswith("<- chosen")
+    assert "move by 0.10" in lines[1] and "move" not in lines[2] and dose_lines(None) == []
+    assert dose_picture(curve).size == (560, 320)
+
+
+def test_a_file_carries_its_dose_which_blocking_and_baking_apply(tmp_path):
+    net, text, x = models.unet(cross_attention_dim=TEXT), torch.randn(1, 5, TEXT), torch.randn(1, 4, 16, 16)
+    address = "mid-vit-block0-cross-v"
+    path = NeuronSet({address: (1, 3)}, factor=-0.5).save(tmp_path / "neurons.json")
+    neurons = NeuronSet.load(path)
+    assert neurons.factor == -0.5 and neurons.without({address: [3]}).factor == -0.5
+
+    def output(*blocked):
+        with torch.no_grad(), block(net, *blocked):
+            return net(x, 500, encoder_hidden_states=text).sample
+
+    own, zero = output(neurons), output(neurons, BlockConfig(0.0))
+    assert not torch.allclose(own, zero, atol=1e-5)
+    assert torch.equal(own, output(neurons, BlockConfig(-0.5)))
+    net.load_state_dict(bake(net, neurons), strict=False)
+    assert torch.allclose(own, output(NeuronSet({})), atol=1e-5)
+    for strange in (2.0, {address: [0.5]}):
+        with pytest.raises(VitrineError):
+            NeuronSet({address: (1, 3)}, factor=strange)
+    path.write_text(path.read_text().replace("-0.5", '"much"'))
+    with pytest.raises(VitrineError, match="neurons file"):
+        NeuronSet.load(path)
+
+
+def test_merged_sets_keep_a_factor_for_each_neuron():
+    first, second = NeuronSet({"a": (3, 1)}, factor=-0.1), NeuronSet({"a": (3, 4), "b": (0,)})
+    merged = first.merged(second)
+    assert merged.neurons == {"a": (1, 3, 4), "b": (0,)}
+    assert merged.factors("a") == (-0.1, -0.1, 0.0) and merged.factors("b") == (0.0,)
+    assert merged.without({"a": [3]}).factors("a") == (-0.1, 0.0)
+    assert first.merged(first).factor == -0.1
+
+
+@dataclass
+class Memorizing(FewStepSampler):
+    """Samples that end in one picture while its neurons are multiplied by more than ``cured_at``; others differ."""
+
+    cured_at: float = -0.1
+
+    def samples(self, requests):
+        self.forwards += sum(8 * len(r.noise) for r in requests)
+        return [self._of(r) for r in requests]
+
+    def _of(self, request):
+        if any(request.cond is each for each in self.ordinary):
+            return request.noise + 0.01 * sum(map(len, request.blocked.values())) * (1 - request.factor)
+        copied = request.factor > self.cured_at
+        return (0.05 if copied else 1.0) * request.noise
+
+
+@pytest.fixture(scope="module")
+def searched():
+    net = models.unet(cross_attention_dim=TEXT)
+    denoiser, sites = Denoiser.from_diffusers(net, DDIMScheduler()), value_sites(net, "all")
+    conds = [Condition(text[None]) for text in torch.randn(6, 5, TEXT, generator=torch.Generator().manual_seed(3))]
+    statistics = gather([value_activations(denoiser, Condition.batch(conds), sites)], [s.address for s in sites])
+    probe = make_probe(denoiser, config=ProbeConfig(seeds=2))
+    usual = SampleThreshold(0.6, 1.4, torch.ones(64, 64), 100, FewStepConfig())
+    sampler = Memorizing(denoiser, empty=conds[-1], sites=sites, threshold=usual, ordinary=conds[1:3])
+    return probe, conds, statistics, sampler
+
+
+def dosed(searched, progress=silent, protocol="vitrine", **change):
+    probe, conds, statistics, sampler = searched
+    config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="fast", protocol=protocol)
+    sampler = replace(sampler, forwards=0, **change)
+    (result,) = find_neurons(probe, ["a"], conds[:1], statistics, (4, 16, 16), config, progress, sampler)
+    return result, sampler
+
+
+def test_samples_decide_the_dose(searched):
+    """Before, the search ended at factor 0, where these samples copy all the same, and one-step predictions differ."""
+    steps = []
+    result, sampler = dosed(searched, lambda step, total, _: steps.append(step / total))
+    tried = [(p.dose.factor, p.copies) for p in result.curve.points]
+    assert tried == [(0.0, 12), (-0.1, 0)] and result.curve.untouched.copies == 12 and result.verdict == "cured"
+    neurons = result.neurons("")
+    assert len(neurons) and neurons.factor == -0.1 and neurons.info["verdict"] == "cured"
+    assert neurons.info["doses"]["chosen"] == 1 and result.curve.points[1].cost > result.curve.points[0].cost > 0
+    before, after = result.samples
+    assert before.memorized and not after.memorized
+    assert result.curve.rows + 2 * 8 == sampler.forwards, "untouched ordinary captions are shared by all prompts"
+    assert steps == sorted(steps) and steps[-1] == 1
+    published, _ = dosed(searched, protocol="nemo")
+    assert published.curve is None and published.neurons("").factor == 0, "as published"
+
+
+def test_where_no_dose_holds_it_says_so(searched):
+    result, _ = dosed(searched, cured_at=-2.0)
+    names = [p.dose.name for p in result.curve.points]
+    assert names[:3] == [f"found neurons, factor {f:g}" for f in FACTORS]
+    assert names[-1] == "all of down and mid, factor 0" and result.verdict == "not cured"
+    assert result.curve.chosen is result.curve.points[0], "the cheapest of those that do nothing"
+
+
+def test_ordinary_prompts_are_not_escalated(searched):
+    result, _ = dosed(searched, cured_at=1.5)
+    assert result.verdict == "not memorized" and len(result.curve.points) == 1
+
+
+@pytest.mark.nightly
+def test_a_memorized_portrait_is_cured_by_samples():
+    """Where only a part of the neurons is found, factor 0 leaves copies; samples see it and go on."""
+    small = SampleBudget(statistics=60, calibration=12, plants=1, noises=3)
+    probed, prompt = setting(budget=small, scope="all"), verbatim(small)[0].captions[0]
+    config = SearchConfig(tau=probed.tau, effect_fraction=0.3, mode="fast", rows=40)
+    probe = make_probe(probed.denoiser, config=ProbeConfig(seeds=3, timestep_index=4), rows=40)
+    (result,) = find_neurons(
+        probe, [prompt], probed.conditions([prompt]), probed.statistics, probed.model.latent_shape, config,
+        sampler=probed.sampler(12),
+    )  # fmt: skip
+    assert result.curve.untouched.copies == 12
+    assert result.curve.points[0].copies > 0, "the published factor does not do here"
+    assert result.curve.chosen.copies < result.curve.points[0].copies
