@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
+COPIES_BAD = 0.25
+"""Share of samples that copy a training picture; one copy already asks for a look."""
 
 
 def word_of(verdicts: Collection[str]) -> str:
