@@ -151,8 +151,8 @@ class Report:
         print(f"-> {report.page}, {report.folder / 'report.json'}")
         if report.unread:
             return 2
-        failing = {"look": ("look", "bad", "not measured"), "bad": ("bad",), "never": ()}[self.fail_on]
-        return int(any(lora.worst in failing for lora in report.loras))
+        failing: dict[str, tuple[str, ...]] = {"look": ("look", "bad", "not measured"), "bad": ("bad",), "never": ()}
+        return int(any(lora.worst in failing[self.fail_on] for lora in report.loras))
 
     def _model(self) -> Any:
         from ..engine.pipelines import PipelineModel

@@ -21,6 +21,7 @@ from ..nemo.blocked_copies import SIDE, THIRD, share_interval
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
 from .nearest import LENGTH, PictureIndex, Pictures, as_image, overlay, thumbnails
+from .verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
 
 Sample = Callable[[str, Sequence[int], bool, Callable[[int], None]], torch.Tensor]
 """(prompt, n seeds, without the LoRA, called after each step with its number) -> (n, 3, H, W) in [0, 1]."""
@@ -148,11 +149,18 @@ class CopyCheck:
         """Most copied first; among equals the nearest."""
         return sorted(self.prompts, key=lambda p: (-p.copies, float(p.ratios.min())))
 
+    @property
+    def verdict(self) -> str:
+        """Of the prompts' samples: bad from a quarter of copies of a prompt on, look from one copy on."""
+        words = [BAD if p.share >= COPIES_BAD else LOOK if p.copies else FINE for p in self.prompts]
+        return verdict_of(words, "prompts")
+
     def text(self) -> str:
-        """The outcome in some lines."""
+        """The outcome in some lines, the verdict first."""
         back = [p for p in self.ranked if p.copies]
         kind = f"one of {len(self.names)} pictures" if self.names else "each other"
-        lines = [f"{len(back)} of {len(self.prompts)} prompts have samples that copy {kind} (below a third of the "
+        lines = [f"{self.verdict}, {self.config.seeds} samples each",
+                 f"{len(back)} of {len(self.prompts)} prompts have samples that copy {kind} (below a third of the "
                  f"usual distance {self.level:.3f}, {self.config.seeds} seeds)"]  # fmt: skip
         for p in back[:10]:
             name = f", nearest {self.names[int(p.numbers[p.closest])]}" if self.names else ""

@@ -21,7 +21,7 @@ from ..w2w.loras.lora_facts import LoraFacts
 from .lora_contents import LoraHealth, Neighbours
 from .lora_samples import CAPTION, NATURAL, ORDINARY, SHARES, TRIGGER, AskedPrompt, Loading
 from .nearest import PictureIndex, Pictures, distances, thumbnails
-from .verdicts import BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
+from .verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
 
 _USUAL = 32
 """Samples without the LoRA that say which distance is usual."""
@@ -31,8 +31,6 @@ LOST_LOOK, LOST_BAD = 0.5, 2 / 3
 """Share of the distance between samples (see :class:`PromptCopies`) that the own prompt loses
 which loses most: at two thirds samples are as near to each other as copies are. Chosen on LoRAs of people that are
 measured nowhere else (``evidence/nemo/lora_report_claims.py``)."""
-COPIES_BAD = 0.25
-"""Share of samples that copy a training picture; one copy already asks for a look."""
 DRIFT_LOOK, DRIFT_BAD = 0.5, 0.9
 """Of ordinary prompts, as a share of the distance between two prompts' samples: at 1 nothing of the picture is left."""
 VARIETY_LOOK, VARIETY_BAD = 0.8, 0.5

@@ -221,8 +221,8 @@ def _wrong_base(facts: LoraFacts, model: ReportModel, error: VitrineError) -> st
     """One line that names the LoRA's base model and the model, or else begins with the library's reason."""
     assert facts.file is not None
     backbone = getattr(model, "backbone", None)
-    weights = {} if backbone is None else BaseWeights.of_module(backbone)
-    shapes = {path: weights.shape(path) for path in weights} if isinstance(weights, BaseWeights) else {}
+    weights = None if backbone is None else BaseWeights.of_module(backbone)
+    shapes = {} if weights is None else {path: weights.shape(path) for path in weights}
     own = shaped_base({path: shape for path, shape in shapes.items() if len(shape) > 1})
     known = facts.file.base_model
     if own and known != own:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
+COPIES_BAD = 0.25
+"""Share of samples that copy a training picture; one copy already asks for a look."""
 
 
 def word_of(verdicts: Collection[str]) -> str:
@@ -32,6 +34,6 @@ def verdict_of(verdicts: Collection[str], of: str = "") -> str:
     return f"{word_of(verdicts)}: {measured} of {len(verdicts)} {of}{' ' if of else ''}measured"
 
 
-def with_missing(verdict: str, missing: Collection[str]) -> str:
+def with_missing(verdict: str, missing: Collection[object]) -> str:
     """A part's verdict, of which some of what was asked is missing: then it is not fine."""
     return LOOK if verdict == FINE and missing else verdict

@@ -70,7 +70,8 @@ class LoraFacts:
     @property
     def not_known(self) -> list[tuple[str, str]]:
         """What the file does not say or contradicts, as (what, what to do)."""
-        known, notes = self.file, []
+        known = self.file
+        notes: list[tuple[str, str]] = []
         if known is None:
             return []
         if not families_of(tuple(known.entries)):

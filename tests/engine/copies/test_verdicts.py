@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from vitrine.engine.copies.copy_check import CheckConfig, CheckedPrompt, CopyCheck
 from vitrine.engine.copies.lora_contents import LayerHealth, LoraHealth, Neighbours
 from vitrine.engine.copies.lora_findings import Cost, Findings, PromptCopies
 from vitrine.engine.copies.lora_samples import CAPTION, ORDINARY, Loading
@@ -85,3 +86,15 @@ def test_a_verdict_counts():
     assert verdict_of([FINE, OPEN, OPEN]) == "look: 1 of 3 measured"
     assert verdict_of([OPEN]) == "not measured: 0 of 1 measured"
     assert verdict_of(["bad", OPEN]) == "bad: 1 of 2 measured"
+
+
+@pytest.mark.parametrize(("near", "verdict"), [
+    ((), "fine: 2 of 2 prompts measured, 8 samples each"), ((0,), "look: 2 of 2"), ((0, 1, 2), "bad: 2 of 2"),
+])  # fmt: skip
+def test_a_copy_check_begins_with_its_verdict(near, verdict):
+    ratios = [torch.full((8,), 0.9) for _ in range(2)]
+    ratios[1][list(near)] = 0.1
+    zeros = torch.zeros(8)
+    prompts = [CheckedPrompt("a", "", r, zeros.long(), zeros, zeros, range(8)) for r in ratios]
+    check = CopyCheck(prompts, ["x"], 0.2, CheckConfig())
+    assert check.text().startswith(verdict) and "no threshold was calibrated" in check.text()
