@@ -38,7 +38,7 @@ from .pages import write_page
 
 PAGE, TABLE = "report.html", "report.json"
 SCHEMA = 1
-"""Version of report.json; docs/tutorials/is_my_lora_overfitted.md has its fields."""
+"""Version of report.json; the tutorial *Is my LoRA overfitted?* has its fields."""
 _FORWARDS = 2
 """Prompts of each kind that are compared forward by forward."""
 

@@ -1,8 +1,8 @@
 """The names of every family's modules, by which a name in a LoRA file is read or refused.
 
 Trainers write a module's name with underscores for its dots, and module names contain underscores too. Such a name is
-looked up among the modules of the families' real classes (``modules/*.txt``, written and checked by
-``tests/comfy/test_module_names.py``), as ComfyUI looks it up among the modules of the loaded model. It is not guessed.
+looked up among the modules of the families' real classes (``modules/*.txt``), as ComfyUI looks it up among the
+modules of the loaded model. It is not guessed.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class NeuronSet:
         if table["format"] != FORMAT or table["version"] != VERSION:
             raise ValueError(f"format {table['format']!r} version {table['version']!r}")
         neurons = {_address(a): _indices(n) for a, n in table["neurons"].items()}
-        return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]), _dose(table.get("factor", 0.0)))
+        return cls(neurons, printable(str(table["fingerprint"])), dict(table["info"]), _dose(table["factor"]))
 
 
 def _as_one(factors: dict[str, tuple[float, ...]]) -> float | dict[str, tuple[float, ...]]:
@@ -145,7 +145,7 @@ def _as_one(factors: dict[str, tuple[float, ...]]) -> float | dict[str, tuple[fl
 
 
 def _dose(value: object) -> float | dict[str, tuple[float, ...]]:
-    """From a file, in which a list without a factor is blocked as published."""
+    """The factor of a file: one number, or one for each neuron of each layer."""
     if isinstance(value, dict):
         return {_address(a): tuple(map(_factor, layer)) for a, layer in value.items()}
     return _factor(value)

@@ -27,35 +27,21 @@ def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> s
     return ", ".join(dict.fromkeys(" ".join(part.split())[:80] for part in said))
 
 
-_NAMED = (
-    ("SDXL", r"sdxl|stable-diffusion-xl|sd_xl"), ("Stable Diffusion 3", r"sd3|stable-diffusion-3"),
-    ("Stable Diffusion 2", r"sd_v2|sd2|stable-diffusion-2|stable-diffusion-v2"),
-    ("Stable Diffusion 1", r"sd_v1|sd1|stable-diffusion-v1|stable-diffusion-1"), ("Flux.2", r"flux.?2"),
-    ("Flux", r"flux"), ("Qwen-Image", r"qwen"), ("Wan", r"\bwan"), ("HiDream", r"hidream"),
-    ("Z-Image", r"z.?image"), ("PixArt", r"pixart"), ("HunyuanVideo", r"hunyuan"), ("Anima", r"\banima\b"),
-)  # fmt: skip
-"""Beginning of a base model's name -> pattern of it in headers."""
-
-
-def base_in_header(said: str) -> str:
-    """The beginning of a base model's name that a header means; empty if it is not known.
-
-    Example:
-        >>> base_in_header("sdxl_base_v1-0"), base_in_header("my_merge")
-        ('SDXL', '')
-    """
-    return next((name for name, pattern in _NAMED if re.search(pattern, said, re.IGNORECASE)), "")
-
-
 def shaped_base(outers: Outers) -> str:
     """The base model by names, numbers of blocks and sizes (out, in) of layers; empty if none matches.
 
     Several that cannot be told apart are joined by "or".
     """
     fitting = families_of(tuple(outers))
-    names = [name for family in fitting if (name := _published(family, outers))]
-    names = names or [family.name for family in fitting if not any(m.width or m.text for m in family.published)]
+    names = sized_bases(outers) or [
+        family.name for family in fitting if not any(m.width or m.text for m in family.published)
+    ]
     return " or ".join(name for name in names if not any(name in other for other in names if other != name))
+
+
+def sized_bases(outers: Outers) -> list[str]:
+    """Published models that have these layers with these sizes."""
+    return [name for family in families_of(tuple(outers)) if (name := _published(family, outers))]
 
 
 def _published(family: Family, outers: Outers) -> str:

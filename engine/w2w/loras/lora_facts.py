@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import VitrineError, printable
+from ...families.header_names import base_in_header
 from ...io.files import KEY, named
 from ...io.number_checks import integer
-from .base_models import base_in_header, families_of
+from .base_models import families_of
 from .base_weights import BaseWeights
 from .lora_files import LoraFile, name_of, read_header
 

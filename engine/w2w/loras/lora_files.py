@@ -19,7 +19,7 @@ from ...io.folders import has_ending
 from ...io.lora_layer import LoraLayer
 from .adapter_factors import factors_of
 from .adapters import LARGEST_PRODUCT, Entry, entry_of
-from .base_models import named_base, shaped_base
+from .base_models import named_base, shaped_base, sized_bases
 from .base_weights import BaseWeights
 from .layer_names import among_factors, dropped_part, other_kind, parse, remedy_of
 from .lora_settings import LoraRules, check_alpha, settings_of
@@ -244,7 +244,7 @@ def _refuse_to_swell(file: LoraFile, entries: Sequence[Entry], known: object) ->
     kept = sum(math.prod(e.down) + math.prod(e.up) for e in products)
     needed = 4 * kept + 12 * max(math.prod(e.outer) for e in products)  # one product in float64 and float32
     most = _MOST_SWOLLEN
-    if known or file.shaped_base:
+    if known or sized_bases({p: e.outer for p, e in file.entries.items()}):
         most = max(most, _SWELLS * file.path.stat().st_size)
     if needed > most:
         shown = f"{file.path.name}, whose {products[0].kind} takes {needed / 1e9:.1f} GB"

@@ -123,8 +123,8 @@ def check_alpha(alpha: float) -> float:
     """The alpha itself, if it is a finite number; how large it may be is known with the change that it scales.
 
     Raises:
-        ValueError: If it is not finite.
+        ValueError: If it is not finite, or far beyond what any trainer writes for a kind without a rank.
     """
-    if not math.isfinite(alpha):
+    if not math.isfinite(alpha) or abs(alpha) > LARGEST_ALPHA * LARGEST_ALPHA:
         raise ValueError(f"alpha {alpha:g}")
     return alpha

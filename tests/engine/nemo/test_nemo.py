@@ -301,7 +301,7 @@ def test_progress_tells_how_much_of_one_prompts_search_is_decided(denoiser, text
         lambda *step: steps.append(step[:2]),
     )  # fmt: skip
     numbers = [step for step, _ in steps]
-    assert numbers == sorted(numbers) and steps[-1] == (100, 100) and len({n for n in numbers if 0 < n < 100}) > 5
+    assert numbers == sorted(numbers) and steps[-1] == (1000, 1000) and len({n for n in numbers if 0 < n < 1000}) > 5
 
 
 def test_the_published_rule_leaves_prompts_below_tau_alone(denoiser, texts, statistics):

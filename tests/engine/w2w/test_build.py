@@ -43,7 +43,7 @@ def test_bad_files_are_named_with_a_remedy_and_the_rest_is_used(folder):
     spoilt = lora(3, start=7)
     next(iter(spoilt.values())).up[0, 0] = float("nan")
     save_file(kohya(spoilt), folder / "nan.safetensors")
-    save_file({"lora_unet_x.hada_w1_a": torch.ones(2, 2)}, folder / "loha.safetensors")
+    save_file({"lora_unet_mid_block_attentions_0_proj_in.hada_w1_a": torch.ones(2, 2)}, folder / "loha.safetensors")
     half = kohya(lora(1))
     half.pop(next(k for k in half if "up" in k))
     save_file(half, folder / "half.safetensors")

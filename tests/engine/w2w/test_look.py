@@ -25,7 +25,7 @@ def folder(tmp_path):
     said = {"ss_base_model_version": "sd_v1", "ss_sd_model_hash": "ab12"}
     write_lora(place / "epoch2.safetensors", near, "kohya", said, torch.float16)
     (place / "cut.safetensors").write_bytes(b"cut")
-    save_file({"lora_unet_x.hada_w1_a": torch.ones(2, 2)}, place / "loha.safetensors")
+    save_file({"lora_unet_mid_block_attentions_0_proj_in.hada_w1_a": torch.ones(2, 2)}, place / "loha.safetensors")
     return place
 
 
