@@ -13,7 +13,7 @@ function showSandboxed(tab, text) {
   frame.setAttribute("sandbox", "");
   frame.style.cssText = "position:fixed;inset:0;width:100%;height:100%;border:0;background:#fff";
   frame.srcdoc = `<!doctype html><meta http-equiv="Content-Security-Policy" content="${POLICY}">${text}`;
-  tab.document.title = "LoRA report";
+  tab.document.title = t("LoRA report");
   tab.document.body.replaceChildren(frame);
 }
 

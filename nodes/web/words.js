@@ -23,6 +23,11 @@ const WORDS = {
     "類似度",
     "유사도",
   ],
+  "LoRA report": [
+    "LoRA 报告",
+    "LoRA レポート",
+    "LoRA 보고서",
+  ],
   "neurons by layer": [
     "各层神经元",
     "層ごとのニューロン",
