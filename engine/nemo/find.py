@@ -327,6 +327,8 @@ def _task(probe: Probe, prompt: _Searched, statistics: NeuronStatistics, config:
     if not all(text_only(s) for s in probe.sites):
         latents = prompt.noise
         cond = cond.take(torch.zeros(len(latents), dtype=torch.long))
+    elif probe.denoiser.made_of is not None:  # values come from a forward there, and are those of any noise
+        latents = prompt.noise[:1]
     values = each_value(probe.denoiser, cond, probe.sites, NeuronStats.of, latents, probe.t)
     activations = [seen.activations for seen in values]
     activations = list(torch.cat(activations).cpu().split([len(a) for a in activations]))  # the search reads them

@@ -164,7 +164,7 @@ def sampled(
         callback=lambda step, x0, x, total: check(),
     )  # fmt: skip
     check()
-    image: torch.Tensor = renderer.vae.decode(latents)
+    image: torch.Tensor = renderer.vae.decode(checked_latents(latents))
     return image.reshape(-1, *image.shape[-3:])
 
 

@@ -15,7 +15,7 @@ const SHOWS = {
   VitrineNEMOFindNeurons: PICTURE + TEXT,
   VitrineNEMOVerify: PICTURE + TEXT, VitrineRankActivations: PICTURE, VitrineRenderPortrait: PICTURE,
   VitrineSaveActivations: TEXT, VitrineSaveFeaturePreset: TEXT, VitrineSaveNeurons: TEXT, VitrineSaveW2WLora: TEXT,
-  VitrineSegmentLikeThis: PICTURE, VitrineTapDuringSampling: PICTURE, VitrineTrainW2WDirection: TEXT,
+  VitrineSegmentLikeThis: PICTURE, VitrineTapDuringSampling: PICTURE + TEXT, VitrineTrainW2WDirection: TEXT,
   VitrineTrainW2WSlider: TEXT, VitrineW2WEdit: TEXT, VitrineW2WInvert: PICTURE + TEXT, VitrineW2WSample: TEXT, VitrineWordMap: PICTURE + TEXT,
 };
 

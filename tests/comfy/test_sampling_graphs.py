@@ -194,7 +194,7 @@ def check_what_is_blocked(scene, name):
     assert not same(found, samples(graph(scene, scene.model)))
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "ModelMergeSimple"])  # refused behind a late model
 def test_what_changes_nothing_is_the_plain_graph_and_a_tap_keeps_its_rows(scene, name):
     check_what_changes_nothing(scene, name)
 
