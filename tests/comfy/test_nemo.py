@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig, Calibration, FewStepConfig, NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines import NEMOPipeline

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from diffusers import DDIMScheduler
-from vitrine_tests import models
-
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import (
@@ -30,6 +28,7 @@ from vitrine.engine.nemo.dose import FACTORS, UNTOUCHED, Dose, DoseCurve, DosePo
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.nemo.probed_model import SampleBudget, setting, verbatim
+from vitrine_tests import models
 
 TEXT = models.TEXT
 
