@@ -44,7 +44,7 @@ PROMPT = "a smiling face with navy shirt on blue"
 PROMPT_LETTERS, FIELD_LETTERS, FIELDS, STRENGTH = 2_000, 8_000, 16, 20.0
 """The most of a prompt, of a text field, of fields, and of a slider: as the node's own."""
 RELEASED_STEPS, SAMPLER, SCHEDULER = 6, "dpmpp_2m", "sgm_uniform"
-"""How the released picture is drawn: cannot be told from 20 steps (identity cosine 0.997, attributes 0.993)."""
+"""How the released picture is drawn."""
 SHIPPED_CFG, CONNECTED_CFG = 2.0, 6.0
 """Guidance of the shipped people's templates, and of a connected model with a negative prompt."""
 BASE = "vitrine portraits"

@@ -47,8 +47,8 @@ def graph(edit, released=False):
         "10": ("SaveImage", {"images": ["9", 0], "filename_prefix": "people"}),
     }  # fmt: skip
     if released:
-        given = {"model": ["7", 0], "positive": ["2", 0], "negative": ["11", 0], "latent_image": ["3", 0]}
-        nodes |= {"8": ("KSampler", given | RELEASED | {"seed": SEED}),
+        sockets = {"model": ["7", 0], "positive": ["2", 0], "negative": ["11", 0], "latent_image": ["3", 0]}
+        nodes |= {"8": ("KSampler", sockets | RELEASED | {"seed": SEED}),
                   "11": ("CLIPTextEncode", {"text": "", "clip": ["1", 1]})}  # fmt: skip
     return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
 
@@ -85,10 +85,10 @@ def by_nodes(comfy, space, edited, released=False):
         positive, negative = (clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in (PROMPT, ""))
     applied = comfy.call("VitrineApplyW2WModel", model=model, space=space, w2w_model=edited, strength=1.0, start=1000.0)
     if released:
-        told = {"cfg": RELEASED["cfg"], "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
+        sampling = {"cfg": RELEASED["cfg"], "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
         with torch.inference_mode():
             (latent,) = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]().sample(
-                applied[0], SEED, 6, positive=positive, negative=negative, latent_image=blank, **told
+                applied[0], SEED, 6, positive=positive, negative=negative, latent_image=blank, **sampling
             )
     else:
         latent = comfy.call(
