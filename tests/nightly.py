@@ -61,7 +61,7 @@ EVERY = ("-m", "nightly or not nightly")
 PAGES = ("page", "page_console", "page_keys", "people_panel", "points", "neuron_browser", "choices")
 """Tests of ComfyUI's page whose everyday cases run on its newest version too: one for each widget of ours."""
 BENCHMARKS = ("tap_cost", "nemo_cost", "w2w_cost", "emd_cost", "node_cost", "growth")
-"""Those by which something is decided; the others are run for the claims that cite them."""
+"""Files of tests/benchmarks, each of which holds a bound."""
 LONG = (
     Piece("rounding, as AVX2", ("tests", "-m", "rounding"), AVX2),
     *(Piece(f"newest page, test_{name}.py", (f"tests/comfy/test_{name}.py",), {"VITRINE_PAGE": "newest"})

@@ -81,6 +81,8 @@ def test_every_piece_of_the_nightly_lane_is_in_the_night():
     benchmarks = [n for n in names if n.startswith("benchmarks, ")]
     assert nightly_yml[True]["schedule"] and left == benchmarks, "benchmarks need a machine of their own"
     assert "python tests/nightly.py '${{ matrix.pieces }}'" in commands(job)
+    files = [word for piece in nightly.pieces() for word in piece.arguments if word.startswith("tests")]
+    assert len(files) > 60 and all((ROOT / file).exists() for file in files)
     release = next(step["with"]["ref"] for step in job["steps"] if "ComfyUI" in str(step.get("with")))
     assert release == "v" + re.search(r'requires-comfyui = ">=([\d.]+)"', PROJECT).group(1)
     marked = [p for p in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.rounding" in p.read_text(encoding="utf-8")]

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKL, DDIMScheduler, EulerDiscreteScheduler, StableDiffusionPipeline
+from diffusers import AutoencoderKL, DDIMScheduler, EulerDiscreteScheduler
 from transformers import CLIPTextConfig, CLIPTokenizer
-from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline
 from vitrine.engine.w2w import LoraLayer, write_lora
 from vitrine_tests import models
 
@@ -65,16 +64,6 @@ def _text(folder: Path, ending: str, sizes: dict[str, Any], kind: str, pad: str)
         f"text_encoder{ending}": ["transformers", kind],
         f"tokenizer{ending}": ["transformers", "CLIPTokenizer"],
     }
-
-
-def teacher_folder(folder: Path, side: int) -> Path:
-    """A diffusers folder of SD1.5 below ``folder`` that says it draws pictures of this side."""
-    pipe = load_pipeline(
-        str(ensure("sd15")), StableDiffusionPipeline, LoadConfig("cpu", "float16", config=str(configuration("sd15")))
-    )
-    pipe.unet.register_to_config(sample_size=side // 8)
-    pipe.save_pretrained(folder / "random-sd15")
-    return folder / "random-sd15"
 
 
 # --- LoRAs --------------------------------------------------------------------------------------------------------
