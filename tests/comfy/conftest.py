@@ -154,3 +154,16 @@ def driver(comfyui):
     if found.CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
     return found
+
+
+@pytest.fixture(scope="session")
+def page_base(tmp_path_factory):
+    """The folder of the server that tests of the page share."""
+    return tmp_path_factory.mktemp("page") / "base"
+
+
+@pytest.fixture(scope="session")
+def address(driver, page_base):
+    """Of that server. What a test leaves behind must not disturb the next."""
+    with driver.server(COMFYUI, ROOT, page_base) as found:
+        yield found

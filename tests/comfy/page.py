@@ -176,6 +176,27 @@ RELOAD = """(async () => {
     await app.loadGraphData(saved)
 })()"""
 
+TOOLS = """Object.assign(window, {
+    add: (type, x, y, values = {}) => {
+        const n = LiteGraph.createNode(type)
+        n.pos = [x, y]
+        app.graph.add(n)
+        for (const [name, value] of Object.entries({ control_after_generate: 'fixed', ...values })) {
+            const w = n.widgets?.find(w => w.name === name)
+            if (w) w.value = value
+        }
+        return n
+    },
+    join: (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name)),
+    kind: name => app.graph._nodes.find(n => n.comfyClass === name),
+    press: n => {
+        const b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
+        b.callback(b.value, app.canvas, n)
+    },
+})"""
+"""What scripts of the tests call: a new node with values of its widgets, a link to an input by its name, the node of a
+class, and the button that opens a node's panel."""
+
 READY = (
     "window.app.graph && Object.keys(LiteGraph.registered_node_types).length > 100"
     " && app.graph._nodes.length && app.extensionManager?.workflow?.activeWorkflow"
@@ -233,6 +254,7 @@ class Page:
         """Make a graph by a script in a new workflow, in the classic page or Nodes 2.0; shown unscaled from (0, 0)."""
         await self.evaluate(f"app.extensionManager.setting.set('Comfy.VueNodes.Enabled', {str(vue).lower()})")
         await self.evaluate("app.extensionManager.command.execute('Comfy.NewBlankWorkflow')")
+        await self.evaluate(f"{TOOLS}; null")
         await self.evaluate(script)
         await self.settle()
         await self.evaluate(

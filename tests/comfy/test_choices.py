@@ -2,14 +2,9 @@
 
 import asyncio
 import json
-import os
-from pathlib import Path
 
-import pytest
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 PEOPLE = "portraits people (shipped)"
 
 
@@ -48,12 +43,10 @@ def test_a_node_that_ran_is_known(comfy):
 
 # --- in the page --------------------------------------------------------------------------------------------------
 BUILD = """(async () => {
-    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
     const model = add('VitrineLoadPortraits', 60, 80), space = add('VitrineLoadW2WSpace', 60, 300)
     const edit = add('VitrineW2WEdit', 480, 60), tap = add('VitrineTapDuringSampling', 960, 60)
-    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
     join(space, 0, edit, 'space'); join(model, 0, tap, 'model')
-    window.named = type => app.graph._nodes.find(n => n.comfyClass === type)
+    window.named = kind
     window.field = (type, name) => named(type).widgets.find(w => w.name === name)
     window.choose = (type, name, value) => {
         const w = field(type, name); w.value = value; w.callback(value, app.canvas, named(type)) }
@@ -83,12 +76,6 @@ async def _walk(driver, address, vue):
         seen["reloaded"], seen["sent"] = await tab.evaluate(VALUES), dict(await tab.evaluate(SENT))
         seen["own"] = await tab.evaluate("field('VitrineW2WEdit', 'label_3').options.values")
         return seen, tab.faults()
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("choices") / "base") as found:
-        yield found
 
 
 @page_modes("classic")

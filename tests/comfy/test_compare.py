@@ -1,22 +1,14 @@
 """Core's *Compare Images* in the classic page, where it is a grey bar without our script; Nodes 2.0 has core's own."""
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
-    const one = add('VitrineRenderPortrait', 60, 80), two = add('VitrineRenderPortrait', 60, 600)
     window.compare = add('ImageCompare', 500, 80)
-    for (const n of [one, two]) { n.widgets.find(w => w.name === 'seed').value = n.id;
-        n.widgets.find(w => w.name === 'count').value = 1 }
-    const join = (from, name) => from.connect(0, compare, compare.inputs.findIndex(i => i.name === name))
-    join(one, 'image_a'); join(two, 'image_b')
+    join(add('VitrineRenderPortrait', 60, 80, { seed: 1, count: 1 }), 0, compare, 'image_a')
+    join(add('VitrineRenderPortrait', 60, 600, { seed: 2, count: 1 }), 0, compare, 'image_b')
 })()"""
 LOADED = "[...document.querySelectorAll('.vitrine-compare img')].filter(i => i.naturalWidth).length === 2"
 SHARE = "document.querySelector('.vitrine-compare').dataset.share"
@@ -45,9 +37,8 @@ async def _walk(driver, address, vue):
 
 
 @page_modes("classic")
-def test_two_pictures_under_the_mouse(driver, tmp_path, vue):
-    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
-        seen, errors = asyncio.run(_walk(driver, address, vue))
+def test_two_pictures_under_the_mouse(driver, address, vue):
+    seen, errors = asyncio.run(_walk(driver, address, vue))
     assert not errors and seen["ours"] == (0 if vue else 1)
     assert len(seen["saved"]) <= 1, "nothing of ours is saved"
     if not vue:

@@ -1,30 +1,18 @@
 """The curve drawn below Size Weight Schedule in ComfyUI's real page, classic and Nodes 2.0."""
 
 import asyncio
-import os
-from pathlib import Path
 
-import pytest
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    const n = LiteGraph.createNode('VitrineApplyGammaSchedule'); n.pos = [300, 40]; app.graph.add(n)
+    const n = add('VitrineApplyGammaSchedule', 300, 40)
     window.curve = n
-    const b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
-    b.callback(b.value, app.canvas, n)
+    press(n)
 })()"""
 TEXT = "app.graph._nodes[0].widgets.find(w => w.name === 'points').value"
 OPEN = "document.querySelector('canvas.vitrine-curve')?.getBoundingClientRect().height > 150"
 EDGE, LEFT, LOW = 14, 30, 42
 """Pixels round the curve's field; the scales stand left and below."""
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("curve") / "base") as found:
-        yield found
 
 
 async def _drag(tab, *points, button="left"):

@@ -2,13 +2,9 @@
 
 import asyncio
 import json
-import os
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 PLANT = "a smiling pale face with long black hair glasses beard navy shirt on pink vextor mulphan"
 FOUND = """(() => {
     const store = document.querySelector('#vue-app').__vue_app__.config.globalProperties.$pinia._s.get('nodeDef')
@@ -112,12 +108,6 @@ async def _built(driver, address, task):
         preview = await task(canvas)
         entry = await tab.run(address)
         return canvas, str(preview), entry, tab.faults()
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("empty") / "base") as found:
-        yield found
 
 
 @pytest.mark.nightly

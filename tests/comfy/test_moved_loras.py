@@ -2,13 +2,11 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 OLD = "vitrine-portraits-emd-student.safetensors"
 
 
@@ -51,9 +49,8 @@ async def _open(driver, address, saved):
         return await tab.evaluate(f"{found}.filter(v => String(v).includes('portraits-emd'))"), tab.faults()
 
 
-def test_a_saved_workflow_opens_with_them(driver, tmp_path):
+def test_a_saved_workflow_opens_with_them(driver, address):
     text = (ROOT / "workflows" / "Sample in one step (demo).json").read_text(encoding="utf-8")
     saved = json.loads(text.replace('"vitrine/vitrine-portraits-emd', '"vitrine-portraits-emd'))
-    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
-        values, errors = asyncio.run(_open(driver, address, saved))
+    values, errors = asyncio.run(_open(driver, address, saved))
     assert len(values) == 1 and all(v.startswith("vitrine/vitrine-portraits-emd-") for v in values) and not errors

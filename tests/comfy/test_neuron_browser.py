@@ -2,14 +2,10 @@
 
 import asyncio
 import json
-import os
-from pathlib import Path
 
 from vitrine.engine.nemo import NeuronSet
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 FOUND = {"down-level1-repeat0-vit-block0-cross-v": (3, 40, 90), "mid-vit-block0-cross-v": (7,)}
 FIRST = "down-level1-repeat0-vit-block0-cross-v"
 RECORD = {
@@ -24,22 +20,20 @@ HELD = [
     "left alone, likeness to the copied prediction rises to 0.530; below 0.500 was wanted",
 ]
 BUILD = """(async () => {
-    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
-    const model = add('VitrineLoadPortraits', 60, 80), neurons = add('VitrineLoadNeurons', 60, 300)
+    const model = add('VitrineLoadPortraits', 60, 80)
+    const neurons = add('VitrineLoadNeurons', 60, 300, { file: 'found.json' })
     const block = add('VitrineNEMONeuronBlocker', 480, 80), shown = add('VitrineActivePatches', 1000, 80)
     const any = add('PreviewAny', 1000, 300)
-    const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
     join(model, 0, block, 'model'); join(neurons, 0, block, 'neurons'); join(block, 0, shown, 'model')
     join(shown, 1, any, 'source')
     window.block = block
 })()"""
 SPARED = "block.widgets.find(w => w.name === 'spared').value"
-PRESS = """(() => { const b = block.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
-    b.callback(b.value, app.canvas, block) })()"""
+PRESS = "press(block)"
 DOTS = "[...document.querySelectorAll('.vitrine-neuron')].map(e => [e.dataset.name, e.dataset.state === 'spared'])"
 DETAIL = "[...document.querySelector('.vitrine-held').children].slice(1).map(e => e.textContent)"
 SHOWN = "document.querySelector('.vitrine-held b')?.textContent ?? ''"
-AGAIN = "window.block = app.graph._nodes.find(n => n.comfyClass === 'VitrineNEMONeuronBlocker'); null"
+AGAIN = "window.block = kind('VitrineNEMONeuronBlocker'); null"
 COPIED = """(() => { app.canvas.copyToClipboard([block]); app.canvas.pasteFromClipboard()
     return app.graph._nodes.filter(n => n.comfyClass === block.comfyClass && n !== block)
         .map(n => n.widgets.find(w => w.name === 'spared').value) })()"""
@@ -93,12 +87,11 @@ async def _run(tab, address):
 
 
 @page_modes("classic")
-def test_neurons_are_lit_and_spared_by_a_click(driver, tmp_path, vue):
-    base = tmp_path / "base"
-    with driver.server(COMFYUI, ROOT, base) as address:
-        (base / "models" / "vitrine_neurons").mkdir(parents=True)
-        NeuronSet(FOUND, info=INFO).save(base / "models" / "vitrine_neurons" / "found.json")
-        seen, errors = asyncio.run(_walk(driver, address, vue))
+def test_neurons_are_lit_and_spared_by_a_click(driver, address, page_base, vue):
+    folder = page_base / "models" / "vitrine_neurons"
+    folder.mkdir(parents=True, exist_ok=True)
+    NeuronSet(FOUND, info=INFO).save(folder / "found.json")
+    seen, errors = asyncio.run(_walk(driver, address, vue))
     names = [f"{a} {i}" for a, indices in FOUND.items() for i in indices]
     assert sorted(name for name, _ in seen["first"]) == sorted(names) and not any(left for _, left in seen["first"])
     assert seen["asked"] == "" and seen["held"] == HELD == seen["held again"], "the first click only asks"

@@ -1,32 +1,19 @@
 """Texts that nodes mean to show are on them in ComfyUI's real page, classic and Nodes 2.0."""
 
 import asyncio
-import os
-from pathlib import Path
 
-import pytest
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 BUILD = """(async () => {
-    const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
-    const space = add('VitrineLoadW2WSpace', 60, 80), person = add('VitrineW2WSample', 500, 80)
+    const space = add('VitrineLoadW2WSpace', 60, 80, { components: KEPT }), person = add('VitrineW2WSample', 500, 80)
     const any = add('PreviewAny', 1000, 80)
     space.connect(0, person, 0); person.connect(1, any, 0)
-    space.widgets.find(w => w.name === 'components').value = KEPT  // or the server would have the answer of before
     Object.assign(window, { space, person })
 })()"""
 ON_NODE = {
     True: "document.querySelector(`[data-node-id='${NODE.id}']`).innerText",
     False: "(e => e?.checkVisibility() ? e.innerText : '')(NODE.widgets.find(w => w.name === 'report')?.element)",
 }
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("texts") / "base") as found:
-        yield found
 
 
 async def _shown(driver, address, vue):
@@ -39,7 +26,7 @@ async def _shown(driver, address, vue):
         return before, [await tab.evaluate(s) for s in shown], tab.faults()
 
 
-@page_modes("Nodes 2.0")
+@page_modes(None)
 def test_a_report_is_on_its_node(driver, address, vue):
     before, after, faults = asyncio.run(_shown(driver, address, vue))
     assert not any("520 models" in text or "earest" in text for text in before)

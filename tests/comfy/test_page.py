@@ -14,14 +14,6 @@ from vitrine_tests.comfy.boxes import BOXES, overlaps
 from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED, every_node, plain_id, plain_title
 
 ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    """One server for all: what a workflow leaves behind must not disturb the next."""
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("page") / "base") as found:
-        yield found
 
 
 LAPTOP = {"width": 1700, "height": 907, "deviceScaleFactor": 1, "mobile": False}

@@ -4,15 +4,11 @@ Nothing moves under a mouse that rests on a slider: not by its first use, not by
 """
 
 import asyncio
-import os
-from pathlib import Path
 
 import pytest
 from vitrine_tests.comfy import test_people_panel as people
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 MODES = page_modes("classic")
 CTRL = 2
 BUILD = """(async () => {
@@ -36,12 +32,6 @@ PANELS = {
     "curve": ("canvas.vitrine-curve", "VitrineApplyGammaSchedule"),
     "points": ("canvas.vitrine-points", "VitrineFindCorrespondence"),
 }
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("page keys") / "base") as found:
-        yield found
 
 
 class Hand:

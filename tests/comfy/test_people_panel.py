@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import os
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -16,8 +15,6 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import at_place, listed, map_of, place_of
 from vitrine_tests.lanes import page_modes
 
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 PROMPT, SEED, SPACE = "a smiling face with cap left navy shirt on blue", 7, "portraits people (shipped)"
 STUDENT = "vitrine/vitrine-portraits-emd-student.safetensors"
 INPUTS = {f"label_{i}": "" for i in range(1, 5)} | {f"strength_{i}": 0.0 for i in range(1, 5)}
@@ -307,10 +304,9 @@ async def _walk(driver, address, vue):
 
 
 @page_modes("Nodes 2.0")
-def test_people_are_dragged_and_sliders_pulled(driver, tmp_path, vue, record_property):
+def test_people_are_dragged_and_sliders_pulled(driver, address, vue, record_property):
     """``--junitxml`` keeps the milliseconds from the last pull to its picture."""
-    with driver.server(COMFYUI, ROOT, tmp_path / "base") as address:
-        seen, errors = asyncio.run(_walk(driver, address, vue))
+    seen, errors = asyncio.run(_walk(driver, address, vue))
     record_property("milliseconds", seen["milliseconds"])
     values = seen["pulled"]
     assert seen["place before"] == seen["place after"], "nothing moves under the mouse while sliders come into use"

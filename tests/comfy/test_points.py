@@ -3,15 +3,10 @@
 import asyncio
 import base64
 import json
-import os
 import time
-from pathlib import Path
 
 import pytest
 from vitrine_tests.lanes import nightly_but
-
-ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 
 BUILD = """(async () => {
     const add = (type, x, y) => { const n = LiteGraph.createNode(type); n.pos = [x, y]; app.graph.add(n); return n }
@@ -71,12 +66,6 @@ def near(points, *expected):
     assert len(points) == len(expected), points
     for (wanted, x, y), (kind, a, b) in zip(points, expected, strict=True):
         assert wanted == kind and abs(x - a) < 0.02 and abs(y - b) < 0.02, points
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("points") / "base") as found:
-        yield found
 
 
 async def _ready(tab, node, vue):

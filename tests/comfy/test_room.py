@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import re
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from vitrine_tests.comfy.boxes import BOXES, overlaps
 from vitrine_tests.templates import ALL
 
 ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 SCRIPT = (ROOT / "nodes" / "web" / "room.js").read_text(encoding="utf-8")
 SHOWS = {
     name: ["PICTURE" in rest, "TEXT" in rest] for name, rest in re.findall(r"(Vitrine\w+): ([A-Z +]+)[,\n]", SCRIPT)
@@ -54,12 +52,6 @@ PRESS = """(([id, name]) => {
         document.querySelector(`[data-node-id="${id}"] [data-testid=advanced-inputs-button]`).click()
     else b.callback(b.value, app.canvas, n)
 })"""
-
-
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    with driver.server(COMFYUI, ROOT, tmp_path_factory.mktemp("room") / "base") as found:
-        yield found
 
 
 def test_every_node_that_shows_something_is_in_the_scripts_table():

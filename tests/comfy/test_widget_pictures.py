@@ -17,7 +17,6 @@ from vitrine.engine.nemo import NeuronSet
 from vitrine_tests.comfy import test_compare, test_curve, test_live_tap, test_neuron_browser, test_slider_rows
 
 ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 PICTURES = ROOT / "docs" / "pictures"
 PLACES = PICTURES / "sheets.json"
 SCALE = 2
@@ -32,8 +31,6 @@ BOX = {
     True: """(() => { const r = document.querySelector(`[data-node-id="${NODE.id}"]`).getBoundingClientRect()
         return [r.x, r.y, r.width, r.height] })()""",
 }
-PRESS = """(() => { const n = NODE, b = n.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
-    b.callback(b.value, app.canvas, n) })()"""
 ALONE = """(() => { const n = NODE; app.canvas.ds.scale = 1; app.canvas.deselectAll()
     app.canvas.ds.offset = [300 - n.pos[0], Math.min(120 - n.pos[1], 1150 - n.pos[1] - n.size[1])]
     app.canvas.setDirty(true, true) })()"""
@@ -77,7 +74,9 @@ async def points(tab, address, vue):
 
 
 async def tap(tab, address, vue):
-    await tab.build(test_live_tap.BUILD.replace("ADDRESS", "up-level1-repeat0-vit-block0-cross-q"), vue)
+    await tab.build(
+        test_live_tap.BUILD.replace("ADDRESS", "up-level1-repeat0-vit-block0-cross-q").replace("SEED", "2"), vue
+    )
     await tab.run(address)
     return "tap"
 
@@ -85,7 +84,7 @@ async def tap(tab, address, vue):
 async def neurons(tab, address, vue):
     await tab.build(test_neuron_browser.BUILD, vue)
     await tab.run(address)
-    await tab.evaluate(PRESS.replace("NODE", "block"))
+    await tab.evaluate("press(block)")
     left, top, width, height = await tab.box(f'.vitrine-neuron[data-name="{test_neuron_browser.FIRST} 40"]')
     await tab.drag([(left + width / 2, top + height / 2)])
     return "block"
@@ -142,19 +141,12 @@ async def _photograph(driver, address, show, vue):
         return Image.open(io.BytesIO(base64.b64decode(answer["data"]))).convert("RGB"), tab.faults()
 
 
-@pytest.fixture(scope="module")
-def address(driver, tmp_path_factory):
-    base = tmp_path_factory.mktemp("widgets") / "base"
-    with driver.server(COMFYUI, ROOT, base) as found:
-        saved = base / "models" / "vitrine_neurons"
-        saved.mkdir(parents=True)
-        NeuronSet(test_neuron_browser.FOUND, info=test_neuron_browser.INFO).save(saved / "found.json")
-        yield found
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize("show", WIDGETS, ids=lambda show: show.__name__)
-def test_the_docs_show_todays_widget(driver, address, show):
+def test_the_docs_show_todays_widget(driver, address, page_base, show):
+    folder = page_base / "models" / "vitrine_neurons"
+    folder.mkdir(parents=True, exist_ok=True)
+    NeuronSet(test_neuron_browser.FOUND, info=test_neuron_browser.INFO).save(folder / "found.json")
     picture, faults = asyncio.run(_photograph(driver, address, show, WIDGETS[show]))
     assert not faults and ImageStat.Stat(picture.convert("L")).stddev[0] > 10
     if os.environ.get("VITRINE_PAGE"):

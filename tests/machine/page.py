@@ -3,19 +3,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from . import measure
 from .calls import CALLS
 from .modes import MODES, pairs
-from .table import BUDGETS, DTYPES_OF_FORWARDS, LEFT_OUT, PENDING, PENDING_TRAFFIC, STOCK, bound, equal, promised
+from .table import BUDGETS, DTYPES_OF_FORWARDS, LEFT_OUT, STOCK, bound, equal, promised
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "machine.md"
-BEFORE: dict[str, dict[str, Any]] = json.loads((HERE / "before.json").read_text(encoding="utf-8"))
-"""The same calls on the code before this lane was there: a figure, or the error in place of it."""
 
 HEAD = """# On your machine
 
@@ -31,7 +28,6 @@ PRECISION = """
 
 `from_pretrained(..., torch_dtype=torch.float16)` or `bfloat16`, everything in that precision. The figure is the largest error of
 any result against float32, relative in the Euclidean norm; in brackets the bound that a test checks.
-`†` marks what raised an error before.
 """
 
 FORWARDS = """
@@ -45,7 +41,7 @@ Each call once under each of diffusers' ways to distribute a pipeline over devic
 precision, when the call has ended. In float32 results agree to {equal:g}; to {rank:g} for `rank`, whose probes magnify rounding; to {labels:g} for `segmentation`, two pixels on an edge.
 *Refused* and – have their reasons below; "not run yet" waits for the run of the night. *Device* has no float64, as Apple's MPS. *Model*, *sequential*: `enable_model_cpu_offload`, `enable_sequential_cpu_offload`.
 *Leaves*, *blocks*: `enable_group_offload`. *Sliced*: VAE slicing and tiling, attention slicing. *LoRA*: a PEFT adapter in the
-network. *Compiled*: `unet.compile()` in place. `†` marks what raised an error, or left a module elsewhere, before.
+network. *Compiled*: `unet.compile()` in place.
 The full run has each call in float16 under *model* and *sequential* as well, within the bounds of the table above.
 """
 
@@ -94,20 +90,12 @@ def _table(header: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
 
 
-def _broke(row: str, column: str) -> bool:
-    """Whether a cell had an error before; where nothing was measured then, it counts as sound."""
-    return isinstance(BEFORE.get(row, {}).get(column), str)
-
-
 def _precision(figures: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for name, family in pairs():
         row = f"{name} {family}"
         cells = []
         for dtype in ("fp16", "bf16"):
-            if (name, dtype) in PENDING:
-                cells.append(f"no: {PENDING[name, dtype]}")
-                continue
             if not promised(name, family, dtype):
                 cells.append("–")
                 continue
@@ -115,7 +103,7 @@ def _precision(figures: dict[str, dict[str, Any]]) -> list[str]:
             if figure is None:
                 cells.append(UNMEASURED)
                 continue
-            cells.append(f"{figure:.1g} ({bound(name, dtype):g}){' †' if _broke(row, dtype) else ''}")
+            cells.append(f"{figure:.1g} ({bound(name, dtype):g})")
         rows.append([f"`{name}`", FAMILIES[family], *cells])
     return _table(["call", "family", "fp16", "bf16"], rows)
 
@@ -140,7 +128,7 @@ def _placing(figures: dict[str, dict[str, Any]]) -> list[str]:
             elif mode not in figures.get(row, {}):
                 cells.append(UNMEASURED)
             else:
-                cells.append("no" if (name, mode) in PENDING else f"✓{' †' if _broke(row, mode) else ''}")
+                cells.append("✓")
         rows.append([f"`{name}`", FAMILIES[family], *cells])
     return _table(["call", "family", *(SHORT[mode] for mode in MODES)], rows)
 
@@ -149,7 +137,7 @@ def _left_out() -> list[str]:
     reasons: dict[str, list[str]] = {}
     for (name, family, column), reason in STOCK.items():
         reasons.setdefault(reason, []).append(f"`{name}` {FAMILIES[family]} {SHORT.get(column, column)}")
-    for (name, mode), reason in {**LEFT_OUT, **PENDING}.items():
+    for (name, mode), reason in LEFT_OUT.items():
         reasons.setdefault(reason, []).append(f"`{name}` {SHORT.get(mode, mode)}")
     return [
         "",
@@ -161,30 +149,11 @@ def _waits(figures: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for name, family in pairs(*(n for n in CALLS if n in BUDGETS)):
         row, (unit, syncs, uploads) = f"{name} {family}", BUDGETS[name]
-        before, now = BEFORE.get(row, {}).get("traffic"), figures.get(row, {}).get("traffic")
-        budget = "being mended" if name in PENDING_TRAFFIC else f"{syncs:g}, {uploads:g}"
-        rows.append([f"`{name}`", FAMILIES[family], unit, _pair(before), _now(now), budget])
-    header = ["call", "family", "a", "before: waits, uploads", "now: waits, uploads", "most"]
+        measured = figures.get(row, {}).get("traffic")
+        shown = UNMEASURED if measured is None else ", ".join(f"{value:.3g}" for value in measured)
+        rows.append([f"`{name}`", FAMILIES[family], unit, shown, f"{syncs:g}, {uploads:g}"])
+    header = ["call", "family", "a", "waits, uploads", "most"]
     return _table(header, rows)
-
-
-def _pair(value: Any) -> str:
-    if isinstance(value, str):
-        return "error"
-    return "" if value is None else ", ".join(f"{v:.3g}" for v in value)
-
-
-def _now(value: Any) -> str:
-    return UNMEASURED if value is None else _pair(value)
-
-
-def verdicts(page: str) -> list[str]:
-    """The page without its measured figures, which differ from one processor to another by rounding."""
-    lines = []
-    for line in page.splitlines():
-        cells = [c.strip() for c in line.split("|")]
-        lines.append(" | ".join(c.split(" (")[-1] if " (" in c and line.startswith("|") else c for c in cells))
-    return lines
 
 
 def write() -> None:

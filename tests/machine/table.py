@@ -75,10 +75,6 @@ def promised(name: str, family: str, column: str) -> bool:
     return (name, column) not in LEFT_OUT and (name, family, column) not in STOCK
 
 
-PENDING: dict[tuple[str, str], str] = {}
-"""(call, mode or precision) -> what is being mended; the cell must still fail."""
-
-
 def modes_of(name: str, family: str) -> list[str]:
     """The modes a call is promised to work under."""
     return [mode for mode in MODES if promised(name, family, mode)]
@@ -135,9 +131,6 @@ OUTPUTS = {
 }  # fmt: skip
 """Waits a call makes once: for each place it hands over; for NEMO, the model's fingerprint (1) and what a search begins
 and ends with (6, around another pipeline 4); the T5 of transformers looks at its mask."""
-
-PENDING_TRAFFIC: dict[str, str] = {}
-"""Call -> what is being mended; its budget must still be exceeded."""
 
 DTYPES_OF_FORWARDS = {"fp16": (torch.float16, 0.02), "bf16": (torch.bfloat16, 0.15)}
 """Of a bare forward of tiny random networks, with the largest relative error."""

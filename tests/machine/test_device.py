@@ -6,16 +6,11 @@ from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import difference, pairs, plain, traffic
 from vitrine_tests.machine.pretend import NAME, Accelerator, MixedDevices, NoFloat64
-from vitrine_tests.machine.table import FULL, PENDING, equal
+from vitrine_tests.machine.table import FULL, equal
 
 
 def cells():
-    for name, family in pairs():
-        if CALLS[name].slow and not FULL:
-            continue
-        pending = PENDING.get((name, "on the device"))
-        marks = [pytest.mark.xfail(reason=pending, strict=True)] if pending else []
-        yield pytest.param(name, family, marks=marks)
+    return [(name, family) for name, family in pairs() if FULL or not CALLS[name].slow]
 
 
 @pytest.mark.nightly

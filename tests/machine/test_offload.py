@@ -12,7 +12,7 @@ from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import MODES, OFFLOADED, difference, pairs, placed, plain, where
 from vitrine_tests.machine.pretend import NAME, Accelerator, DeviceTensor
 from vitrine_tests.machine.stock import backbone, stock
-from vitrine_tests.machine.table import FULL, LEFT_OUT, PENDING, bound, equal, modes_of, promised
+from vitrine_tests.machine.table import FULL, LEFT_OUT, bound, equal, modes_of, promised
 
 
 def cells():
@@ -27,10 +27,7 @@ def cells():
                 if CALLS[name].slow or CALLS[name].trains
                 else [m for m in modes if m == turn or (first and m == "model offload")]
             )
-        for mode in modes:
-            pending = PENDING.get((name, mode))
-            marks = [pytest.mark.xfail(reason=pending, strict=True)] if pending else []
-            yield pytest.param(name, family, mode, marks=marks)
+        yield from ((name, family, mode) for mode in modes)
 
 
 @pytest.mark.nightly

@@ -4,7 +4,7 @@ import pytest
 from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import difference, pairs, plain
-from vitrine_tests.machine.table import FULL, PENDING, bound, promised
+from vitrine_tests.machine.table import FULL, bound, promised
 
 
 def cells():
@@ -14,9 +14,7 @@ def cells():
         for dtype in ("fp16", "bf16") if FULL else (("fp16", "bf16")[number % 2],):
             if not promised(name, family, dtype):
                 continue
-            pending = PENDING.get((name, dtype))
-            marks = [pytest.mark.xfail(reason=pending, strict=True)] if pending else []
-            yield pytest.param(name, family, dtype, marks=marks)
+            yield name, family, dtype
 
 
 @pytest.mark.nightly

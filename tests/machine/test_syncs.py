@@ -7,7 +7,7 @@ from vitrine_tests.machine import measure
 from vitrine_tests.machine.calls import CALLS
 from vitrine_tests.machine.modes import pairs, traffic
 from vitrine_tests.machine.pretend import UPLOAD
-from vitrine_tests.machine.table import BUDGETS, FULL, PENDING_TRAFFIC
+from vitrine_tests.machine.table import BUDGETS, FULL
 
 JOBS = ("tap.stream", "nemo.copies", "copy_check")
 """These, ``rank`` and ``nemo.attack`` write files, or fit networks and embeddings of their own."""
@@ -16,10 +16,7 @@ LATER = ("tap.later", "nemo.later.call", "w2w.later.call")
 
 
 def cells():
-    for name, family in pairs(*(n for n in BUDGETS if FULL or not CALLS[n].slow)):
-        pending = PENDING_TRAFFIC.get(name)
-        marks = [pytest.mark.xfail(reason=pending, strict=True)] if pending else []
-        yield pytest.param(name, family, marks=marks)
+    return pairs(*(n for n in BUDGETS if FULL or not CALLS[n].slow))
 
 
 @pytest.mark.nightly
