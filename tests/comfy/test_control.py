@@ -80,6 +80,7 @@ def test_the_parts_in_a_row_are_the_sampler(comfy, xl):
     with torch.inference_mode():
         made = guider.sample(noise, latent()["samples"], samplers.sampler_object("euler"), sigmas, seed=3).clone()
     whole, _ = node(comfy, xl, control=1.375)
+    assert not close(whole, node(comfy, xl)[0]), "control guidance has an effect"
     assert torch.equal(made * xl.scale, whole)
     assert [s.evaluations for s in guider.log] == [3] * 4
 

@@ -66,7 +66,9 @@ def test_without_control_guidance_it_is_ksampler(comfy, xl):
     for scale in (3.0, 1.0):
         with torch.inference_mode():
             sampler = comfy.nodes.NODE_CLASS_MAPPINGS["KSampler"]()
-            (core,) = sampler.sample(model, 3, 4, scale, "euler", "ddim_uniform", positive, NEGATIVE, latent(), 1.0)
+            call = (3, 4, scale, "euler", "ddim_uniform", positive, NEGATIVE, latent(), 1.0)
+            (core,), (bare,) = sampler.sample(model, *call), sampler.sample(xl.model, *call)
+            assert not close(bare["samples"], core["samples"]), "the curve has an effect"
             found = guided(ControlGuider(model, positive, NEGATIVE, GuidanceConfig(scale)))
             assert close(found, core["samples"])
 
@@ -148,6 +150,7 @@ def test_the_positives_sizes_for_the_negative_under_equation_two(comfy, xl, alph
     found, report = node(comfy, xl, **how)
     config = GuidanceConfig(3.0, 1.375, negative="positive")
     ours = pipeline(xl, GammaConfig(alpha=alpha), config, replace(TOLD, crop=(0, 0)))
+    assert not close(found, node(comfy, xl, **how | {"negative_sizes": "picture"})[0]), "the switch has an effect"
     assert close(found, ours.images)
     assert report.splitlines()[1] == f"{sum(s.evaluations for s in ours.log)} evaluations"
 

@@ -265,24 +265,22 @@ def pixart_twins(comfy):
     return carry_over(shaken(ours), theirs, comfy.utils.pixart_to_diffusers(config)), ours, (48, 80)
 
 
-def sd3_twins(comfy, dual=(), norm=None):
-    ours = models.sd3(
-        attention_head_dim=64, caption_projection_dim=128, dual_attention_layers=dual, qk_norm=norm,
-    )  # fmt: skip
+def sd3_twins(comfy):
+    ours = models.sd3(attention_head_dim=64, caption_projection_dim=128)
     embed = {"target": "torch.nn.Linear", "params": {"in_features": 24, "out_features": 128}}
     theirs = comfy.MMDiT(
         input_size=None, depth=2, in_channels=4, adm_in_channels=20, context_embedder_config=embed, num_patches=256,
-        pos_embed_max_size=16, qk_norm=norm and "rms", x_block_self_attn_layers=list(dual), **comfy.ops,
+        pos_embed_max_size=16, **comfy.ops,
     )  # fmt: skip
     return carry_over(shaken(ours), theirs, comfy.utils.mmdit_to_diffusers({"depth": 2})), ours, (16, 24)
 
 
-def flux_twins(comfy, guidance=False):
-    ours = models.flux(num_single_layers=2, guidance_embeds=guidance)
+def flux_twins(comfy):
+    ours = models.flux(num_single_layers=2, guidance_embeds=True)
     config = {
         "in_channels": 4, "out_channels": 4, "vec_in_dim": 20, "context_in_dim": 24, "hidden_size": 32, "theta": 10000,
         "mlp_ratio": 4.0, "num_heads": 2, "depth": 2, "depth_single_blocks": 2, "axes_dim": [4, 6, 6], "patch_size": 2,
-        "qkv_bias": True, "guidance_embed": guidance, "txt_ids_dims": [],
+        "qkv_bias": True, "guidance_embed": True, "txt_ids_dims": [],
     }  # fmt: skip
     theirs = comfy.Flux(**config, **comfy.ops)
     # diffusers' qk-norm has eps 1e-6, ComfyUI's the default (1.2e-7): on small queries that alone is a 2e-6 difference.
@@ -292,19 +290,13 @@ def flux_twins(comfy, guidance=False):
     return carry_over(shaken(ours), theirs, comfy.utils.flux_to_diffusers(config)), ours, (8, 12)
 
 
-TRANSFORMERS = {
-    "PixArt": (pixart_twins, {}),
-    "SD3": (sd3_twins, {}),
-    "SD3.5 medium": (sd3_twins, {"dual": (0,), "norm": "rms_norm"}),
-    "Flux": (flux_twins, {}),
-    "Flux dev": (flux_twins, {"guidance": True}),
-}
+TRANSFORMERS = {"PixArt": pixart_twins, "SD3": sd3_twins, "Flux dev": flux_twins}
+"""Those that have no file in ``tests/families``, whose networks test_family_twins compares."""
 
 
 def transformer_twins(comfy, name):
     torch.manual_seed(0)
-    make, options = TRANSFORMERS[name]
-    theirs, ours, size = make(comfy, **options)
+    theirs, ours, size = TRANSFORMERS[name](comfy)
     return ours, theirs, size
 
 
@@ -316,8 +308,9 @@ def transformer_runs(ours, theirs, name, size):
     cond = Condition(text, pooled, {} if guidance is None else {"guidance": guidance})
     scheduler = DDIMScheduler() if name == "PixArt" else FlowMatchEulerDiscreteScheduler()
     denoiser = Denoiser.from_diffusers(ours, scheduler)
-    told = {"y": pooled, "guidance": guidance} if "Flux" in name else {} if pooled is None else {"y": pooled}
-    t = torch.full((2,), 0.05 if "Flux" in name else 50.0)
+    told = {} if pooled is None else {"y": pooled}
+    told |= {} if guidance is None else {"guidance": guidance}
+    t = torch.full((2,), 50.0 if guidance is None else 0.05)
 
     def run_theirs():
         return theirs(x, t, context=text, transformer_options={}, **told)
@@ -336,7 +329,7 @@ def test_transformer_tensors_agree(comfy, name, record_property):
 
 def test_edits_of_fused_and_split_places_agree(comfy):
     """Zeroing one row's values gives the same output in both layouts, and leaves the other row alone."""
-    for name, place in (("PixArt", "vit-block1-cross-v"), ("SD3", "vit-block0-k"), ("Flux", "vit-block2-v")):
+    for name, place in (("PixArt", "vit-block1-cross-v"), ("SD3", "vit-block0-k"), ("Flux dev", "vit-block2-v")):
         ours, theirs, size = transformer_twins(comfy, name)
         runs = transformer_runs(ours, theirs, name, size)
         rows = torch.tensor([False, True])

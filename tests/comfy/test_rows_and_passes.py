@@ -249,7 +249,10 @@ def test_two_of_a_kind_add_up(comfy, scene):
     half = NeuronSet({VALUES: tuple(range(20))})
     rest = NeuronSet({VALUES: tuple(range(20, 40))})
     one = blocker(comfy, model, neurons=half)
-    found = sampled(cfg(blocker(comfy, one, neurons=rest), conds))
+    found, alone = sampled(cfg(blocker(comfy, one, neurons=rest), conds)), sampled(cfg(one, conds))
+    assert not torch.allclose(found, alone, atol=1e-4) and not torch.allclose(
+        alone, sampled(cfg(model, conds)), atol=1e-4
+    )
     assert torch.allclose(found, sampled(cfg(blocker(comfy, model), conds)), atol=1e-4)
     first, early = comfy.call("VitrineTapDuringSampling", model=one, addresses=VALUES, steps="0")
     second, late = comfy.call("VitrineTapDuringSampling", model=first, addresses=MIDDLE, steps="1")
@@ -264,6 +267,7 @@ def test_two_of_a_kind_add_up(comfy, scene):
     twice = comfy.call("VitrineApplyW2WModel", model=model, strength=0.3, **told)[0]
     twice = comfy.call("VitrineApplyW2WModel", model=twice, strength=0.4, **told)[0]
     once = comfy.call("VitrineApplyW2WModel", model=model, strength=0.7, **told)[0]
+    assert not torch.allclose(sampled(cfg(once, conds)), sampled(cfg(model, conds)), atol=1e-2)
     assert torch.allclose(sampled(cfg(twice, conds)), sampled(cfg(once, conds)), atol=1e-3)
 
 
