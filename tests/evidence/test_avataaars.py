@@ -188,6 +188,7 @@ def with_everything(finished):
     return finished
 
 
+@pytest.mark.nightly
 def test_the_recipe_trains_on_them(finished, layers):
     model = open_model(finished)
     assert model.dataset.name == "avataaars" and open_model().dataset.name == "portraits"
@@ -201,6 +202,7 @@ def test_the_recipe_trains_on_them(finished, layers):
         assert sheet.size == (8 * 64, 6 * 64)
 
 
+@pytest.mark.nightly
 def test_a_model_without_its_drawings_is_not_taken_for_the_portraits(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "model")
     (folder / LAYERS).unlink()

@@ -24,6 +24,7 @@ def g(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+@pytest.mark.nightly
 def test_the_interval_of_a_mean_covers_it_in_95_of_100_samples():
     samples = torch.randn(200, 40, generator=g())
     inside = sum(low < 0 < high for low, high in (mean_interval(s, 300) for s in samples))

@@ -112,6 +112,7 @@ def outcome(untouched, blocked, memorized=(0.01, 0.01), agreement=(0.99, 0.98)):
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_the_claim_is_about_pictures_that_copy_untouched():
     untouched = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]]
     holds = held_out_result({"set": outcome(untouched, [[0.2, 0.2, 0.2], [0.01, 0.01, 0.01]])})

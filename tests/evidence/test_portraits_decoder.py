@@ -41,6 +41,7 @@ def test_a_stopped_run_ends_in_the_same_weights(finished, tmp_path):
     assert whole.keys() == resumed.keys() and all(torch.equal(whole[k], resumed[k]) for k in whole)
 
 
+@pytest.mark.nightly
 def test_a_folder_of_other_settings_is_refused(finished, tmp_path):
     """Latents of other pictures would be taught as these pictures' own."""
     shutil.copy(finished.parent / TOKENS, tmp_path)
@@ -50,6 +51,7 @@ def test_a_folder_of_other_settings_is_refused(finished, tmp_path):
         AdvancedDecoderTrainConfig(decoder_batch=0)
 
 
+@pytest.mark.nightly
 def test_only_the_decoder_changes(finished):
     before, after = weights(None), weights(finished)
     assert before.keys() == after.keys()

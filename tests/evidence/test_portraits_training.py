@@ -61,6 +61,7 @@ def test_a_finished_run_is_not_trained_again(finished):
     assert (finished.parent / "unet" / "state.safetensors").stat().st_size == before
 
 
+@pytest.mark.nightly
 def test_out_of_time_saves_and_says_so(tmp_path):
     with pytest.raises(OutOfTime, match="step"):
         main(TrainConfig(out=str(tmp_path), max_seconds=-1.0, **TINY))
@@ -85,6 +86,7 @@ def test_bad_configs_are_refused():
         TrainConfig(pictures=0)
 
 
+@pytest.mark.nightly
 def test_the_record_of_a_run_is_flat_and_still_loads(finished):
     """The shipped training.json is from before the settings were split."""
     for folder in (finished, None):

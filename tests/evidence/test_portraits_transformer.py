@@ -219,6 +219,7 @@ def test_curves_of_all_arms(run):
         curves_of.read_curves(run / "grid-plain-0")
 
 
+@pytest.mark.nightly
 def test_a_longer_run_keeps_what_is_there(run):
     import shutil
 
@@ -237,6 +238,7 @@ def test_a_longer_run_keeps_what_is_there(run):
         transfer_training.transfer(folder, [0], 0)
 
 
+@pytest.mark.nightly
 def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
     out = transfer_training.export(run, tmp_path / "mine")
     opened = ControlledTransformer.open(str(out))
@@ -256,6 +258,7 @@ def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
         transfer_training.export(run, tmp_path / "other", seed=7)
 
 
+@pytest.mark.nightly
 def test_the_commands(run, tmp_path, capsys):
     copied = tmp_path / "again"
     import shutil

@@ -103,6 +103,7 @@ def test_models_from_photos_end_to_end(people, tmp_path, capsys):
     assert {"people.w2w.safetensors", "faces"} <= set(row["data"])
 
 
+@pytest.mark.nightly
 def test_a_face_recogniser_stands_beside_the_published_identity(hurried, tmp_path):
     face = scripted(tmp_path / "face.pt", Faces())
     asked = Asked("portraits", hurried, subset=2, out=tmp_path / "out", face=face)

@@ -115,6 +115,7 @@ def test_a_copy_is_whole_and_without_hooks(mode):
         assert all(torch.equal(v.cpu(), wanted[k].double()) for k, v in made.state_dict().items())
 
 
+@pytest.mark.nightly
 def test_gradients_find_the_weights_of_leaves():
     name = "w2w.invert_image"
     family = next(iter(CALLS[name].kinds))

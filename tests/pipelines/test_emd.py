@@ -85,6 +85,7 @@ def test_a_student_of_sdxl_is_trained_from_its_folder(xl, tmp_path):
     assert preset.trained_guidance == 2.0
 
 
+@pytest.mark.nightly
 def test_a_student_of_the_flow_portraits_is_trained_and_drawn(tmp_path):
     """Transformers were refused; before that, what they exported nobody read, since its names began with ``unet``."""
     from vitrine.engine.emd import EStepConfig

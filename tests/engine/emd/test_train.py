@@ -89,6 +89,7 @@ def test_killed_within_a_step_and_resumed(tmp_path):
     assert all(torch.equal(whole[k], killed[k]) for k in whole)
 
 
+@pytest.mark.nightly
 def test_export_loads_in_diffusers_both_ways(tmp_path):
     run = trainer(tmp_path, ema=0.0)
     files = run.run()
