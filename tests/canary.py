@@ -1,11 +1,12 @@
 """The suite on the newest versions of what the pack stands on, before they reach its users.
 
-    python tests/canary.py                        # newest diffusers, transformers, peft, accelerate and ComfyUI page
+    python tests/canary.py                        # newest diffusers, transformers, peft, accelerate, ComfyUI and page
     python tests/canary.py peft -- tests/engine   # one library, and what pytest runs
 
 A fresh environment on top of this one gets the newest version of each; nothing else changes and nothing is kept. First
-it is asked for the private names that the pack uses (``engine/runtime/missing_names.py``), then pytest runs. Exit
-status 1 if a name is gone or a test fails.
+it is asked for the private names that the pack uses (``engine/runtime/missing_names.py``), then pytest runs. For
+ComfyUI, comfy-import-guard compares the names and the calls of the pack with those of the checkout, and of its
+``origin/master`` where there is one. Exit status 1 if a name is gone or a test fails.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from pathlib import Path
 from nightly import PAGES
 
 ROOT = Path(__file__).parents[1]
+GUARD = "comfy-import-guard==1.3.0"
 LIBRARIES = ("diffusers", "transformers", "peft", "accelerate")
 PAGE = "page"
+CORE = "ComfyUI"
+COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 NAMES = """
 import sys
 import diffusers.pipelines.pipeline_utils
@@ -47,14 +51,33 @@ def environment(folder: Path, libraries: list[str]) -> Path:
     return python
 
 
+def gone_from_comfyui(python: Path, folder: Path) -> int:
+    """Exit status of comfy-import-guard on what users get of the pack: 1 if ComfyUI lacks a name or a parameter."""
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", GUARD], check=True)
+    pack = folder / "custom_nodes" / "vitrine"
+    pack.mkdir(parents=True)
+    files = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD", "__init__.py", "engine", "nodes"],
+                           capture_output=True, check=True)  # fmt: skip
+    subprocess.run(["tar", "-x", "-C", str(pack)], input=files.stdout, check=True)
+    git = ["git", "-C", str(COMFYUI), "rev-parse", "--verify", "--quiet", "origin/master"]
+    newest = not subprocess.run(git, capture_output=True).returncode
+    status = 0
+    for target in ("HEAD", "origin/master")[: 1 + newest]:
+        # the guard looks for a checkout that is called ComfyUI
+        asked = ["--offline", "--cache-dir", str(COMFYUI.parent), "check", "--no-update", "--comfy-dir", str(folder)]
+        command = [python, "-m", "comfy_import_guard.cli", *asked, "--target", target]
+        status |= subprocess.run(command).returncode
+    return status
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("newest", nargs="*", help=f"of {', '.join((*LIBRARIES, PAGE))}; all by default")
+    parser.add_argument("newest", nargs="*", help=f"of {', '.join((*LIBRARIES, CORE, PAGE))}; all by default")
     given = sys.argv[1:] if arguments is None else arguments
     cut = given.index("--") if "--" in given else len(given)
-    newest, tests = parser.parse_args(given[:cut]).newest or [*LIBRARIES, PAGE], given[cut + 1 :]
-    unknown = set(newest) - {*LIBRARIES, PAGE}
+    newest, tests = parser.parse_args(given[:cut]).newest or [*LIBRARIES, CORE, PAGE], given[cut + 1 :]
+    unknown = set(newest) - {*LIBRARIES, CORE, PAGE}
     if unknown:
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
     libraries = [name for name in newest if name in LIBRARIES]
@@ -65,8 +88,10 @@ def main(arguments: list[str] | None = None) -> int:
         if libraries:
             chosen = tests or ["tests"]
             status |= subprocess.run([python, "-m", "pytest", "-q", *chosen], cwd=ROOT).returncode
+        if CORE in newest:
+            status |= gone_from_comfyui(python, Path(folder))
         if PAGE in newest:
-            chosen = tests or PAGES
+            chosen = tests or [f"tests/comfy/test_{name}.py" for name in PAGES]
             environ = os.environ | {"VITRINE_PAGE": "newest"}
             status |= subprocess.run([python, "-m", "pytest", "-q", *chosen], cwd=ROOT, env=environ).returncode
     return int(bool(status))
