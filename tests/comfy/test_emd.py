@@ -8,6 +8,7 @@ from vitrine.engine.emd import FirstSteps, StudentPreset
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines.emd import EMDOneStepPipeline
 from vitrine.engine.portraits import load_portraits
+from vitrine_tests.lanes import nightly_but
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 NONE = "(the model is the student)"
@@ -163,7 +164,10 @@ def portrait_students(monkeypatch):
     return nodes._SEVERAL
 
 
-@pytest.mark.parametrize("name", ["SDXL-Lightning, 4 steps", "DMD2 SDXL, 4 steps", "TCD-LoRA, 4 steps"])
+SEVERAL = ["SDXL-Lightning, 4 steps", "DMD2 SDXL, 4 steps", "TCD-LoRA, 4 steps"]
+
+
+@pytest.mark.parametrize("name", nightly_but(SEVERAL, SEVERAL[:1]))
 def test_students_of_several_steps_node_pipeline_and_variety(comfy, loaded, pipe, positive, portrait_students, name):
     calls = []
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))

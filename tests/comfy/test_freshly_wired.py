@@ -92,8 +92,8 @@ def executor(comfy):
     return comfy.executor()
 
 
-SEARCHING = {"VitrineSaveNeurons", "VitrineNEMOBake", "VitrineNEMOVerify"}
-"""Behind *Find Neurons*, whose own case runs the search by day."""
+SEARCHING = {f"Vitrine{name}" for name in ("NEMOFindNeurons", "SaveNeurons", "NEMOBake", "NEMOVerify", "EMDDistill")}
+"""A search and what is behind it, and a training; test_nemo and test_emd run these nodes by day."""
 RUN = [i for i in _ids() if i not in LEFT_OUT]
 
 

@@ -373,6 +373,7 @@ def test_long_prompts_are_scored(comfy, parts, latent):
     assert positive[0][0].shape[1] > 24 and 0 < score < 1
 
 
+@pytest.mark.nightly
 def test_published_statistics_are_read(comfy, parts, calibration, latent, monkeypatch):
     """A file in the published format gives what was measured; the portraits model counts as SD 1.x here."""
     from vitrine.engine.nemo import neuron_statistics

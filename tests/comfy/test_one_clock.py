@@ -4,6 +4,7 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine_tests.comfy.guided_graphs import MIDDLE, NEURONS, VALUES, cfg, encoded, patched, sampled
+from vitrine_tests.lanes import nightly_but
 
 STEPS = 12
 
@@ -62,7 +63,10 @@ def acting(comfy, model, monkeypatch, call, **settings):
     return acts
 
 
-@pytest.mark.parametrize("scheduler", ["normal", "karras", "exponential", "beta", "sgm_uniform"])
+SCHEDULERS = ["normal", "karras", "exponential", "beta", "sgm_uniform"]
+
+
+@pytest.mark.parametrize("scheduler", nightly_but(SCHEDULERS, ["karras", "sgm_uniform"]))
 @pytest.mark.parametrize("denoise", [1.0, 0.5])
 def test_a_share_is_of_the_runs_own_steps(comfy, scene, monkeypatch, scheduler, denoise):
     model, conds, _ = scene

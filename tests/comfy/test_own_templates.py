@@ -9,7 +9,7 @@ import pytest
 import torch
 from vitrine_tests.comfy.tiny_checkpoints import WIDTHS
 from vitrine_tests.comfy.tiny_user import Tiny
-from vitrine_tests.lanes import nightly_but
+from vitrine_tests.lanes import EVERY_DAY
 
 TEMPLATES = (
     "See what the model sees (your checkpoint)", "Find the same part (your checkpoint)",
@@ -20,7 +20,19 @@ WITHOUT_A_DERIVATIVE = ("anima", "Stop the model copying a picture (your checkpo
 """Core's attention kernel has none, which the adversarial check needs; without it the graph runs."""
 
 
-@pytest.fixture(scope="module", params=nightly_but(list(WIDTHS)))
+LONG = ("flux", "Stop the model copying a picture (your checkpoint)")
+"""A search that finds no cure goes through all doses; Wan's ends at once."""
+
+
+def of_each_family(workflows):
+    """(family, workflow) of all, by day those of two families but the long one."""
+    cases = [(family, workflow) for family in WIDTHS for workflow in workflows]
+    night = {case for case in cases if case[0] not in EVERY_DAY or case == LONG}
+    marked = [pytest.param(*case, marks=pytest.mark.nightly if case in night else ()) for case in cases]
+    return pytest.mark.parametrize(("tiny", "workflow"), marked, indirect=["tiny"], scope="module")
+
+
+@pytest.fixture(scope="module")
 def tiny(request, comfy, tmp_path_factory):
     """A user with the small model of a family, whose loader every graph finds."""
     import comfy.sd as core
@@ -36,7 +48,7 @@ def shown(history, graph):
     return previews and all(history["outputs"][i]["images"] for i in previews)
 
 
-@pytest.mark.parametrize("workflow", TEMPLATES)
+@of_each_family(TEMPLATES)
 def test_the_template_runs(tiny, workflow):
     graph = tiny.template(workflow)
     history, error = tiny.run(graph)
@@ -50,7 +62,7 @@ def test_the_template_runs(tiny, workflow):
     assert shown(history, graph)
 
 
-@pytest.mark.parametrize("workflow", TEMPLATES[:2])
+@of_each_family(TEMPLATES[:2])
 def test_layers_of_a_unet_are_refused(tiny, workflow):
     """With the layers that are accepted in their place."""
     graph = tiny.template(workflow)

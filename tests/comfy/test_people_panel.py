@@ -97,7 +97,9 @@ def by_nodes(comfy, space, edited, released=False):
 
 
 @pytest.mark.parametrize("released", [False, True], ids=["dragged", "released"])
-@pytest.mark.parametrize("connected", [False, True], ids=["shipped", "own model"])
+@pytest.mark.parametrize(
+    "connected", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["shipped", "own model"]
+)
 def test_the_panel_draws_what_executing_gives(comfy, people, space, person, connected, released):
     edited = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **EDIT)[0]
     expected, connections = by_nodes(comfy, space, edited, released)

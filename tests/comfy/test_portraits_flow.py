@@ -11,6 +11,7 @@ from vitrine.engine.portraits.models import WEIGHTS, save_portraits
 from vitrine.engine.portraits.preview import read_preview, write_preview
 from vitrine.engine.portraits.shipped import shipped_models
 from vitrine.engine.tracing.addresses import sites_of
+from vitrine_tests.lanes import nightly_but
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 
@@ -150,7 +151,7 @@ def test_the_model_says_the_size_it_was_trained_at(parts):
     assert facts_of(parts[0]).train_size == (128, 128), "not Flux's own 1024"
 
 
-@pytest.mark.parametrize("mode", ["auto", "rope_yarn", "rope_yarn_dynamic"])
+@pytest.mark.parametrize("mode", nightly_but(["auto", "rope_yarn", "rope_yarn_dynamic"], ["auto"]))
 def test_a_whole_run_at_another_size_is_one_picture_through_both_doors(comfy, ours, folder, parts, mode):
     """Wide, over twice the area; both axes scaled by another number, the shift by the root of the area's."""
     if folder != FLOW_WEIGHTS:

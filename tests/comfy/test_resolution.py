@@ -68,6 +68,7 @@ def test_both_doors_agree(comfy, loaded, pipe, schedule):
     assert worst < 1e-5, worst
 
 
+@pytest.mark.nightly
 def test_a_wider_view_is_the_same_through_both_doors_and_only_on_its_clone(comfy, loaded, pipe):
     before, _ = sample(loaded[0], loaded[1], (1, 4, 16, 16))
     model, _, report = transfer(comfy, loaded[0], 96, 192, receptive_field="dilate")

@@ -1,6 +1,7 @@
-"""Commands under ``torchrun --nproc-per-node 2`` give what they give alone, and work folders have one owner.
+"""Commands under ``torchrun --nnodes 2`` give what they give alone, and work folders have one owner.
 
-All commands run in one launch. EMD's training in two processes is in test_emd_train.py.
+Two agents stand for two machines with a shared folder. All commands run in one launch. Two processes of one machine:
+test_runs_in_processes, and EMD's training in test_train.
 """
 
 import csv
@@ -8,9 +9,11 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,22 @@ def run_all(inputs, out):
     save_file({"text": states.contiguous()}, out / f"text-{workers.index}.safetensors")
 
 
+def machines(script):
+    """An agent of ``torchrun`` for each of two machines, with one process each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    launch += ["--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
+    return [
+        subprocess.Popen(
+            [*launch, str(rank), str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """Folders of results: one process's and two processes'."""
@@ -94,10 +113,11 @@ def both(tmp_path_factory):
         run_all(Path({str(inputs)!r}), Path({str(two)!r}))
     """)
     )
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    ended = subprocess.run(launch, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=HANGS)
-    assert ended.returncode == 0, ended.stderr.decode()[-3000:]
-    printed = ended.stdout.decode()
+    printed = ""
+    for machine in machines(script):
+        output, errors = machine.communicate(timeout=HANGS)
+        assert machine.returncode == 0, errors[-3000:]
+        printed += output
     assert printed.count("3 LoRAs in") == printed.count("space:") == 1, printed
     run_all(inputs, one)
     return one, two
@@ -132,6 +152,38 @@ def test_scores_and_neurons(both):
     for prompt, neurons in found[0].items():
         assert neurons.neurons == found[1][prompt].neurons, prompt
     assert len(found[0][tables[0][0]["prompt"]]) > 0
+
+
+@pytest.mark.nightly
+def test_a_lost_machine_ends_the_job_and_a_second_run_goes_on(tmp_path, both):
+    """The other machine does not wait for ever; what was finished is not computed again; the result is the same."""
+    one, _ = both
+    prompts, state = one.parent / "inputs" / "ordinary.txt", tmp_path / "cal.state"
+    command = ["nemo", "calibrate", str(prompts), "--out", str(tmp_path / "cal.safetensors")]
+    script = tmp_path / "calibrate.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import sys
+        sys.path[:0] = [{str(TESTS)!r}]
+        import conftest
+        from vitrine.cli.main import main
+        sys.exit(main({[*command, "--timestep-index", "15", "--scored", "8"]!r}))
+    """)
+    )
+    first, second = machines(script)
+    while not any(state.rglob("*")) and first.poll() is None:
+        time.sleep(0.05)
+    os.killpg(second.pid, signal.SIGKILL)
+    first.communicate(timeout=HANGS)
+    second.communicate(timeout=HANGS)
+    assert first.returncode != 0 and not (tmp_path / "cal.safetensors").exists() and any(state.rglob("*"))
+    for machine in machines(script):
+        _, errors = machine.communicate(timeout=HANGS)
+        assert machine.returncode == 0, errors[-3000:]
+    alone, shared = (Calibration.load(f / "cal.safetensors") for f in (one, tmp_path))
+    assert shared.statistics.count == 24 and shared.score.tau == pytest.approx(alone.score.tau, abs=1e-4)
+    for a, mean in alone.statistics.means.items():
+        torch.testing.assert_close(shared.statistics.means[a], mean, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.nightly
