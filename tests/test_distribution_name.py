@@ -75,10 +75,11 @@ def test_a_checkout_has_its_version_without_an_installed_distribution(monkeypatc
     assert packages.version() == PROJECT["version"]
 
 
-def test_a_missing_package_is_installed_by_our_name(monkeypatch, capsys):
+def test_a_missing_package_is_installed_from_the_clone(monkeypatch, capsys):
+    """The name on an index would need a release there."""
     monkeypatch.setitem(sys.modules, "tyro", None)
     assert main(["addresses"]) == 2
-    assert "pip install torch 'vitrine-diffusion[demo]'" in capsys.readouterr().err
+    assert "pip install torch '.[demo]' in the folder of the clone" in capsys.readouterr().err
 
 
 def installed(folder, name, entry):

@@ -88,7 +88,7 @@ def test_a_missing_library_is_named_with_what_to_install():
     done = subprocess.run([sys.executable, "-c", WITHOUT_DIFFUSERS], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.strip().endswith(
         "ModuleNotFoundError: vitrine.NEMOPipeline needs diffusers, which is not installed: "
-        "pip install torch 'vitrine-diffusion[diffusers]'"
+        "pip install torch '.[diffusers]' in the folder of the clone"
     )
 
 

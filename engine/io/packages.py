@@ -12,13 +12,13 @@ _ROOT = Path(__file__).parents[2]
 
 
 def install(extra: str, *more: str) -> str:
-    """The pip command that installs one of this distribution's extras, and further packages.
+    """The pip command that installs one of this distribution's extras, and further packages, in a clone.
 
     Example:
         >>> install("demo", "torch")
-        "pip install torch 'vitrine-diffusion[demo]'"
+        "pip install torch '.[demo]' in the folder of the clone"
     """
-    return " ".join(["pip install", *more, f"'{DISTRIBUTION}[{extra}]'"])
+    return " ".join(["pip install", *more, f"'.[{extra}]' in the folder of the clone"])
 
 
 def version() -> str:
