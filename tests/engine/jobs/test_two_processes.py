@@ -155,32 +155,37 @@ def test_scores_and_neurons(both):
 
 
 @pytest.mark.nightly
-def test_a_lost_machine_ends_the_job_and_a_second_run_goes_on(tmp_path, both):
+def test_a_lost_machine_ends_the_job_and_a_second_run_goes_on(tmp_path):
     """The other machine does not wait for ever; what was finished is not computed again; the result is the same."""
-    one, _ = both
-    prompts, state = one.parent / "inputs" / "ordinary.txt", tmp_path / "cal.state"
-    command = ["nemo", "calibrate", str(prompts), "--out", str(tmp_path / "cal.safetensors")]
+    prompts, state = tmp_path / "ordinary.txt", tmp_path / "cal.state"
+    prompts.write_text("\n".join(caption(sample_scenes(range(24)))))
+    command = ["nemo", "calibrate", str(prompts), "--timestep-index", "15", "--scored", "8"]
     script = tmp_path / "calibrate.py"
     script.write_text(
         textwrap.dedent(f"""
-        import sys
+        import os, sys
+        from pathlib import Path
         sys.path[:0] = [{str(TESTS)!r}]
         import conftest
         from vitrine.cli.main import main
-        sys.exit(main({[*command, "--timestep-index", "15", "--scored", "8"]!r}))
+        Path({str(tmp_path)!r}, "process " + os.environ["RANK"]).write_text(str(os.getpid()))
+        sys.exit(main({[*command, "--out", str(tmp_path / "cal.safetensors")]!r}))
     """)
     )
     first, second = machines(script)
     while not any(state.rglob("*")) and first.poll() is None:
         time.sleep(0.05)
     os.killpg(second.pid, signal.SIGKILL)
-    first.communicate(timeout=HANGS)
-    second.communicate(timeout=HANGS)
-    assert first.returncode != 0 and not (tmp_path / "cal.safetensors").exists() and any(state.rglob("*"))
+    os.kill(int((tmp_path / "process 1").read_text()), signal.SIGKILL)
+    for machine in (first, second):
+        machine.communicate(timeout=HANGS)
+        assert machine.returncode
+    assert not (tmp_path / "cal.safetensors").exists() and any(state.rglob("*"))
     for machine in machines(script):
         _, errors = machine.communicate(timeout=HANGS)
         assert machine.returncode == 0, errors[-3000:]
-    alone, shared = (Calibration.load(f / "cal.safetensors") for f in (one, tmp_path))
+    assert main([*command, "--out", str(tmp_path / "alone.safetensors")]) == 0
+    alone, shared = (Calibration.load(tmp_path / f"{name}.safetensors") for name in ("alone", "cal"))
     assert shared.statistics.count == 24 and shared.score.tau == pytest.approx(alone.score.tau, abs=1e-4)
     for a, mean in alone.statistics.means.items():
         torch.testing.assert_close(shared.statistics.means[a], mean, rtol=1e-5, atol=1e-7)
