@@ -97,7 +97,8 @@ def test_ctrl_c_is_one_line(tmp_path):
     while not (tmp_path / "runs").exists() and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
-    assert running.communicate(timeout=HANGS)[1] == "demo: loading\nvitrine: interrupted\n" and running.returncode == 130
+    assert running.communicate(timeout=HANGS)[1] == "demo: loading\nvitrine: interrupted\n"
+    assert running.returncode == 130
 
 
 def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):
