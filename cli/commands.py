@@ -91,6 +91,11 @@ class Addresses:
     """Site name or glob."""
     load: Load = LoadConfig()
 
+    @property
+    def slow(self) -> bool:
+        """Whether a model is loaded: the sites of shipped models are in a file."""
+        return self._table() is None
+
     def run(self) -> int:
         """0 on success."""
         for address, kind, path in self._rows():
@@ -101,7 +106,7 @@ class Addresses:
         """(site name, kind, module path) of each; those of shipped models are in a file, which needs no torch."""
         from ..engine.tracing.address_patterns import matching
 
-        table = shipped_addresses(self.model) if self.load == LoadConfig() else None
+        table = self._table()
         if table is not None:
             wanted = set(matching([row[0] for row in table.rows], table.default, self.pattern))
             return [row for row in table.rows if row[0] in wanted]
@@ -110,6 +115,9 @@ class Addresses:
 
         sites = resolve(load_backbone(self.model, self.load), self.pattern)
         return [(site.address, site.kind, site.path) for site in sites]
+
+    def _table(self) -> AddressTable | None:
+        return shipped_addresses(self.model) if self.load == LoadConfig() else None
 
 
 @dataclass(frozen=True)

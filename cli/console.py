@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -59,6 +60,13 @@ def _replacement(error: UnicodeError) -> tuple[str | bytes, int]:
     if isinstance(error, UnicodeEncodeError) and error.object[error.start] == "\N{BULLET}":
         return "*", error.start + 1
     return codecs.backslashreplace_errors(error)
+
+
+def announce(arguments: list[str]) -> None:
+    """The first line of a command, on stderr: importing PyTorch and loading a model are silent and take seconds."""
+    if environ.get("RANK", "0") == "0":  # the first of the processes that a launcher starts
+        words = [word for word in arguments[:2] if re.fullmatch("[a-z][a-z0-9-]*", word)]
+        print(f"{' '.join(words)}: loading", file=sys.stderr, flush=True)
 
 
 def link_written(command: Any) -> None:

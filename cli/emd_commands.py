@@ -76,15 +76,18 @@ class Train:
         if self.diff_instruct:
             config = dataclasses.replace(config, chain=EStepConfig.diff_instruct())
         workers = launched()
-        stages = Stages(dict.fromkeys(("encoding prompts", "distilling")), shown=not workers.index)
+        names = ("encoding prompts", "calibrating", "distilling")
+        stages = Stages(dict.fromkeys(names), shown=not workers.index)
         shared: dict[str, Any] = {"folder": self.out, "memory": self.memory, "workers": workers}
         shared["progress"] = stages.bar("encoding prompts")
         trainer = training_parts(**settings, load=self.load, **shared).trainer(config, self.out)
         if self.start is not None:
             trainer.start_from(self.start, self.start_score)
+        calibration = trainer.calibrate(stages.bar("calibrating"))
+        if not workers.index:
+            print(calibration or f"gz {trainer.chain.gz:.3g}, not calibrated")
         files = trainer.run(stages.bar("distilling"), self.stop_after)
         if not workers.index:
-            print(trainer.calibration or f"gz {trainer.chain.gz:.3g}")
             print(f"skipped {trainer.skipped}")
             print("student: " + ", ".join(map(str, files)))
             if trainer.done == config.steps:

@@ -15,7 +15,7 @@ from ..engine.errors import VitrineError, refuse
 from ..engine.io import packages
 from ..engine.runtime.quiet import quiet_libraries
 from ..engine.settings.setting_checks import check_settings
-from .console import CLOSED_PIPE, any_letters, drop_stdout, flush_failed, link_written, wide_enough
+from .console import CLOSED_PIPE, announce, any_letters, drop_stdout, flush_failed, link_written, wide_enough
 
 
 class Group(NamedTuple):
@@ -62,6 +62,8 @@ def _run(arguments: list[str]) -> int:
     try:
         command = _parse(arguments)
         check_settings(command)
+        if getattr(command, "slow", True):
+            announce(arguments)
         with quiet_libraries():
             status = command.run()
         link_written(command)

@@ -16,6 +16,7 @@ from ..engine.io.prompt_files import read_prompts
 from ..engine.io.tables import csv_text
 from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from ..engine.settings.verdicts import verdict_of
 from .copies_commands import Check
 from .options import Load
 
@@ -168,7 +169,11 @@ class Detect:
             level = f"below {known.distance:.4f}"
         if not workers.index:
             write_text(self.out, csv_text([head, *rows]))
-            print(f"{sum(r.memorized for r in results)} of {len(results)} {level} -> {self.out}")
+            verdict = verdict_of([result.rated for result in results], "prompts")
+            print(f"{verdict}, {sum(r.memorized for r in results)} of {len(results)} {level} -> {self.out}")
+            if self.two_stage and not published:
+                short = sum(agreement.count < agreement.config.seeds for agreement in results)
+                print(f"{short} of {len(results)} by their first two samples alone")
         forget(workers.own_file(state))
         return 0
 

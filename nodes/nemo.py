@@ -300,13 +300,7 @@ def _one_step(
     cond, shape = condition_of(model, positive, blank, probe.t), shape_of(blank)
     ((score,), _) = score_prompts(probe, [cond], shape, known and known.tau, progress())
     memorized = known is not None and score.memorized
-    verdict = "no verdict: connect NEMO Calibrate" if known is None else "memorized" if memorized else "not memorized"
-    level = "" if known is None else f", tau {known.tau:.3f}"
-    used = probe.config
-    text = (
-        f"{verdict}: score {score.value:.3f}{level}\n{used.seeds} seeds of one generator, seed {used.seed}, timestep "
-    )
-    text += f"index {used.timestep_index} of {used.steps}; {score.metric}"
+    text = score.text(probe.config)
     nothing, shown = torch.zeros(1, 8, 8, 3), text_on(text).as_dict()
     pictures = nothing if vae is None else previews(model, vae, probe, cond, shape)
     if vae is not None:

@@ -20,8 +20,8 @@ from ..jobs.run import Run
 from ..nemo.blocked_copies import SIDE, THIRD, share_interval
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
+from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
 from .nearest import LENGTH, PictureIndex, Pictures, as_image, overlay, thumbnails
-from .verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
 
 Sample = Callable[[str, Sequence[int], bool, Callable[[int], None]], torch.Tensor]
 """(prompt, n seeds, without the LoRA, called after each step with its number) -> (n, 3, H, W) in [0, 1]."""

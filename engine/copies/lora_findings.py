@@ -17,11 +17,11 @@ import torch
 from ..emd.variety import mean_distance, small_pixels
 from ..jobs.digests import digest
 from ..nemo.blocked_copies import share_interval
+from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
 from ..w2w.loras.lora_facts import LoraFacts
 from .lora_contents import LoraHealth, Neighbours
 from .lora_samples import CAPTION, NATURAL, ORDINARY, SHARES, TRIGGER, AskedPrompt, Loading
 from .nearest import PictureIndex, Pictures, distances, thumbnails
-from .verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
 
 _USUAL = 32
 """Samples without the LoRA that say which distance is usual."""
@@ -253,7 +253,7 @@ class Findings:
 
     @property
     def worst(self) -> str:
-        """The verdict's word, see :func:`~.verdicts.word_of`."""
+        """The verdict's word, see :func:`~vitrine.engine.settings.verdicts.word_of`."""
         return word_of([sentence.verdict for sentence in self.summary])
 
     @property

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import refuse
+from ..io.number_checks import integer
+from ..runtime.progress import Progress, silent
 from .chain import EStepConfig, Joint, NoiseLike, e_step
 from .losses import z_drifts
 
@@ -27,6 +31,8 @@ Batches = Any
 """Batches of a run, of any type."""
 Starts = Iterable[tuple[Joint, torch.Tensor, torch.Tensor]]
 _LEAST, _TOLERANCE, _TRIES = 1e-5, 0.05, 10
+_BLOCKS = 6
+"""Most blocks of score updates before the chains are measured."""
 
 
 class Calibration(NamedTuple):
@@ -85,52 +91,151 @@ def calibrate_gz(moved: Callable[[float, float], torch.Tensor], ge: float, wante
     return Calibration(gz, LONGEST_STEP / gz, size, wanted)
 
 
-def calibrated(
-    chain: EStepConfig, update: Callable[[], None], new_batches: Callable[[], Batches],
-    starts: Callable[[Batches], Starts], random: torch.Generator, noise_like: NoiseLike,
-    gather: Callable[[torch.Tensor], torch.Tensor], block: int = 10,
-) -> Calibration:  # fmt: skip
-    """Calibrates gz and clip for the networks of a run.
+@dataclass
+class CalibrationState:
+    """How far a calibration has come: with the weights and the random state, all that resuming it needs.
 
-    Args:
+    Attributes:
+        block: score updates between measurements of the drift.
+        count: batches of each measurement.
+        blocks, updates: finished blocks, and the score updates since.
+        drift: the largest drift measured.
+        settled: whether the drift has stopped growing.
+        sizes: gz -> RMS distance that chains with it move z; None if it is not finite.
+    """
+
+    block: int = 10
+    count: int = 4
+    blocks: int = 0
+    updates: int = 0
+    drift: float = 0.0
+    settled: bool = False
+    sizes: dict[float, float | None] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON, for a run's state."""
+        return asdict(self) | {"sizes": list(self.sizes.items())}
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> CalibrationState:
+        """Of :meth:`to_dict`."""
+        counts = {name: integer(facts[name], name) for name in ("block", "count", "blocks", "updates")}
+        return cls(**counts, drift=facts["drift"], settled=facts["settled"], sizes=dict(map(tuple, facts["sizes"])))
+
+    def done(self, chain_steps: int) -> int:
+        """Evaluated batches so far, a chain counted by its steps; blocks that were not needed count as done."""
+        blocks = _BLOCKS if self.settled else self.blocks
+        return blocks * (self.block + self.count) + self.updates + len(self.sizes) * self.count * chain_steps
+
+    def total(self, chain_steps: int) -> int:
+        """The most that :meth:`done` can reach."""
+        return _BLOCKS * (self.block + self.count) + (_TRIES + 1) * self.count * chain_steps
+
+
+class CalibratedRun(NamedTuple):
+    """What a run offers to its calibration.
+
+    Attributes:
         update: one score update on a new batch.
-        new_batches: samples new batches.
+        new_batches: samples that many new batches.
         starts: density and start points of chains: (density, z, eps) of each batch.
         random: generator of the noise of starts and chains.
         noise_like: samples the noise of the chains.
         gather: (n,) of this process -> (N,) of all.
-        block: score updates between measurements of the drift.
+        save: saves weights, random state and the calibration's own state.
     """
-    settle(update, lambda: gather(torch.cat([z_drifts(*start) for start in starts(new_batches())])), block)
-    batches = new_batches()
-    state = random.get_state()
+
+    update: Callable[[], None]
+    new_batches: Callable[[int], Batches]
+    starts: Callable[[Batches], Starts]
+    random: torch.Generator
+    noise_like: NoiseLike
+    gather: Callable[[torch.Tensor], torch.Tensor]
+    save: Callable[[], None]
+
+
+def calibrated(
+    chain: EStepConfig, run: CalibratedRun, state: CalibrationState, progress: Progress = silent
+) -> Calibration:
+    """Calibrates gz and clip for the networks of a run, from where ``state`` is; it saves after each measurement."""
+    total = state.total(chain.steps)
+
+    def drifts() -> torch.Tensor:
+        rows = []
+        for start in run.starts(run.new_batches(state.count)):
+            rows.append(z_drifts(*start))
+            progress(state.done(chain.steps) + len(rows), total)
+        return run.gather(torch.cat(rows))
+
+    settle(state, run, drifts, lambda: progress(state.done(chain.steps), total))
+    begun = run.random.get_state()
+    batches = run.new_batches(state.count)
+    noise = after = run.random.get_state()
+
+    def measure(gz: float, clip: float) -> torch.Tensor:
+        nonlocal after
+        run.random.set_state(noise)  # the same noise for every gz
+        rows, done = [], state.done(chain.steps)
+        for rho, z, eps in run.starts(batches):
+            rows.append(e_step(rho, z, eps, chain.with_gz(gz, clip), run.noise_like).moved)
+            progress(done + len(rows) * chain.steps, total)
+        after = run.random.get_state()
+        return run.gather(torch.cat([part for part in rows if part is not None]))
 
     def moved(gz: float, clip: float) -> torch.Tensor:
-        random.set_state(state)  # the same noise for every gz
-        ends = [e_step(rho, z, eps, chain.with_gz(gz, clip), noise_like).moved for rho, z, eps in starts(batches)]
-        return gather(torch.cat([rows for rows in ends if rows is not None]))
+        if gz not in state.sizes:
+            with _as_before(run, begun):
+                size = float(measure(gz, clip).double().square().mean().sqrt())
+                state.sizes[gz] = size if math.isfinite(size) else None
+        known = state.sizes[gz]
+        return torch.tensor([math.inf if known is None else known], dtype=torch.float64)
 
-    return calibrate_gz(moved, chain.ge)
+    result = calibrate_gz(moved, chain.ge)
+    if after is noise:  # everything was measured before a kill: the random state is that after a measurement
+        with _as_before(run, begun):
+            measure(result.gz, result.clip)
+    run.random.set_state(after)
+    progress(total, total)
+    return result
 
 
-def settle(update: Callable[[], None], drifts: Callable[[], torch.Tensor], block: int = 10, most: int = 6) -> int:
+@contextmanager
+def _as_before(run: CalibratedRun, random_state: torch.Tensor) -> Iterator[None]:
+    """Saves after a measurement, also an interrupted one, with the random state from before it."""
+    try:
+        yield
+    finally:
+        run.random.set_state(random_state)
+        run.save()
+
+
+def settle(
+    state: CalibrationState, run: CalibratedRun, drifts: Callable[[], torch.Tensor],
+    report: Callable[[], None] = lambda: None,
+) -> None:  # fmt: skip
     """Runs score updates until the drift of z stops growing, since both scores start as one network.
 
     Args:
-        update: one score update on a new batch.
         drifts: (N,) RMS of z's drift, on new batches.
-        block: updates between measurements.
-        most: most blocks of updates.
-
-    Returns:
-        The number of updates.
+        report: called after each update.
     """
-    largest = 0.0
-    for done in range(1, most + 1):
-        for _ in range(block):
-            update()
-        now = float(drifts().double().square().mean().sqrt())
-        if now < 1.1 * largest:
-            return done * block
-        largest = max(largest, now)
-    return most * block
+    while not state.settled:
+        while state.updates < state.block:
+            run.update()
+            state.updates += 1
+            try:
+                report()
+            except BaseException:  # interrupted between two updates, where the state is consistent
+                run.save()
+                raise
+        before = run.random.get_state()
+        try:
+            now = float(drifts().double().square().mean().sqrt())
+        except BaseException:
+            run.random.set_state(before)
+            run.save()
+            raise
+        state.blocks, state.updates = state.blocks + 1, 0
+        state.settled = now < 1.1 * state.drift or state.blocks == _BLOCKS
+        state.drift = max(state.drift, now)
+        run.save()

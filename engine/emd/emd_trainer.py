@@ -24,7 +24,7 @@ from ..jobs.training import MovingAverage, Tensors, finite, learning_rate, mean_
 from ..network.condition import Condition
 from ..runtime.processes import accelerator, workers_of
 from ..runtime.progress import Progress, silent
-from .calibration import Calibration, calibrated
+from .calibration import CalibratedRun, Calibration, CalibrationState, calibrated
 from .chain import ChainEnd, EStepConfig, Joint, NoiseLevels, e_step
 from .export import export, from_file
 from .losses import m_step_loss, sample_times, score_difference, score_loss
@@ -77,7 +77,7 @@ class Trainer:
 
     Attributes:
         chain: the E-step with calibrated gz and clip.
-        calibration: the calibration; None without one, or if an earlier part of the run did it.
+        calibration: the calibration; None before it (:meth:`calibrate`), or without one.
         done, skipped: generator updates so far; updates and batch rows skipped because they were not finite.
     """
 
@@ -104,9 +104,11 @@ class Trainer:
         self.chain, self.done, self.skipped = config.chain, 0, 0
         self.calibration: Calibration | None = None
         self._begun_from, self._start = "", ""
-        if not self._resume() and rare.auto_gz and config.chain.gz:
-            self.calibration = self._calibrate()
-            self.chain = config.chain.with_gz(*self.calibration[:2])
+        self._calibrating: CalibrationState | None = None
+        self._resumed = self._resume()
+        if not self._resumed and rare.auto_gz and config.chain.gz:
+            count = max(4, min(64 // config.batch, config.steps))  # 64 batch rows, fewer in a short run
+            self._calibrating = CalibrationState(min(10, config.steps), count)
 
     def _adam(self, name: str, lr: float) -> torch.optim.Adam:
         return torch.optim.Adam(self.roles.parameters(name).values(), lr=lr, betas=(0.0, 0.99))
@@ -125,7 +127,7 @@ class Trainer:
         A resumed run takes its weights from its state instead.
         """
         self._start = digest([Path(student), None if score is None else Path(score)])
-        if self.done:
+        if self._resumed:
             self._refuse_another_start()
             return
         self._begun_from = self._start
@@ -142,16 +144,44 @@ class Trainer:
     def run(self, progress: Progress = silent, until: int | None = None) -> tuple[Path, ...]:
         """Trains to the end (or to ``until``) and exports; saves every ``save_every`` steps and when stopped.
 
+        A run that is not calibrated is calibrated first, a part with its own total of ``progress``.
+
         Returns:
             The generator's LoRA files, ComfyUI's format first, written by the first process.
         """
         self._refuse_another_start()
         with self._run:
+            self._calibrate(progress)
             run_steps(
                 self.step, lambda: self.done, self.config.steps, until=until, save=self.save,
                 save_every=self.config.advanced.save_every, progress=progress,
             )  # fmt: skip
             return self._export()
+
+    def calibrate(self, progress: Progress = silent) -> Calibration | None:
+        """Calibrates gz and clip of the chain where the settings ask for it; resumable, and done only once.
+
+        It needs tens of forwards of 64 batch rows. :meth:`run` calls it; alone it has a stage and a bar of its own.
+        """
+        self._refuse_another_start()
+        if self._calibrating is not None:
+            with self._run:
+                self._calibrate(progress)
+        return self.calibration
+
+    def _calibrate(self, progress: Progress) -> None:
+        state = self._calibrating
+        if state is None:
+            return
+        run = CalibratedRun(
+            lambda: self._score_update(*self._sample_batch()[:2]),
+            lambda count: [self._sample_batch() for _ in range(count)],
+            self._starts, self.random, self._normal, self.accelerator.gather, self.save,
+        )  # fmt: skip
+        self.calibration = calibrated(self.config.chain, run, state, progress)
+        self.chain = self.config.chain.with_gz(*self.calibration[:2])
+        self._calibrating = None
+        self.save()
 
     def _refuse_another_start(self) -> None:
         if self._begun_from != self._start:
@@ -166,7 +196,8 @@ class Trainer:
         return files
 
     def step(self) -> None:
-        """One update of the paper's algorithm."""
+        """One update of the paper's algorithm, after the calibration."""
+        self.calibrate()
         self._set_rates()
         cond, z, t = self._sample_batch()
         self._score_update(cond, z)  # A. student score, on uncorrected samples
@@ -246,16 +277,6 @@ class Trainer:
         shape = (self.config.batch, *like.shape[1:])
         return self.part.own(torch.randn(shape, generator=self.random, dtype=like.dtype))
 
-    def _calibrate(self) -> Calibration:
-        """Calibrates gz and clip of the chain on 64 batch rows, fewer in a short run."""
-        config, gather = self.config, self.accelerator.gather
-        count = max(4, min(64 // config.batch, config.steps))
-        return calibrated(
-            self.chain, lambda: self._score_update(*self._sample_batch()[:2]),
-            lambda: [self._sample_batch() for _ in range(count)], self._starts, self.random, self._normal, gather,
-            min(10, config.steps),
-        )  # fmt: skip
-
     def _starts(self, batches: Sequence[Batch]) -> Iterator[tuple[Joint, torch.Tensor, torch.Tensor]]:
         self.roles.train_only(None)
         for cond, z, t in batches:
@@ -273,6 +294,8 @@ class Trainer:
         }
         facts = {"done": self.done, "skipped": self.skipped, "chain": self.chain.to_dict()}
         facts |= {"config": self.config.to_dict(), "start": self._begun_from}
+        facts["calibrating"] = self._calibrating and self._calibrating.to_dict()
+        facts["calibration"] = self.calibration
         self._run.save(tensors, self.optimizers, facts)
 
     def _resume(self) -> bool:
@@ -290,4 +313,8 @@ class Trainer:
             self.roles.set(name, state.tensors["weight"])
         self.done, self.skipped = (integer(facts[name], name) for name in ("done", "skipped"))
         self.chain = chain
+        if facts["calibrating"] is not None:
+            self._calibrating = CalibrationState.from_dict(facts["calibrating"])
+        if facts["calibration"] is not None:
+            self.calibration = Calibration(*facts["calibration"])
         return True

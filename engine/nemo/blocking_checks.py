@@ -18,6 +18,7 @@ from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
+from ..settings.verdicts import BAD, OPEN, verdict_of
 from .block import block
 from .neurons import NeuronSet
 from .noise_similarity import Probe, Request, Score, probe_noise
@@ -77,10 +78,24 @@ class Verification:
     attacked: Score | None = None
     embedding: Condition | None = None
 
+    @property
+    def rated(self) -> tuple[str, str]:
+        """Of the two checks, other seeds and the attack, in the words of :mod:`vitrine.engine.settings.verdicts`."""
+        seeds = self.blocked.rated if self.untouched.rated == BAD else OPEN
+        return seeds, OPEN if self.attacked is None else self.attacked.rated
+
+    @property
+    def verdict(self) -> str:
+        """``fine`` only if the untouched model reproduces the picture, and neither other seeds nor the attack do."""
+        return verdict_of(self.rated, "checks")
+
     def text(self) -> str:
-        """The verdict in words, one finding a line."""
+        """The verdict and how much was measured, then one finding a line."""
         untouched, blocked = self.untouched.value, self.blocked.value
-        lines = [f"other seeds agree by {untouched:.3f} untouched, {blocked:.3f} blocked (tau {self.blocked.tau:.3f})"]
+        lines = [
+            f"{self.verdict}, {len(self.blocked.per_seed)} seeds each",
+            f"other seeds agree by {untouched:.3f} untouched, {blocked:.3f} blocked (tau {self.blocked.tau:.3f})",
+        ]
         if not self.untouched.memorized:
             lines.append("this prompt is not memorized on these seeds: nothing to verify")
         elif self.blocked.memorized:

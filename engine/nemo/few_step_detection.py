@@ -23,10 +23,11 @@ from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
+from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
 from .blocked_copies import SIDE, THIRD
 from .calibration import LEAST, SampleThreshold
-from .noise_similarity import Neurons, Request
+from .noise_similarity import PROMPT_WORDS, Neurons, Request
 from .search_config import FEW_STEPS, FewStepConfig
 from .ssim import blur
 
@@ -187,9 +188,14 @@ class Agreement:
     @property
     def verdict(self) -> str:
         """``memorized``, ``not memorized``, or ``no verdict`` where no threshold was measured for this model."""
+        return PROMPT_WORDS[self.rated]
+
+    @property
+    def rated(self) -> str:
+        """The same in the words of :mod:`vitrine.engine.settings.verdicts`: bad, fine, not measured."""
         if self.threshold is None:
-            return "no verdict"
-        return "memorized" if self.memorized else "not memorized"
+            return OPEN
+        return BAD if self.memorized else FINE
 
     @property
     def _known(self) -> SampleThreshold:
@@ -201,13 +207,16 @@ class Agreement:
     def text(self) -> str:
         """The verdict with the samples, seeds, settings and threshold that it is made of."""
         first, count = self.config.first_seed, self.count
-        made = f"{count} samples (seeds {first} to {first + count - 1}, {self.config.steps} steps, " \
-               f"guidance {self.config.guidance:g})"  # fmt: skip
+        measured = counted(self.verdict, count, self.config.seeds, "samples")
+        made = f"{measured} (seeds {first} to {first + count - 1}, {self.config.steps} steps, " \
+               f"guidance {self.config.guidance:g}); they differ by {self.distance:.4f}"  # fmt: skip
         if self.threshold is None:
-            return f"no verdict: no threshold was measured for this model\n{made} differ by {self.distance:.4f}"
+            return f"{made}\nno threshold was measured for this model: calibrate"
         known = self.threshold
+        if count < self.config.seeds:
+            made += "; two stages: the others are sampled only if these agree"
         lines = [
-            f"{self.verdict}: {made} differ by {self.distance:.4f}",
+            made,
             f"memorized is below {known.distance:.4f}; usual is {known.usual:.4f} ({known.count} ordinary captions)",
             f"{self.area:.0%} of the picture agrees",
         ]

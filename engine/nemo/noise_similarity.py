@@ -19,6 +19,7 @@ from ..jobs.run import Run
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
+from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
 from .search_config import ProbeConfig, check_tau
 from .ssim import betas_for, ms_ssim
@@ -146,6 +147,10 @@ class Probe:
         return table.max(1).values
 
 
+PROMPT_WORDS = {BAD: "memorized", FINE: "not memorized", OPEN: "no verdict"}
+"""Verdicts on a prompt."""
+
+
 @dataclass(frozen=True)
 class Score:
     """How alike the predictions of a prompt's seeds are, and whether that means that it is memorized.
@@ -178,6 +183,24 @@ class Score:
     def memorized(self) -> bool:
         """True if any seed agrees with another one."""
         return bool(self.keep.any())
+
+    @property
+    def rated(self) -> str:
+        """In the words of :mod:`vitrine.engine.settings.verdicts`: bad, fine, or not measured without a threshold."""
+        if self.tau is None:
+            return OPEN
+        return BAD if self.memorized else FINE
+
+    def text(self, config: ProbeConfig) -> str:
+        """The verdict with the seeds, settings and threshold that it is made of."""
+        measured = counted(PROMPT_WORDS[self.rated], len(self.per_seed), config.seeds, "seeds")
+        level = (
+            "no threshold was measured for this model: calibrate"
+            if self.tau is None
+            else f"memorized is above tau {self.tau:.3f}"
+        )
+        made = f"of one generator, seed {config.seed}, timestep index {config.timestep_index} of {config.steps}"
+        return f"{measured}; score {self.value:.3f}\n{level}\n{made}; {self.metric}"
 
 
 def keep_scores(run: Run, scores: Sequence[Score]) -> None:

@@ -1,7 +1,9 @@
 """The ``vitrine`` command: one tree, help without heavy imports, and one line for every mistake."""
 
+import json
 import subprocess
 import sys
+import time
 
 import pytest
 from vitrine.cli import commands
@@ -96,4 +98,56 @@ def test_what_a_command_raises_is_one_line(error, status, line, monkeypatch, cap
 
     monkeypatch.setattr(commands.Demo, "run", fail)
     assert main(["demo"]) == status
-    assert capsys.readouterr().err.startswith(line)
+    assert capsys.readouterr().err.removeprefix("demo: loading\n").startswith(line)
+
+
+# --- the first line -----------------------------------------------------------------------------------------------
+COMMANDS = [path for path in PATHS if len(path) == 2 or (path and isinstance(TREE[path[0]], type))]
+FIRST_LINES = """
+import json, sys
+from vitrine.cli import main as cli
+lines, write = [], sys.stderr.write
+class Stop(BaseException):
+    pass
+def stopped(self):
+    raise Stop
+def first(text):
+    lines.append((text, "torch" in sys.modules))
+    return write(text)
+sys.stderr.write = first
+cli.check_settings = lambda command: None
+for path in json.loads(sys.argv[1]):
+    command, lines[:] = cli._tree(path[0]), []
+    for word in path:
+        command = command.commands[word] if isinstance(command, cli.Group) else command[word]
+    command.run, command.slow = stopped, True
+    cli._parse = lambda arguments: object.__new__(command)
+    try:
+        cli.main(path)
+    except Stop:
+        print(json.dumps(lines[0]))
+"""
+
+
+def test_the_first_line_comes_before_anything_heavy():
+    """`emd train` was silent until its prompts were encoded, which came after all imports."""
+    done = subprocess.run([sys.executable, "-c", FIRST_LINES, json.dumps(COMMANDS)], capture_output=True, text=True)
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert lines == [[f"{' '.join(path)}: loading", False] for path in COMMANDS], done.stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_the_first_line_takes_two_seconds_at_most(path):
+    """Of a new process, with all that comes before the command's own work."""
+    begun = time.perf_counter()
+    arguments = [sys.executable, "-c", FIRST_LINES, json.dumps([path])]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr.readline() == f"{' '.join(path)}: loading\n"
+        assert time.perf_counter() - begun < 2
+
+
+def test_a_table_from_a_file_has_no_line_before_it(capsys):
+    assert main(["addresses", "portraits", "*cross-q"]) == 0
+    out, err = capsys.readouterr()
+    assert out and not err

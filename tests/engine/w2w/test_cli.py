@@ -86,7 +86,7 @@ def test_an_interrupt_is_one_line(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(TrainLoras, "_train", stop)
     assert main(["w2w", "train-loras", "--workers", "1", "--out", str(tmp_path)]) == 130
-    assert capsys.readouterr().err == "vitrine: interrupted\n"
+    assert capsys.readouterr().err == "w2w train-loras: loading\nvitrine: interrupted\n"
 
 
 def test_bad_input_is_one_line(tmp_path, capsys):

@@ -7,6 +7,13 @@ from collections.abc import Collection
 FINE, LOOK, BAD, OPEN = "fine", "look", "bad", "not measured"
 COPIES_BAD = 0.25
 """Share of samples that copy a training picture; one copy already asks for a look."""
+WORDS = {
+    FINE: "every part was measured, and is fine",
+    LOOK: "a part asks for a look, or was not measured",
+    BAD: "a part is bad",
+    OPEN: "no part was measured",
+}
+"""Word -> what makes it, of a verdict over parts."""
 
 
 def word_of(verdicts: Collection[str]) -> str:
@@ -30,8 +37,17 @@ def verdict_of(verdicts: Collection[str], of: str = "") -> str:
         >>> verdict_of(["fine", "not measured", "fine"])
         'look: 2 of 3 measured'
     """
-    measured = sum(verdict != OPEN for verdict in verdicts)
-    return f"{word_of(verdicts)}: {measured} of {len(verdicts)} {of}{' ' if of else ''}measured"
+    return counted(word_of(verdicts), sum(verdict != OPEN for verdict in verdicts), len(verdicts), of)
+
+
+def counted(word: str, measured: int, asked: int, of: str = "") -> str:
+    """A verdict's word, and how much of what was asked it is made of.
+
+    Example:
+        >>> counted("memorized", 2, 4, "samples")
+        'memorized: 2 of 4 samples measured'
+    """
+    return f"{word}: {measured} of {asked} {of}{' ' if of else ''}measured"
 
 
 def with_missing(verdict: str, missing: Collection[object]) -> str:
