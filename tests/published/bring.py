@@ -4,7 +4,8 @@
     python tests/published/bring.py FOLDER      # from copies in FOLDER/OWNER+NAME/ where there are any
 
 ``files.json`` has repository, commit, path, size and digest of each file. They go to ``~/.cache/vitrine-published``, or
-to ``$VITRINE_PUBLISHED_CACHE``; a file of another size or digest is not kept. ``$VITRINE_PUBLISHED`` is FOLDER's default.
+to ``$VITRINE_PUBLISHED_CACHE``; a file of another size or digest is not kept. ``$VITRINE_PUBLISHED`` is the default of
+FOLDER.
 """
 
 from __future__ import annotations
