@@ -319,7 +319,9 @@ def what_it_is(f: Findings) -> Sentence:
         where += "".join(f" {x.library} loads none of its layers." for x in lost)
         advice = "Retrain with a lower rate or in bfloat16; NaN spreads into every picture." if broken else ""
         return Sentence(topic, BAD, text + where, advice or "Choose the base model that it was trained on.", rule)
-    notes = [f"{len(f.health.broken(p))} layers: {p}." for p in ("changes nothing", "at the end of its number format")
+    layers = len(file.entries)
+    kinds_of_fault = {"changes nothing": "are zero", "at the end of its number format": "end their number format"}
+    notes = [f"{len(f.health.broken(p))} of {layers} layers {word}." for p, word in kinds_of_fault.items()
              if f.health.broken(p)]  # fmt: skip
     notes += [f"{x.library} drops {x.layers - x.loaded} of {x.layers} layers, such as {x.dropped[0]}."
               for x in f.loadings if x.loaded < x.layers and x.dropped]  # fmt: skip

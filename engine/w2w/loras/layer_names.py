@@ -25,8 +25,8 @@ _LYCORIS = (
     *(f"lokr_w{n}{side}" for n in "12" for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2",
 )  # fmt: skip
 _ROLES = (
-    ("down", re.compile(r"(?:\.lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
-    ("up", re.compile(r"(?:\.lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
+    ("down", re.compile(r"(?:[._]lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
+    ("up", re.compile(r"(?:[._]lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),
     ("down", re.compile(r"\.lora_A(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("up", re.compile(r"\.lora_B(?P<adapter>\.(?!(?:weight|bias)$)[^.]+)?(?:\.weight)?$")),
     ("singular", re.compile(r"\.lora_E(?P<adapter>\.[^.]+)?$")),
@@ -60,8 +60,8 @@ _DROPPED = (
     ("biases", re.compile(r"\.bias$")),
 )
 _TEXT = re.compile(
-    r"^(lora_(prior_)?te\d?_|text_encoders?(_\d)?\.|te\d?\.|clip_[lgh]\.|t5xxl\.|cond_stage_model\.|conditioner\."
-    r"|(base_model\.model\.)?(text_model|encoder)\.)"
+    r"^((?:base_model\.model|module|_orig_mod)\.)*(lora_(prior_)?te\d?_|text_encoders?(_\d)?\.|te\d?\.|clip_[lgh]\."
+    r"|t5xxl\.|cond_stage_model\.|conditioner\.|text_model\.|encoder\.)"
 )
 
 _MODULES = ModuleNames(module for family in FAMILIES for module in family.modules)

@@ -18,6 +18,7 @@ from ...io.number_checks import integer
 from .base_models import families_of
 from .base_weights import BaseWeights
 from .lora_files import LoraFile, name_of, read_header
+from .lora_settings import SETTINGS
 
 COMMON = 0.8
 """A tag of at least this fraction of the training images may be a trigger word."""
@@ -28,7 +29,8 @@ _TRAINING = {
     "ss_steps": "steps", "ss_max_train_steps": "steps planned", "ss_num_epochs": "epochs",
     "ss_num_train_images": "pictures with repeats", "ss_learning_rate": "learning rate",
     "ss_unet_lr": "rate of the UNet",
-    "ss_text_encoder_lr": "rate of the text encoder", "ss_resolution": "resolution", "ss_optimizer": "optimizer",
+    "ss_text_encoder_lr": "rate of the text encoder", "ss_network_dim": "rank",
+    "ss_resolution": "resolution", "ss_optimizer": "optimizer",
     "ss_network_args": "network", "ss_caption_dropout_rate": "caption dropout", "modelspec.date": "date",
     "modelspec.author": "author", "modelspec.title": "title",
 }  # fmt: skip
@@ -82,12 +84,17 @@ class LoraFacts:
         if named and known.shaped_base and named not in known.shaped_base:
             sentence = f"Its header names {known.said_base}, its layers are of {known.shaped_base}."
             notes.append((sentence, "Choose the base model by its layers, or ask who made it."))
-        settings = self.path.with_name("adapter_config.json")
+        rank = self.training.get("rank", "")
+        plain = all(entry.kind == "LoRA" and not entry.decomposed for entry in known.entries.values())
+        if plain and rank.isdecimal() and int(rank) not in known.ranks:
+            sentence = f"Its header names rank {rank}, its layers have {', '.join(map(str, known.ranks))}."
+            notes.append((sentence, "The layers count: its header may be of another file."))
         alone = self.path.stem == "adapter_model" or known.dialect == "PEFT"
-        no_alpha = any(entry.alpha is None for entry in known.entries.values())
-        if alone and no_alpha and not settings.is_file():
-            sentence = "Its adapter_config.json is missing: alpha is not known, and the rank is taken for it."
-            notes.append((sentence, "Put adapter_config.json next to it."))
+        if alone and any(entry.alpha is None for entry in known.entries.values()):
+            several = self.path.with_name(SETTINGS).is_file()
+            which = f"{SETTINGS} is next to several files" if several else f"Its {SETTINGS} is missing"
+            sentence = f"{which}: alpha is not known, and the rank is taken for it."
+            notes.append((sentence, f"Put {SETTINGS} next to it, in a folder of their own."))
         return notes
 
     def to_dict(self) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights |
             shapes = {k: tuple(part.get_shape()) for k, part in slices.items()}
             alphas = {k: _alpha(opened, k, shapes[k]) for k in keys if k.endswith(".alpha")}
             metadata = dict(opened.metadata() or {})
-        settings = settings_of(path, metadata)
+        settings = settings_of(path, metadata, keys)
         file = _header_of(path, shapes, alphas, settings, layers_per_block, base)
         used = {key for e in file.entries.values() for role, key in e.keys if role != "alpha"}
         kinds = {slices[key].get_dtype() for key in used}
@@ -142,7 +142,7 @@ def _header(
         raise refuse("LoRA file", shown, "LoRA, LoCon, LoHa, LoKr or full difference", remedy_of(foreign))
     keys: dict[str, dict[str, str]] = {}
     dialects: Counter[str] = Counter()
-    text, others = set(), list[str]()
+    text, text_ups, others = set(), list[str](), list[str]()
     for key in shapes:
         # a norm layer's difference has one axis
         meaning = None if key.endswith(".diff") and len(shapes[key]) < 2 else parse(key, layers)
@@ -151,6 +151,7 @@ def _header(
             continue
         if not meaning.unet:
             text.add(meaning.path)
+            text_ups += [key] if meaning.role == "up" else []
             continue
         dialects[meaning.dialect] += meaning.role != "alpha"
         first = keys.setdefault(meaning.path, {}).setdefault(meaning.role, key)
@@ -169,11 +170,24 @@ def _header(
         alpha = alphas[roles["alpha"]] if "alpha" in roles else None
         entries[layer] = entry_of(path.name, layer, roles, shapes, alpha, settings, base)
     if not entries:
-        content = "text encoder layers" if text else "a whole model or other tensors" if dropped else "nothing"
+        content = "a whole model or other tensors" if dropped else "nothing"
+        if text:
+            content = f"{len(text)} text encoder layers{_zero_layers(path, text_ups)}"
         shown = f"{path.name} without UNet layers: it has {content}"
         raise refuse("LoRA file", shown, "a UNet LoRA", "choose another file")
     dialect = dialects.most_common(1)[0][0]
     return LoraFile(path, name_of(path), dialect, entries, len(text), tuple(sorted(dropped)), base=base)
+
+
+def _zero_layers(path: Path, ups: Sequence[str]) -> str:
+    """How many of a file's layers change nothing, as the end of a sentence."""
+    from safetensors import safe_open
+
+    if not path.is_file():  # a header without its file, see _header_like
+        return ""
+    with safe_open(str(path), "pt") as opened:
+        zero = sum(not bool(opened.get_tensor(key).float().any()) for key in ups)
+    return f", {zero} of them zero" if zero else ""
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ other is refused by name. Patterns of layer names are never executed, see ``name
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from ...io.number_checks import LARGEST_RANK, integer
 from ...io.tables import read_text
 from .name_patterns import NameTable
 
+SETTINGS = "adapter_config.json"
+"""PEFT's settings, next to the file."""
 KINDS = ("LORA", "ADALORA", "LOHA", "LOKR")
 """Supported adapter kinds of PEFT."""
 LARGEST_ALPHA = 1e6
@@ -74,20 +76,29 @@ class LoraRules:
         return self.ranks.value(path, self.values.get("r"))
 
 
-def settings_of(path: Path, metadata: Mapping[str, str]) -> LoraRules:
+def settings_of(path: Path, metadata: Mapping[str, str], keys: Sequence[str] = ()) -> LoraRules:
     """The settings of a LoRA file, from the JSON file next to it or from its header.
+
+    Args:
+        keys: of the file; those of PEFT's own format tell a renamed ``adapter_model.safetensors``.
 
     Raises:
         VitrineError: If PEFT's JSON file is damaged.
         ValueError: If an alpha, a rank or a pattern is impossible, or a kind or a setting is not understood.
     """
-    settings_file = path.with_name("adapter_config.json")
-    if path.stem == "adapter_model" and settings_file.is_file():
+    settings_file = path.with_name(SETTINGS)
+    if settings_file.is_file() and (path.stem == "adapter_model" or _renamed(path, keys)):
         with named(settings_file, "LoRA settings", "PEFT's JSON file", "export the LoRA again"):
             return _checked(parse_table(read_text(settings_file)))
     values = parse_table(metadata.get("lora_adapter_metadata", "{}"))
     starts = ("unet.", "transformer.")
     return _checked({k.split(".", 1)[1]: v for k, v in values.items() if k.startswith(starts)} or values)
+
+
+def _renamed(path: Path, keys: Sequence[str]) -> bool:
+    """Whether a file is PEFT's under another name, and the only one that the settings in its folder can be of."""
+    of_peft = bool(keys) and all(key.startswith("base_model.model.") for key in keys)
+    return of_peft and len(list(path.parent.glob("*.safetensors"))) == 1
 
 
 def _checked(values: dict[str, Any]) -> LoraRules:
