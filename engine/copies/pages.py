@@ -15,7 +15,7 @@ from .copy_check import CheckedPrompt, CopyCheck
 from .lora_findings import BAD, FINE, LOOK, OPEN, Findings, PromptCopies
 from .lora_samples import SHARES
 from .nearest import Pictures, as_image, overlay
-from .run_page import add_run
+from .run_page import add_run, add_run_table
 from .training_runs import TrainingRun
 
 if TYPE_CHECKING:
@@ -130,10 +130,12 @@ def write_page(
     """
     counts = Counter(lora.worst for lora in loras)
     lead = ", ".join(f"{counts[v]} {v}" for v in (BAD, LOOK, FINE, OPEN) if counts[v])
-    lead = f"{len(loras)} {'LoRA' if len(loras) == 1 else 'LoRAs'}: {lead}"
-    page = Report("LoRA report", ". ".join([run.headline for run in runs] + [lead]))
+    page = Report("LoRA report", f"{len(loras)} {'LoRA' if len(loras) == 1 else 'LoRAs'}: {lead}")
     for run in runs:
         add_run(page, run)
+    page.end_opening()
+    for run in runs:
+        add_run_table(page, run)
     if len(loras) > 1:
         topics = [sentence.topic for sentence in loras[0].summary]
         page.add_table([["LoRA", *topics], *([x.name, *(s.verdict for s in x.summary)] for x in loras)])

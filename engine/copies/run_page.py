@@ -12,22 +12,28 @@ _WIDE, _LEFT, _RIGHT = 440, 12, 12
 """Of the drawing, in its units; text of 13 units is legible at 370 and at 530 CSS pixels."""
 _BARS, _CELLS, _LINES = 110, 26, 80
 """Heights of the parts."""
-_MOST_LABELS, _MOST_COUNTS = 9, 14
+_MOST_COUNTS = 14
+"""Checkpoints whose bars and cells have numbers."""
 LEARNING, SLOW, WANDERING, BACK = "#2e7d4f", "#b8860b", "#8b857d", "#b3372b"
 _COPIES, _CLEAN = "#b3372b", "#2e7d4f"
 _RULE = (
-    f"The rule: from a cosine of {LEARNS} on a stretch goes the way of the one before, below {WANDERS} it does not, below "
-    f"{TURNS} it turns back. It wanders from the step after which every stretch is below {WANDERS}, two or more of them. "
-    "It holds within one run whose checkpoints are evenly spaced: longer stretches and larger batches give larger "
-    "cosines. It says when the weights stop learning, not which picture is nicer."
+    f"The rule: from a cosine of {LEARNS} on a stretch goes the way of the one before, below {WANDERS} it does not, "
+    f"below {TURNS} it turns back. It wanders from the step after which every stretch is below {WANDERS}, two or more "
+    "of them. It holds within one run whose checkpoints are evenly spaced: longer stretches and larger batches give "
+    "larger cosines. It says when the weights stop learning, not which picture is nicer."
 )
 
 
 def add_run(page: Report, run: TrainingRun) -> None:
-    """A section of the page."""
+    """The verdict and the drawing, for the top of a page."""
     page.add_heading(f"{run.name}: a run of {len(run.checkpoints)} checkpoints")
     page.add_verdicts([(run.verdict, f"{run.headline}. {run.text}", [])])
     page.add_drawing(drawing(run))
+
+
+def add_run_table(page: Report, run: TrainingRun) -> None:
+    """The numbers, and the rule that made the verdict."""
+    page.add_heading(f"{run.name}: the checkpoints in numbers")
     page.add_paragraph(_RULE)
     head = ["step", "size", "stretch", "same way", "to the last", *(["copies", "agreement"] if run.copies else [])]
     page.add_table([head, *(_row(run, i, point) for i, point in enumerate(run.checkpoints))])
@@ -72,8 +78,7 @@ def drawing(run: TrainingRun) -> str:
     tall = top + 36
     if run.suggested is not None:
         x = middles[run.suggested] - step / 2
-        band = f'<rect x="{x:.1f}" y="{begin - 4:.1f}" width="{step:.1f}" height="{top - begin + 8:.1f}" class="band"/>'
-        parts.insert(0, band)
+        parts.insert(0, _box(x, begin - 4, step, top - begin + 8, 'class="band"'))
     style = (
         ".run { width: 100%; max-width: 33rem; display: block; margin: 1rem 0; font: 13px system-ui, sans-serif; }"
         ".run text { fill: var(--ink); } .run .quiet { fill: var(--quiet); font-size: 11px; }"
@@ -81,12 +86,16 @@ def drawing(run: TrainingRun) -> str:
         ".run .line { stroke: var(--line); } .run .on { fill: #fff; font-size: 11px; font-weight: 600; }"
     )
     label = html.escape(f"{run.headline}. {run.text}", quote=True)
-    body = "".join(parts)
-    return f'<style>{style}</style><svg class="run" viewBox="0 0 {_WIDE} {tall:.0f}" role="img" aria-label="{label}">{body}</svg>'  # noqa: E501
+    head = f'<svg class="run" viewBox="0 0 {_WIDE} {tall:.0f}" role="img" aria-label="{label}">'
+    return f"<style>{style}</style>{head}{''.join(parts)}</svg>"
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", extra: str = "") -> str:
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {extra}>{html.escape(text)}</text>'
+
+
+def _box(x: float, y: float, wide: float, tall: float, extra: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" {extra}/>'
 
 
 def _bars(points: Sequence[Checkpoint], middles: Sequence[float], step: float, top: float) -> tuple[list[str], float]:
@@ -104,7 +113,9 @@ def _bars(points: Sequence[Checkpoint], middles: Sequence[float], step: float, t
         color = LEARNING if value >= LEARNS else SLOW if value >= WANDERS else WANDERING if value > TURNS else BACK
         tall = max(abs(value) * scale, 2.0)
         y = zero - tall if value >= 0 else zero
-        parts.append(f'<rect x="{x - wide / 2:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" fill="{color}"/>')
+        parts.append(
+            f'<rect x="{x - wide / 2:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{tall:.1f}" fill="{color}"/>'
+        )
         if len(points) <= _MOST_COUNTS:
             inside = tall > 18
             at = y + 13 if inside and value >= 0 else y + tall - 5 if inside else y - 3 if value >= 0 else y + tall + 11
@@ -113,7 +124,7 @@ def _bars(points: Sequence[Checkpoint], middles: Sequence[float], step: float, t
     quiet = 'class="quiet"'
     for x, color, word in ((_LEFT, LEARNING, "yes"), (62, SLOW, "hardly"), (128, WANDERING, "no: it wanders"),
                            (236, BACK, "it turns back")):  # fmt: skip
-        parts.append(f'<rect x="{x}" y="{end + 8:.1f}" width="9" height="9" fill="{color}"/>')
+        parts.append(_box(x, end + 8, 9, 9, f'fill="{color}"'))
         parts.append(_text(x + 13, end + 16, word, extra=quiet))
     return parts, end + 26
 
@@ -125,9 +136,7 @@ def _cells(run: TrainingRun, middles: Sequence[float], step: float, top: float) 
         if row is None:
             continue
         color = _COPIES if row.copied else SLOW if row.copies else _CLEAN
-        parts.append(
-            f'<rect x="{x - wide / 2:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{_CELLS}" fill="{color}"/>'
-        )
+        parts.append(_box(x - wide / 2, top, wide, _CELLS, f'fill="{color}"'))
         if len(middles) <= _MOST_COUNTS:
             text = f"{row.agreement:.0%}" if row.copies is None else f"{row.copies}/{row.samples}"
             parts.append(_text(x, top + 17, text, "middle", 'class="on"'))
@@ -157,7 +166,8 @@ def _curves(points: Sequence[Checkpoint], middles: Sequence[float], top: float) 
 
 def _labels(points: Sequence[Checkpoint], middles: Sequence[float], y: float) -> list[str]:
     """Steps below the drawing, as many as have room."""
-    every = -(-len(points) // _MOST_LABELS)
+    room = max(2, int((_WIDE - _LEFT - _RIGHT) / (8 * max(len(point.label) for point in points) + 10)))
+    every = -(-len(points) // room)
     last = len(points) - 1
     shown = [i for i in range(len(points)) if i == last or (i % every == 0 and last - i >= every)]
     labels = [_text(middles[i], y, points[i].label, "middle") for i in shown]

@@ -1,8 +1,8 @@
 """Checkpoints of one training run: which files they are, and whether the weights still go the same way.
 
 A stretch is what the weights change by from one checkpoint to the next. While a model learns, stretches point the same
-way; once only the noise of the batches moves it, they do not. Longer stretches and larger batches average more noise, so
-cosines are compared within one run, never between runs.
+way; once only the noise of the batches moves it, they do not. Longer stretches and larger batches average more noise,
+so cosines are compared within one run, never between runs.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 
 from ..errors import VitrineError, printable
 from ..io.files import named
+from ..io.folders import files_in
 from ..io.lora_layer import LoraLayer
 from ..w2w.loras.adapter_factors import factors_of
 from ..w2w.loras.lora_files import LoraFile, read_header, telling_parts
@@ -86,10 +87,14 @@ def named_runs(paths: Sequence[Path]) -> list[tuple[bool, list[tuple[int, Path]]
     return runs
 
 
+_ENDING = re.compile(r"[-_. ]*(?:steps?|epochs?|checkpoint)?[-_=. ]*\d+$", re.IGNORECASE)
+"""The end of a name that says the step."""
+
+
 def _unnumbered(first: Path, paths: Sequence[Path]) -> Path | None:
     """The file with a run's name and no number, which kohya writes last."""
-    stems = {re.sub(r"[-_. ]*(?:steps?|epochs?)?[-_=. ]*\d+$", "", first.stem, flags=re.IGNORECASE)}
-    alike = [path for path in paths if path.parent == first.parent and path.stem in stems and path != first]
+    stem = _ENDING.sub("", first.stem)
+    alike = [path for path in paths if path.parent == first.parent and path.stem == stem and path != first]
     return alike[0] if alike else None
 
 
@@ -185,8 +190,8 @@ def training_run(
 
     Args:
         labels: steps, in their order.
-        products: (N, N) of the checkpoints' weights; those of neighbours at distance one and two and those with the last
-            are read.
+        products: (N, N) of the checkpoints' weights; read are those of neighbours at distance one and two, and those
+            with the last.
         from_zero: the run began at zero, as a LoRA's does; a whole model's beginning is not known.
         names: of the files.
     """
@@ -306,6 +311,13 @@ def runs_among(files: Sequence[LoraFile], others: Sequence[Path] = ()) -> list[T
     return runs
 
 
+def fellow_checkpoints(path: Path) -> list[Path]:
+    """The checkpoints of a file's run in the order of their steps; the file alone where it is of none."""
+    file = _header(path)
+    runs = [] if file is None else runs_among([file], files_in(path.parent, ".safetensors", deep=True))
+    return list(runs[0].paths) if runs else [path]
+
+
 def _header(path: Path) -> LoraFile | None:
     try:
         return read_header(path)
@@ -335,8 +347,7 @@ def _run_of(files: Sequence[tuple[str, LoraFile]], labelled: bool) -> TrainingRu
     if not labelled and alike and sorted(alike)[len(alike) // 2] < SAME_RUN:
         return None
     names = [printable(file.path.stem) for _, file in files]
-    title = printable(re.sub(r"[-_. ]*(?:steps?|epochs?|checkpoint)?[-_=. ]*\d+$", "", telling_parts(files[0][1].path)[-1],
-                             flags=re.IGNORECASE))  # fmt: skip
+    title = printable(_ENDING.sub("", telling_parts(files[0][1].path)[-1]))
     paths = [file.path for _, file in files]
     return training_run(title or names[0], [label for label, _ in files], products, names=names, paths=paths)
 

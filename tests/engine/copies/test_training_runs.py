@@ -74,7 +74,9 @@ def test_a_restart_is_named_by_its_step():
     first, second = path_of([1.0] * 4), path_of([1.0] * 4, seed=1)
     assert course(torch.cat([first, second])).headline == "Restarted at step 500"
     start = 20 * noise(1, 5)  # of a whole model the beginning is not known
-    assert course(torch.cat([first, second - 8 * first[-1]]) + start, from_zero=False).headline == "Restarted at step 500"
+    assert (
+        course(torch.cat([first, second - 8 * first[-1]]) + start, from_zero=False).headline == "Restarted at step 500"
+    )
     assert course(path_of([1.0] * 8) + start, from_zero=False).headline == "Still learning"
 
 
