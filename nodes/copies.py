@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..engine.copies import (
 )
 from ..engine.copies.lora_samples import USUAL
 from ..engine.copies.nearest import overlay
+from ..engine.copies.training_runs import fellow_checkpoints
 from ..engine.nemo import ProbeConfig
 from .captions import captioned
 from .comfy.copies import (
@@ -168,6 +170,9 @@ class LoraReportNode(io.ComfyNode):
                                 tooltip="Folder in output/vitrine_lora_report. It resumes there."),
                 io.Image.Input("pictures", optional=True,
                                tooltip="Its training pictures. None: samples are compared with each other."),
+                io.Boolean.Input("whole_run", default=False, optional=True,
+                                 tooltip="Sample the other checkpoints of its training run, too: the first that "
+                                 "copies. They are found by their names, which differ by a step."),
             ]),
             outputs=[
                 io.String.Output(display_name="report", tooltip="The five sentences, with verdicts and advice."),
@@ -186,7 +191,7 @@ class LoraReportNode(io.ComfyNode):
     def execute(
         cls, model: Any, clip: Any, vae: Any, latent: dict, lora: str, captions: str, trigger: str, ordinary: str,
         seeds: int, minutes: float, first_seed: int, steps: int, cfg: float, prompts: int, compare: bool, name: str,
-        pictures: torch.Tensor | None = None,
+        pictures: torch.Tensor | None = None, whole_run: bool = False,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two prompts; the same inputs resume where it stopped."""
         config = ReportConfig(seeds, first_seed, steps, cfg, prompts=prompts)
@@ -197,10 +202,11 @@ class LoraReportNode(io.ComfyNode):
             path.parent if compare else None,
         )  # fmt: skip
         holder = ComfyModel(model, clip, vae, latent)
+        files = fellow_checkpoints(path) if whole_run else [path]
         report = lora_report(
-            [path], work_folder(REPORTS, name), lambda: holder, material, config, minutes or None, progress()
+            files, work_folder(REPORTS, name), lambda: holder, material, config, minutes or None, progress()
         )
-        text, rows, names = report.text(), *agreeing(report)
+        text, rows, names = report.text(), *agreeing(report, path)
         entries: dict[str, Any] = text_on(text).as_dict()
         if names:
             labelled = captioned(rows, names)
@@ -209,9 +215,9 @@ class LoraReportNode(io.ComfyNode):
         return io.NodeOutput(text, rows, str(report.folder), ui=entries | {"vitrine_page": [page_entry(report)]})
 
 
-def agreeing(report: LoraReport) -> tuple[torch.Tensor, list[str]]:
+def agreeing(report: LoraReport, path: Path) -> tuple[torch.Tensor, list[str]]:
     """IMAGE (n, H, 2 W, 3): sample, and what of it agrees in colour; a name for each. Black where none was sampled."""
-    (findings,) = report.loras
+    (findings,) = [lora for lora in report.loras if lora.facts.path == path]
     if not findings.own:
         return torch.zeros(1, 64, 64, 3), []
     pairs = [torch.cat([p.shown, overlay(p.shown, p.where)], 2).movedim(0, -1) for p in findings.own]

@@ -7,7 +7,7 @@ first and is written at once; samples are kept in the report's folder, so that t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from ..runtime.progress import Progress, silent
 from ..w2w.loras.base_models import shaped_base
 from ..w2w.loras.base_weights import BaseWeights
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
-from .lora_contents import files_to_compare, names_of, neighbours_in, readable_health
-from .lora_findings import CopyReader, Findings, Samples, cost_of
+from ..w2w.loras.lora_files import read_header
+from .lora_contents import MOST_FILES, files_to_compare, names_of, neighbours_in, readable_health
+from .lora_findings import LOST_BAD, CopyReader, Findings, Samples, cost_of
 from .lora_samples import (
     CAPTION,
     NATURAL,
@@ -35,6 +36,8 @@ from .lora_samples import (
 )
 from .nearest import Pictures
 from .pages import write_page
+from .training_runs import CopiesAtStep, TrainingRun, runs_among, with_copies
+from .verdicts import COPIES_BAD
 
 PAGE, TABLE = "report.html", "report.json"
 SCHEMA = 1
@@ -71,12 +74,14 @@ class LoraReport:
         folder: of the page, the table and the samples.
         budget: what was spent, and what was left out.
         config: as it was run; None without a model.
+        runs: training runs that the files are checkpoints of.
     """
 
     loras: Sequence[Findings]
     folder: Path
     budget: Budget
     config: ReportConfig | None = None
+    runs: Sequence[TrainingRun] = ()
 
     @property
     def page(self) -> Path:
@@ -90,7 +95,7 @@ class LoraReport:
 
     def text(self) -> str:
         """The summaries in lines."""
-        lines = []
+        lines = [line for run in self.runs for line in run.lines()]
         for lora in self.loras:
             lines.append(f"{lora.name}: {lora.verdict}")
             for sentence in lora.summary:
@@ -107,6 +112,7 @@ class LoraReport:
         spent = {"seconds": seconds, **rows, "minutes_allowed": self.budget.minutes}
         return {
             "schema": SCHEMA,
+            "runs": [run.to_dict() for run in self.runs],
             "loras": [lora.to_dict() for lora in self.loras],
             "settings": settings,
             "spent": spent,
@@ -131,8 +137,9 @@ def lora_report(
         raise refuse("files", "none", "LoRA files", "give one or more")
     budget, names = Budget(minutes), names_of(paths)
     with budget.timed("without a model"):
-        looked = [_look(path, name, material, paths) for path, name in zip(paths, names, strict=True)]
-        report = LoraReport(looked, folder, budget)
+        runs = _runs(paths, material)
+        looked = [_look(path, name, material, paths, runs) for path, name in zip(paths, names, strict=True)]
+        report = LoraReport(looked, folder, budget, runs=runs)
         if model is None or not (folder / TABLE).is_file():  # a whole report stays until there is a better one
             _write(report, material)
     if model is None:
@@ -141,17 +148,45 @@ def lora_report(
         bench = Bench(folder, model(), config, budget, progress)
     for number, findings in enumerate(looked):
         looked[number] = _measured(findings, bench, material)
-        report = LoraReport(looked, folder, budget, config)
+        measured = [_run_with_copies(run, looked) for run in runs]
+        report = LoraReport(looked, folder, budget, config, measured)
         _write(report, material)
     return report
 
 
+def _runs(paths: Sequence[Path], material: Material) -> list[TrainingRun]:
+    """Training runs that the files are checkpoints of, with those of their folder of comparison."""
+    files = []
+    for path in paths:
+        with suppress(VitrineError):
+            files.append(read_header(path))
+    return runs_among(files, files_to_compare(paths, material.folder)[:MOST_FILES])
+
+
+def _run_with_copies(run: TrainingRun, loras: Sequence[Findings]) -> TrainingRun:
+    by_path = {lora.facts.path: lora for lora in loras}
+    rows: list[CopiesAtStep | None] = []
+    for path in run.paths:
+        lora = by_path.get(path)
+        own = [] if lora is None else lora.own
+        if lora is None or not own:
+            rows.append(None)
+            continue
+        worst = max(own, key=lambda p: ((p.copies or 0) / p.samples, p.lost))
+        agreement = max(0.0, *(p.lost for p in own if p.lost == p.lost), 0.0)
+        copied = lora.copy_score() >= (COPIES_BAD if lora.pictures else LOST_BAD)
+        rows.append(CopiesAtStep(worst.copies if lora.pictures else None, worst.samples, agreement, copied))
+    return with_copies(run, rows)
+
+
 def _write(report: LoraReport, material: Material) -> None:
     write_json(report.folder / TABLE, report.to_dict())
-    write_page(report.page, report.loras, report.to_dict(), material.pictures)
+    write_page(report.page, report.loras, report.to_dict(), material.pictures, report.runs)
 
 
-def _look(path: Path, name: str, material: Material, paths: Sequence[Path]) -> Findings:
+def _look(
+    path: Path, name: str, material: Material, paths: Sequence[Path], runs: Sequence[TrainingRun]
+) -> Findings:  # fmt: skip
     """What needs no model."""
     try:
         facts = facts_of(path)
@@ -162,8 +197,11 @@ def _look(path: Path, name: str, material: Material, paths: Sequence[Path]) -> F
     health, problem = readable_health(facts.file)
     if health is None or health.broken("NaN or infinite"):
         return Findings(name, facts, health, problem)
+    # checkpoints of one run are near each other, which is no finding
+    fellows = {other.resolve() for run in runs if path in run.paths for other in run.paths}
+    others = [other for other in files_to_compare(paths, material.folder) if other.resolve() not in fellows]
     try:
-        near = neighbours_in(facts.file, files_to_compare(paths, material.folder))
+        near = neighbours_in(facts.file, others)
     except VitrineError:  # its numbers are finite, yet no weights
         near = None
     return Findings(name, facts, health, problem, neighbours=near)

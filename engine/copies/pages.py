@@ -15,6 +15,8 @@ from .copy_check import CheckedPrompt, CopyCheck
 from .lora_findings import BAD, FINE, LOOK, OPEN, Findings, PromptCopies
 from .lora_samples import SHARES
 from .nearest import Pictures, as_image, overlay
+from .run_page import add_run, add_run_table
+from .training_runs import TrainingRun
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -116,15 +118,24 @@ def _check_pictures(check: CopyCheck, prompt: CheckedPrompt, pictures: Pictures)
 
 
 # --- the LoRA report ------------------------------------------------------------------------------------------------
-def write_page(path: Path, loras: Sequence[Findings], table: Mapping[str, Any], pictures: Pictures) -> Path:
+def write_page(
+    path: Path, loras: Sequence[Findings], table: Mapping[str, Any], pictures: Pictures,
+    runs: Sequence[TrainingRun] = (),
+) -> Path:  # fmt: skip
     """The page of all LoRAs, whole or not at all.
 
     Args:
         table: the report as JSON: settings and what was spent.
+        runs: that the LoRAs are checkpoints of; they come first.
     """
     counts = Counter(lora.worst for lora in loras)
     lead = ", ".join(f"{counts[v]} {v}" for v in (BAD, LOOK, FINE, OPEN) if counts[v])
     page = Report("LoRA report", f"{len(loras)} {'LoRA' if len(loras) == 1 else 'LoRAs'}: {lead}")
+    for run in runs:
+        add_run(page, run)
+    page.end_opening()
+    for run in runs:
+        add_run_table(page, run)
     if len(loras) > 1:
         topics = [sentence.topic for sentence in loras[0].summary]
         page.add_table([["LoRA", *topics], *([x.name, *(s.verdict for s in x.summary)] for x in loras)])

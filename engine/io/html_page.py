@@ -60,6 +60,7 @@ class Report:
         self.title, self.lead = title, lead
         self._blocks: list[str] = []
         self._headings: list[str] = []
+        self._opening = 0
 
     def add_heading(self, text: str) -> None:
         """Start a section."""
@@ -113,6 +114,10 @@ class Report:
         )
         self._blocks.append(f'<div class="verdicts">{cells}</div>')
 
+    def end_opening(self) -> None:
+        """What was added so far comes before the contents."""
+        self._opening = len(self._blocks)
+
     def add_drawing(self, markup: str) -> None:
         """Markup such as SVG, unchanged: the caller escapes its text."""
         self._blocks.append(markup)
@@ -124,8 +129,9 @@ class Report:
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
             '<meta name="viewport" content="width=device-width, initial-scale=1">'
             f'<style>{_STYLE}</style><main><h1>{title}</h1><p class="lead">{lead}</p>'
+            + "".join(self._blocks[: self._opening])
             + self._contents()
-            + "".join(self._blocks)
+            + "".join(self._blocks[self._opening :])
             + "</main></html>"
         )
 

@@ -1,15 +1,18 @@
 """LoRA Report in real ComfyUI: what the pipeline measures, its files, and what core's loader drops."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vitrine.engine.copies import Material, ReportConfig, lora_report
+from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.pipelines import PipelineModel
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS
+from vitrine.engine.w2w import read_lora
 from vitrine_tests.comfy.test_lora_files import loras_in
 
 FILE = PEOPLE_LORAS / "person-0003.safetensors"
@@ -42,6 +45,22 @@ def test_the_node_measures_what_the_pipeline_measures(comfy, inputs, tmp_path):
     assert ours["neighbours"] == theirs["neighbours"] and ours["what_it_is"] == theirs["what_it_is"]
     for name in ("what_it_copies", "what_it_costs", "where_it_acts"):
         alike(ours[name], theirs[name])
+
+
+def test_the_checkpoints_of_a_run_are_found_and_sampled_when_asked(comfy, inputs, tmp_path):
+    lora, folder = read_lora(FILE), tmp_path / "loras"
+    for step in (1, 2, 3):
+        scaled = {path: replace(layer, alpha=layer.alpha * step / 3) for path, layer in lora.items()}
+        write_lora(folder / f"style-{step:06d}.safetensors", scaled)
+    few = inputs | {"lora": "style-000002.safetensors", "steps": 1}
+    with loras_in(folder):
+        alone = comfy.call("VitrineLoRAReport", **few, compare=True, name="alone")
+        whole = comfy.call("VitrineLoRAReport", **few, compare=True, name="whole", whole_run=True)
+    assert alone[0].startswith("style: a run of 3 checkpoints, steps 1 to 3\n  Still learning [fine]")
+    (first,), (second,) = (json.loads((Path(out[2]) / "report.json").read_text())["runs"] for out in (alone, whole))
+    assert ["agreement" in row for row in first["checkpoints"]] == [False, True, False]
+    assert ["agreement" in row for row in second["checkpoints"]] == [True, True, True]
+    assert whole[1].shape == alone[1].shape and torch.equal(whole[1], alone[1])
 
 
 def alike(a, b):

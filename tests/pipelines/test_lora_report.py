@@ -9,13 +9,17 @@ from vitrine.cli.main import main
 from vitrine.engine.copies import Material, Pictures, ReportConfig, lora_report
 from vitrine.engine.copies.lora_findings import CopyReader, between
 from vitrine.engine.copies.lora_samples import AskedPrompt
+from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import write_lora
+from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import PipelineModel
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.engine.w2w import read_lora
+from vitrine.engine.w2w.train.lora_trainer import BatchedTrainer, Subject
+from vitrine.evidence.nemo.copy_claims import RECIPE
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, training_pictures
 
 FILE = PEOPLE_LORAS / "person-0003.safetensors"
@@ -155,3 +159,28 @@ def test_what_diffusers_does_not_load_is_converted_and_another_models_lora_is_re
     assert second.summary[0].verdict == "bad" and "cannot be put on this model" in second.summary[0].text
     assert len(second.summary[0].text) < 500
     assert not holder.pipe.get_active_adapters()
+
+
+@pytest.mark.nightly  # two minutes: a LoRA is trained, and ten checkpoints of it are sampled
+def test_a_run_that_memorizes_says_which_checkpoint_copies_first(holder, tmp_path):
+    images, captions, _ = training_pictures(FIRST_IDENTITY + 300, 2)
+    portraits = load_portraits()
+    for module in (portraits.unet, portraits.text_encoder, portraits.vae):
+        module.requires_grad_(False)
+    latents = portraits.vae.encode(images * 2 - 1).latent_dist.mean * portraits.vae.config.scaling_factor
+    subject = Subject("two portraits", latents, Condition(portraits.encode(captions).detach()), 0)
+    trainer, files = BatchedTrainer(Denoiser.from_diffusers(portraits.pipeline()), [subject], RECIPE), []
+    for step in range(1, RECIPE.steps + 1):
+        trainer.step()
+        if step % 30 == 0:
+            files.append(write_lora(tmp_path / "loras" / f"memo-step{step}.safetensors", trainer.loras()[0]))
+    config = ReportConfig(strengths=(), prompts=2)
+    pictures = Pictures(["a", "b"], images.__getitem__, images)
+    material = Material(pictures, tuple(captions), ordinary=MATERIAL.ordinary)
+    report = lora_report(files, tmp_path / "out", lambda: holder, material, config)
+    (run,) = report.runs
+    first = run.first_copy
+    assert len(run.checkpoints) == 10 and first is not None and 3 <= first <= 8
+    assert run.headline == f"Copies from step {30 * (first + 1)} on" and run.suggested == first - 1
+    agreement = [row.agreement for row in run.copies]
+    assert agreement == sorted(agreement) and run.headline in report.page.read_text()
