@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import printable, refuse
 from ..io.files import named, parse_table, save_table
+from ..io.hub import Shared
 from ..io.number_checks import integer
 from ..settings.config import Config
 from ..tracing.addresses import sites_of
@@ -184,7 +185,7 @@ FORMAT, VERSION = "vitrine-feature-preset", 1
 
 
 @dataclass(frozen=True)
-class FeaturePreset:
+class FeaturePreset(Shared):
     """A :class:`Preset` and the model it was chosen on.
 
     Attributes:
@@ -192,6 +193,11 @@ class FeaturePreset:
         fingerprint: of the model; empty: not checked.
         info: how it was chosen: rule, budget, what was dropped and why.
     """
+
+    FILE = "feature-preset.json"
+    TITLE = "Layers of one model"
+    ABOUT = "Which activations of one diffusion model match points and parts (GDF, arXiv:2410.03558)."
+    FOLDER = "vitrine_presets"
 
     preset: Preset
     fingerprint: str = ""

@@ -3,14 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from ..errors import refuse
 from ..io.files import save_safetensors
+from ..io.hub import Shared
 from ..io.lora_writing import diffusers_names, kohya, of_peft
-from .students import StudentPreset
+from .students import StudentPreset, read_student
+
+
+@dataclass(frozen=True, repr=False)
+class Student(Shared):
+    """A trained one-step student.
+
+    Attributes:
+        preset: how it is sampled.
+        tensors: a LoRA in names that diffusers reads, or a whole network.
+    """
+
+    FILE = "student.safetensors"
+    TITLE = "One-step student"
+    ABOUT = "One forward draws a picture of the base model (EM Distillation, arXiv:2405.16852)."
+    FOLDER = "loras"
+
+    preset: StudentPreset
+    tensors: Mapping[str, torch.Tensor]
+
+    def __repr__(self) -> str:
+        return f"Student(base={self.preset.base!r}, timestep={self.preset.timestep:g}, {len(self.tensors)} tensors)"
+
+    def save(self, path: str | Path) -> Path:
+        """Writes one safetensors file atomically; the preset is in its header."""
+        return save_safetensors(path, dict(self.tensors), self.preset.to_metadata())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Student:
+        """Reads such a file, or one of :func:`export`."""
+        return cls(*read_student(path, any_names=True))
 
 
 def from_file(

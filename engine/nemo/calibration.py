@@ -15,6 +15,7 @@ import torch
 
 from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
+from ..io.hub import Shared
 from ..io.number_checks import integer
 from ..tracing.fingerprint import same_weights
 from .neuron_statistics import NeuronStatistics, check_pairs
@@ -155,7 +156,7 @@ def _check_model(measured: str, fingerprint: str) -> None:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Shared):
     """What is usual for ordinary captions of one model; a part that was not measured is None.
 
     Attributes:
@@ -164,6 +165,11 @@ class Calibration:
         score: the threshold of one-step predictions: detection in one step needs it, and the published search.
         captions: a few of the captions: a search measures on them what blocking costs others.
     """
+
+    FILE = "calibration.safetensors"
+    TITLE = "Calibration of one model"
+    ABOUT = "Thresholds of one diffusion model that tell memorized prompts (NeMo, arXiv:2406.02366)."
+    FOLDER = "vitrine_statistics"
 
     statistics: NeuronStatistics | None = None
     samples: SampleThreshold | None = None

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..errors import printable, refuse
 from ..io.files import named, parse_json, parse_table, save_table
+from ..io.hub import Shared
 from ..io.number_checks import integer
 from ..io.tables import lines_of, read_text, rows_of
 from ..network.site import ModuleSite
@@ -20,7 +21,7 @@ FORMAT, VERSION = "vitrine-neurons", 1
 
 
 @dataclass(frozen=True)
-class NeuronSet:
+class NeuronSet(Shared):
     """Neurons by address, ascending and without repeats.
 
     Attributes:
@@ -30,6 +31,11 @@ class NeuronSet:
         factor: the dose: what their activations are multiplied by unless another factor is asked for, -1..1. One
             number, or address -> one for each neuron, ascending, where sets of different doses were merged.
     """
+
+    FILE = "neurons.json"
+    TITLE = "Neurons that memorize"
+    ABOUT = "Value neurons of one diffusion model, blocked while it samples (NeMo, arXiv:2406.02366)."
+    FOLDER = "vitrine_neurons"
 
     neurons: dict[str, tuple[int, ...]]
     fingerprint: str = ""

@@ -29,8 +29,10 @@ from ..emd import (
     one_step_of,
     read_student,
 )
+from ..emd.export import Student
 from ..errors import refuse
 from ..families import family_of
+from ..io.hub import local_file
 from ..network.condition import Condition
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
@@ -76,6 +78,7 @@ class EMDOneStepPipeline(TaskPipeline):
         """Load a student, a LoRA in any names that diffusers reads or a whole network, and return its preset.
 
         Args:
+            path: its file, or a folder or hub id of :meth:`~vitrine.engine.emd.export.Student.push_to_hub`.
             base: name of this model; a student of another one is refused.
             adapter_name: of a LoRA; one of that name that was loaded before gives way.
             preset: for files without one whose name does not tell: a published student's name in
@@ -85,6 +88,7 @@ class EMDOneStepPipeline(TaskPipeline):
             if preset not in ONE_STEP:
                 raise refuse("preset", preset, sorted(ONE_STEP), "or pass a StudentPreset")
             preset = ONE_STEP[preset]
+        path = local_file(path, Student.FILE)
         read, tensors = read_student(path, preset, any_names=True, otherwise=one_step_of(path))
         check_base(read, base)
         check_network(read, self._network)

@@ -12,6 +12,7 @@ import torch
 
 from ...errors import refuse
 from ...io.files import named, open_artefact, parse_table
+from ...io.hub import local_file
 from ...io.lora_layer import LoraLayer
 from ...io.table_on_disk import RowFile
 from ...jobs.run import Run
@@ -150,9 +151,11 @@ def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
     """Loads a space of either mode.
 
     Args:
+        path: its file, or a folder or hub id of :meth:`~..space.space.WeightSpace.push_to_hub`.
         folders: further folders with a linked space's LoRAs, after its own folder and a folder ``loras`` in or next to
             it.
     """
+    path = local_file(path, WeightSpace.FILE)
     _, header = open_artefact(path, KIND, LINKED_VERSION)
     space = DeltaSpace.load(path, folders) if header.get("mode") == "delta" else WeightSpace.load(path)
     with named(path, "space", "settings that match its tensors", "build it again"):

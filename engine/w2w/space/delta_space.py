@@ -17,6 +17,7 @@ import torch
 
 from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
+from ...io.hub import Shared
 from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import LARGEST_RANK, integers
 from ...runtime.progress import Progress, silent
@@ -40,7 +41,7 @@ STACK_KEYS = ("down/", "up/", "ranks/")
 
 
 @dataclass(frozen=True)
-class DeltaSpace:
+class DeltaSpace(Shared):
     """A space in ``delta`` mode: with the interface of :class:`~.space.WeightSpace`, except ``decode``.
 
     Attributes:
@@ -50,6 +51,11 @@ class DeltaSpace:
         gram: (N, N) inner products of the weight updates, not centred.
         names, directions, total_variance, info: as in ``WeightSpace``.
     """
+
+    FILE = "space.w2w.safetensors"
+    TITLE = "Weight space of LoRAs"
+    ABOUT = "Directions of many LoRAs of one base model (weights2weights, arXiv:2406.09413)."
+    FOLDER = "vitrine_w2w"
 
     stacks: Mapping[str, Stack]
     vectors: torch.Tensor
@@ -178,6 +184,13 @@ class DeltaSpace:
             self, vectors=self.vectors[:, :count], singular_values=self.singular_values[:count],
             directions={label: d[:count] for label, d in self.directions.items()},
         )  # fmt: skip
+
+    def _saved(self, folder: Path, source: str) -> Path:
+        if isinstance(self.stacks, LinkedStacks):
+            raise refuse(
+                "space", "one that is linked to its LoRA files", "one with its factors", "build it without linked"
+            )
+        return super()._saved(folder, source)
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
         """Writes one safetensors file atomically; ``dtype`` is that of the LoRAs' factors.

@@ -13,6 +13,7 @@ import torch
 from ...errors import refuse
 from ...io.files import named, parse_json, read_artefact, save_artefact
 from ...io.folders import has_ending
+from ...io.hub import Shared
 from ...io.number_checks import all_finite
 from .delta_space import Space
 from .space_checks import check_history, check_numbers
@@ -21,7 +22,7 @@ KIND, VERSION = "vitrine.w2w.model", 1
 
 
 @dataclass(frozen=True)
-class W2WModel:
+class W2WModel(Shared):
     """One or more models of a space.
 
     Attributes:
@@ -29,6 +30,11 @@ class W2WModel:
         space: the hash of the space they belong to.
         history: provenance, oldest first: {"sample": ...}, {"edit": ...}, {"invert": ...}, {"blend": ...}.
     """
+
+    FILE = "model.w2wmodel.safetensors"
+    TITLE = "Model of a weight space"
+    ABOUT = "Coefficients in a space of LoRAs (weights2weights, arXiv:2406.09413); it needs that space."
+    FOLDER = "vitrine_w2w"
 
     coefficients: torch.Tensor
     space: str

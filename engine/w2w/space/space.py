@@ -16,6 +16,7 @@ import torch
 
 from ...errors import refuse
 from ...io.files import check_tensors, named, parse_json, parse_table, read_artefact, save_artefact
+from ...io.hub import Shared
 from ...io.lora_layer import LoraLayer
 from ...io.number_checks import integer
 from .manifest import Manifest
@@ -37,7 +38,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 @dataclass(frozen=True)
-class WeightSpace:
+class WeightSpace(Shared):
     """A space in ``factors`` mode: PCA of standardised LoRA factors.
 
     Attributes:
@@ -54,6 +55,11 @@ class WeightSpace:
         total_variance: of the standardised data (sum over all of S^2 / (N - 1)), for explained fractions.
         info: provenance, JSON-compatible ("base", "gauge", "source", ...).
     """
+
+    FILE = "space.w2w.safetensors"
+    TITLE = "Weight space of LoRAs"
+    ABOUT = "Directions of many LoRAs of one base model (weights2weights, arXiv:2406.09413)."
+    FOLDER = "vitrine_w2w"
 
     manifest: Manifest
     mean: torch.Tensor
