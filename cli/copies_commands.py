@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,8 +12,10 @@ from ..engine.errors import refuse
 from ..engine.io.folders import files_in
 from ..engine.io.prompt_files import read_prompts
 from ..engine.pipelines.loading import SHIPPED, LoadConfig
-from ..engine.settings.setting_checks import AtLeast, Count, OutFolder, OwnSide
-from .options import Load
+from ..engine.settings.copies_options import CheckConfig, ReportConfig
+from ..engine.settings.option import Option
+from ..engine.settings.setting_checks import Count, OutFolder, OwnSide
+from .options import Load, flags
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,7 @@ class Check:
     """A list of captions unrelated to the pictures; required without a LoRA."""
     out: OutFolder = Path("copy-check")
     """Folder for the results."""
-    seeds: Count = 8
-    """Samples per prompt."""
-    first_seed: int = 2000
-    """Seed of the first sample."""
+    check: Annotated[CheckConfig, flags(CheckConfig(), "seeds", "first_seed")] = CheckConfig()
     steps: Count = 30
     """Sampling steps."""
     guidance: float = 7.5
@@ -55,7 +54,6 @@ class Check:
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.copies import CheckConfig
         from ..engine.diffusion.denoiser import Denoiser
         from ..engine.nemo import Calibration, ProbeConfig, fingerprint_of
         from ..engine.pipelines.copies import copy_check
@@ -74,7 +72,7 @@ class Check:
         size: dict[str, Any] = {k: v for k, v in (("height", self.height), ("width", self.width)) if v}
         check = copy_check(
             pipe, prompts, self.out, pictures=self.pictures, lora=self.lora,
-            config=CheckConfig(self.seeds, self.first_seed, ordinary=ordinary), probe=probe, tau=tau, labels=labels,
+            config=replace(self.check, ordinary=ordinary), probe=probe, tau=tau, labels=labels,
             memory=self.memory, progress=TqdmProgress("samples"), num_inference_steps=self.steps,
             guidance_scale=self.guidance, **size,
         )  # fmt: skip
@@ -115,20 +113,11 @@ class Report:
     """Prompts unrelated to the LoRAs; none: eight about dogs, streets and soup."""
     folder: Path | None = None
     """Folder of LoRAs to search for duplicates and merges; none: the files of this report."""
-    budget: Annotated[float, AtLeast(0)] = 0.0
+    budget: Annotated[float, Option(ge=0)] = 0.0
     """Minutes for sampling; unfinished parts are listed, and the next call resumes. 0: no limit."""
     out: OutFolder = Path("lora-report")
     """Folder of the report."""
-    seeds: Annotated[int, AtLeast(2)] = 4
-    """Samples per prompt."""
-    first_seed: int = 2000
-    """Seed of the first sample."""
-    steps: Count = 4
-    """Sampling steps; four are enough to detect copies."""
-    guidance: float = 3.0
-    """Guidance scale."""
-    prompts: Count = 4
-    """Most captions to sample."""
+    sampled: Annotated[ReportConfig, flags(ReportConfig(), without=("strengths",))] = ReportConfig()
     height: OwnSide = 0
     """In pixels; 0: the model's default."""
     width: OwnSide = 0
@@ -139,12 +128,11 @@ class Report:
 
     def run(self) -> int:
         """0 if all files were read and none is as bad as ``fail_on``, else 1; 2 if one could not be read."""
-        from ..engine.copies import ReportConfig, lora_report
+        from ..engine.copies import lora_report
         from ..engine.runtime.progress import TqdmProgress
 
-        config = ReportConfig(self.seeds, self.first_seed, self.steps, self.guidance, prompts=self.prompts)
         report = lora_report(
-            _lora_files(self.files), self.out, self._model if self.base else None, self._material(), config,
+            _lora_files(self.files), self.out, self._model if self.base else None, self._material(), self.sampled,
             self.budget or None, TqdmProgress("samples"),
         )  # fmt: skip
         print(report.text())

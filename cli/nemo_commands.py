@@ -15,10 +15,15 @@ from ..engine.io.files import save_safetensors, write_text
 from ..engine.io.prompt_files import read_prompts
 from ..engine.io.tables import csv_text
 from ..engine.pipelines.loading import LoadConfig
-from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
+from ..engine.settings.nemo_options import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig, check_method
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder
 from ..engine.settings.verdicts import verdict_of
 from .copies_commands import Check
-from .options import Load
+from .options import Load, flags
+
+SAMPLING = flags(FEW_STEPS, seeds="samples", steps="sampling_steps", guidance="sampling_guidance")
+"""What detection samples, among a command's other options."""
+SEARCH = flags(SearchConfig(), without=("tau",))
 
 
 def _pipeline(model: str, load: LoadConfig) -> Any:
@@ -54,18 +59,10 @@ class Calibrate:
     """The file that detect, find and check read."""
     scope: str = "down+mid"
     """down+mid (published) or all."""
-    timestep_index: int = 1
-    """Timestep index (of 50) for the search and the published score."""
-    guidance: float = 0.0
-    """Guidance of the published score, at twice the cost; 0 is published. Also for `detect --method "one step"`."""
+    probe: Annotated[ProbeConfig, flags(ProbeConfig(), "timestep_index", "guidance")] = ProbeConfig()
     scored: Count = 200
     """Number of captions scored and sampled for the thresholds."""
-    samples: Annotated[int, AtLeast(2)] = 4
-    """Samples per prompt that detection compares."""
-    sampling_steps: Count = 4
-    """Their sampling steps."""
-    sampling_guidance: float = 3.0
-    """Their guidance scale: use the one that you sample with."""
+    few_steps: Annotated[FewStepConfig, SAMPLING] = FEW_STEPS
     memory: str = "4GB"
     """Memory in addition to the model."""
     load: Load = LoadConfig()
@@ -73,15 +70,13 @@ class Calibrate:
     def run(self) -> int:
         """0 on success."""
         from ..engine.jobs.run import forget
-        from ..engine.nemo import PARTS, FewStepConfig, ProbeConfig
+        from ..engine.nemo import PARTS
         from ..engine.runtime.processes import launched
 
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
-        probe = ProbeConfig(timestep_index=self.timestep_index, guidance=self.guidance)
-        few_steps = FewStepConfig(self.samples, steps=self.sampling_steps, guidance=self.sampling_guidance)
         state = self.out.with_suffix(".state")
         calibration = pipe.calibrate(
-            texts, scope=self.scope, probe=probe, few_steps=few_steps, scored=self.scored,
+            texts, scope=self.scope, probe=self.probe, few_steps=self.few_steps, scored=self.scored,
             progress=_bar("calibrating", workers), state=state, memory=self.memory, workers=workers,
         )  # fmt: skip
         if not workers.index:
@@ -133,8 +128,7 @@ class Detect:
     """A table, the most suspicious prompt first: distance of its samples, verdict, and their parts."""
     method: str = "samples"
     """samples compares samples of a few steps; "one step" is the published score of one-step predictions."""
-    two_stage: bool = False
-    """Two samples first, the others only if these agree: about half the cost on ordinary prompts."""
+    few_steps: Annotated[FewStepConfig, flags(FEW_STEPS, "two_stage")] = FEW_STEPS
     memory: str = "4GB"
     """Memory in addition to the model, for the published score."""
     load: Load = LoadConfig()
@@ -143,7 +137,6 @@ class Detect:
         """0 on success."""
         from ..engine.jobs.run import forget
         from ..engine.nemo import Calibration, fingerprint_of
-        from ..engine.nemo.search_config import check_method
         from ..engine.runtime.processes import launched
 
         published, texts = check_method(self.method), read_prompts(self.prompts)[0]
@@ -153,7 +146,7 @@ class Detect:
         calibration.check(fingerprint_of(pipe._network))
         state, config = self.out.with_suffix(".safetensors"), None
         if not published:
-            config = replace(known.config, two_stage=self.two_stage)
+            config = replace(known.config, two_stage=self.few_steps.two_stage)
         results = pipe.detect(
             texts, calibration, self.method, config, _bar("prompts", workers), state, self.memory, workers
         )
@@ -193,12 +186,7 @@ class Find:
     """The model it was calibrated on."""
     out: OutFolder = Path("neurons")
     """Folder for the NEURONS files."""
-    effect_fraction: float = 0.98
-    """Stop at this fraction of the effect of blocking everything; the protocol nemo stops at tau."""
-    mode: str = "chain"
-    """parity, chain or fast."""
-    protocol: str = "vitrine"
-    """vitrine searches every prompt and verifies by samples; nemo searches only those above tau, as published."""
+    search: Annotated[SearchConfig, SEARCH] = SearchConfig()
     together: Count = 16
     """Prompts searched in one batch."""
     seed: int = 0
@@ -208,7 +196,7 @@ class Find:
     def run(self) -> int:
         """0 on success."""
         from ..engine.jobs.run import Run
-        from ..engine.nemo import Calibration, ProbeConfig, SearchConfig, fingerprint_of
+        from ..engine.nemo import Calibration, fingerprint_of
         from ..engine.nemo.find import settings_of
         from ..engine.runtime.processes import launched
 
@@ -218,10 +206,7 @@ class Find:
         probe = replace(probe, seed=self.seed or probe.seed)
         pipe = _pipeline(self.model, self.load)
         calibration.check(fingerprint_of(pipe._network))
-        config = SearchConfig(
-            tau=None if score is None else score.tau, effect_fraction=self.effect_fraction, mode=self.mode,
-            protocol=self.protocol,
-        )  # fmt: skip
+        config = replace(self.search, tau=None if score is None else score.tau)
         prompts, _ = read_prompts(self.prompts)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
         settings = settings_of(pipe.probe(scope, probe), config)

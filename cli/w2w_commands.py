@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +11,15 @@ from tyro.conf import Positional, arg
 
 from ..engine.errors import refuse
 from ..engine.pipelines.loading import LoadConfig
-from ..engine.settings.setting_checks import AtLeast, Count, OutFile, OutFolder
-from .options import Load, OutSpace
+from ..engine.settings.option import Option
+from ..engine.settings.setting_checks import Count, OutFile, OutFolder
+from ..engine.settings.w2w_options import BuildConfig, LoraTrainConfig
+from .options import Load, OutSpace, flags
 from .w2w_arguments import space_at, weights_at
 from .w2w_map import Map
 from .w2w_models import Edit, Export, Invert, PairSlider, Sample, SliderLora
+
+RECIPE = flags(LoraTrainConfig(), "steps", "batch", "rank", "lr")
 
 
 @dataclass(frozen=True)
@@ -43,14 +47,7 @@ class TrainLoras:
     """Models trained in one batch; increase on a larger GPU."""
     workers: Count | None = None
     """Processes of one thread, each with a copy of the model; none: one, and for portraits on the CPU one per core."""
-    steps: Count = 800
-    """Optimiser steps per model (portraits: 160)."""
-    batch: Count = 1
-    """Pictures per subject in each step (portraits: 2)."""
-    rank: Count = 1
-    """LoRA rank."""
-    lr: float = 1e-4
-    """AdamW's learning rate (portraits: 1e-2)."""
+    training: Annotated[LoraTrainConfig, RECIPE] = LoraTrainConfig()
     load: Load = LoadConfig()
 
     def run(self) -> int:
@@ -72,8 +69,10 @@ class TrainLoras:
 
     def _refuse_unread(self) -> None:
         """Raises for settings that the portraits recipes do not use."""
-        usual, names = TrainLoras(), ("prompt", "steps", "batch", "rank", "lr", "load")
-        changed = [name for name in names if getattr(self, name) != getattr(usual, name)]
+        usual = TrainLoras()
+        changed = [name for name in ("prompt", "load") if getattr(self, name) != getattr(usual, name)]
+        mine, theirs = self.training.to_dict(), usual.training.to_dict()
+        changed[1:1] = [name for name in mine if mine[name] != theirs[name]]
         if self.folder is None and changed:
             shown = f"{', '.join(changed)} without a folder of pictures"
             raise refuse("settings", shown, "out, model, people, together, workers", "give FOLDER, or leave them out")
@@ -82,7 +81,7 @@ class TrainLoras:
         from ..engine.portraits.flow import FLOW_WEIGHTS
         from ..engine.runtime.processes import launched
         from ..engine.runtime.progress import TqdmProgress
-        from ..engine.w2w import LoraTrainConfig, train_loras
+        from ..engine.w2w import train_loras
         from ..evidence.w2w.people import train_people
 
         part = (worker, workers) if workers > 1 else (launched().index, launched().count)
@@ -95,8 +94,7 @@ class TrainLoras:
         from ..engine.pipelines.w2w_training import subjects_in
 
         denoiser, names, makers = subjects_in(self.folder, self.model, self.prompt, load=self.load)
-        config = LoraTrainConfig(self.rank, steps=self.steps, batch=self.batch, lr=self.lr)
-        return len(train_loras(denoiser, makers, names, self.out, config, **options))
+        return len(train_loras(denoiser, makers, names, self.out, self.training, **options))
 
 
 @dataclass(frozen=True)
@@ -150,18 +148,13 @@ class Build:
     """Joint only: mutually exclusive labels, such as 'bald,long hair'."""
     portraits: bool = False
     """The folder has people of the portraits dataset: use their known labels."""
-    mode: str = "auto"
-    """auto, factors or delta."""
-    components: Count | None = None
-    """Number of components; none: all."""
+    how: Annotated[BuildConfig, flags(BuildConfig(), "mode", "components", "linked")] = BuildConfig()
     memory_gb: float = 2.0
     """Memory in addition to the space; larger folders use a work folder next to the space."""
     dtype: str = "float16"
     """Of components in the file: float32, float16 or bfloat16."""
     base_weights: Path | None = None
     """The base model's safetensors file, or diffusers' unet folder: with it DoRAs are also read."""
-    linked: bool = False
-    """Delta mode: keep the factors in the LoRA files, which must not be moved; for folders larger than memory."""
 
     def run(self) -> int:
         """0 on success; bad files are listed and left out."""
@@ -169,7 +162,7 @@ class Build:
         from ..engine.w2w import mapped
         from ..engine.w2w.space.linked_factors import linked_file, relative_path
 
-        if self.linked:  # raises now, not after hours
+        if self.how.linked:  # raises now, not after hours
             linked_file(self.out, relative_path(self.out, self.folder / "a.safetensors"), [Path.cwd()])
         work = self.out.with_name(self.out.name + ".work")
         space = self._space(work, launched())
@@ -184,17 +177,17 @@ class Build:
     def _space(self, work: Path, workers: Any) -> Any:
         """The space without directions from labels; None in all but the first process."""
         from ..engine.runtime.progress import TqdmProgress
-        from ..engine.w2w import BuildConfig, build_space
+        from ..engine.w2w import build_space
         from ..evidence.w2w.people import build_people
 
         bar = TqdmProgress("space", not workers.index)
         if self.portraits:
             if workers.index:
                 return None
-            space = build_people(self.folder, self.components or 300, bar)
+            space = build_people(self.folder, self.how.components or 300, bar)
             print(f"{space.count} people, directions {', '.join(space.directions)}")
             return space
-        config = BuildConfig(self.mode, self.components, int(self.memory_gb * 2**30), linked=self.linked)
+        config = replace(self.how, memory=int(self.memory_gb * 2**30))
         weights = weights_at(self.base_weights)
         built = build_space(self.folder, config, bar, work, workers=workers, base=weights)
         if workers.index:
@@ -284,7 +277,7 @@ class ImportOfficial:
     labels.csv, the converted table of labels, which are needed for sampling and labels."""
     out: OutFile = Path("official.w2w.safetensors")
     """The space; its licence is non-commercial, like that of the files."""
-    components: Annotated[int, AtLeast(0)] = 1000
+    components: Annotated[int, Option(ge=0)] = 1000
     """Columns of V to use; 0 uses all 10,000."""
 
     def run(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,8 +13,11 @@ from ..engine.errors import refuse
 from ..engine.io.file_names import as_name
 from ..engine.pipelines.loading import LoadConfig
 from ..engine.settings.setting_checks import Count, OutFolder, Side, Writes
-from .options import Load, OutSpace
+from ..engine.settings.w2w_options import EditConfig, InvertConfig, PairConfig, SampleConfig, preset
+from .options import Load, OutSpace, flags, overrides
 from .w2w_arguments import example_of, model_of, space_at, tail_of
+
+CUSTOM = overrides(InvertConfig, "steps", "lr", "components", "prior", "posterior", "seed", of="the preset's")
 
 
 @dataclass(frozen=True)
@@ -65,31 +68,15 @@ class Sample:
     """Labels that the sliders must not change."""
     wanted: tuple[str, ...] = ()
     """Scores of the models before sliders, in deviations, such as 'glasses=-1'."""
-    factor: float | None = None
-    """Spread of the models: 1 varies as the training models do, 0 is their mean."""
-    components: Count | None = None
-    """Number of leading components to sample."""
-    truncation: float | None = None
-    """Sample numbers beyond this many deviations again."""
-    rng: str | None = None
-    """vector, or official: one by one, as in the published code."""
-    attributes: str | None = None
-    """auto, joined (along the directions as one training model is) or gaussian (the paper's)."""
-    emphasis: float | None = None
-    """joined: factor on the training model's part; 1.5 was best for the shipped people."""
-    inherit: float | None = None
-    """joined: correlation of the rest with the training model's, 0 to 1; 0.4 was best for the shipped people."""
+    sampling: Annotated[dict[str, Any], overrides(SampleConfig, of="the space's")] = field(default_factory=dict)
     files: Files = Writing()
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.w2w import EditConfig, W2WModel, conditioned, edit, edit_step, sample, sliders_of, usual_sampling
+        from ..engine.w2w import W2WModel, conditioned, edit, edit_step, sample, sliders_of, usual_sampling
 
         space, strengths, wanted = space_at(self.space), sliders_of(self.edits, "="), sliders_of(self.wanted, "=")
-        config = usual_sampling(
-            space, factor=self.factor, components=self.components, truncation=self.truncation, rng=self.rng,
-            attributes=self.attributes, emphasis=self.emphasis, inherit=self.inherit,
-        )  # fmt: skip
+        config = usual_sampling(space, **self.sampling)
         drawn = conditioned(space, sample(space, self.seeds, config), wanted)
         editing = EditConfig(self.protect)
         rows, moved = edit(space, drawn, strengths, editing), edit_step(strengths, editing)
@@ -112,20 +99,19 @@ class Edit:
     """Sliders such as 'beard=2', in deviations of the training models."""
     protect: tuple[str, ...] = ()
     """Labels whose scores are kept."""
-    mode: str = "joint"
-    """How they are protected: joint, or official_sequential."""
+    editing: Annotated[EditConfig, flags(EditConfig(), "mode")] = EditConfig()
     files: Files = Writing()
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.w2w import EditConfig, edit, edit_step, sliders_of
+        from ..engine.w2w import edit, edit_step, sliders_of
 
         space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
             raise refuse("edits", "none", "one or more sliders", f"write --edits '{example_of(space)}=2'")
         for source in self.models:
             model, name = model_of(space, source)
-            config = EditConfig(self.protect, self.mode)
+            config = replace(self.editing, protect=self.protect)
             rows = edit(space, model.coefficients, strengths, config)
             moved = model.moved_to(rows, **edit_step(strengths, config))
             self.files.write(space, moved, _named(name + tail_of(strengths), len(rows)))
@@ -151,18 +137,7 @@ class Invert:
     """The prompt that the LoRAs were trained with, or a description of the pictures without the subject."""
     preset: str = "quick"
     """photo and out_of_distribution are the paper's; quick: fewer steps, larger batches."""
-    steps: Count | None = None
-    """Adam steps, instead of the preset's."""
-    lr: float | None = None
-    """Learning rate, instead of the preset's."""
-    components: Count | None = None
-    """Number of components, instead of the preset's."""
-    prior: float | None = None
-    """Regularisation towards the mean model; for drawings or hidden faces try 0.001."""
-    posterior: Literal["mean", "sample"] = "mean"
-    """Latents for training: the VAE's mean, or a new sample in each step, as in the published code."""
-    seed: int = 0
-    """Seed of noise levels and noise."""
+    custom: Annotated[dict[str, Any], CUSTOM] = field(default_factory=dict)
     size: Side | None = None
     """Side in pixels; none: the base model's."""
     load: Load = LoadConfig()
@@ -201,15 +176,8 @@ class Invert:
         print(described(space, model.coefficients))
         return 0
 
-    def _config(self) -> Any:
-        from dataclasses import replace
-
-        from ..engine.w2w.edit.invert_config import preset
-
-        names = ("steps", "lr", "components", "prior")
-        chosen = {name: value for name in names if (value := getattr(self, name)) is not None}
-        settings: dict[str, Any] = {"seed": self.seed, "together": self.together, "posterior": self.posterior}
-        return replace(preset(self.preset), **settings, **chosen)
+    def _config(self) -> InvertConfig:
+        return replace(preset(self.preset), together=self.together, **self.custom)
 
     def _masks(self, side: int) -> Any:
         """(B, side, side) in [0, 1], cropped like the pictures; None without masks."""
@@ -279,7 +247,7 @@ class SliderLora:
         """0 on success."""
         import torch
 
-        from ..engine.w2w import EditConfig, edit, slider_lora, sliders_of, write_lora
+        from ..engine.w2w import edit, slider_lora, sliders_of, write_lora
 
         space, strengths = space_at(self.space), sliders_of(self.edits, "=")
         if not strengths:
@@ -327,10 +295,7 @@ class PairSlider:
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
     """The prompt that the LoRAs were trained with, or a description of the pictures without subject and attribute."""
-    steps: Count = 150
-    """Adam steps of 16 pictures."""
-    start: float = 1000.0
-    """Timestep from which the slider is applied; it is trained below it."""
+    training: Annotated[PairConfig, flags(PairConfig(), "steps", "start")] = PairConfig()
     size: Side | None = None
     """Side in pixels; none: the base model's."""
     out: OutSpace = None
@@ -350,7 +315,7 @@ class PairSlider:
         from ..engine.pipelines import W2WPipeline
         from ..engine.pipelines.loading import load_pipeline
         from ..engine.runtime.progress import TqdmProgress
-        from ..engine.w2w import PairConfig, with_pair_slider
+        from ..engine.w2w import with_pair_slider
 
         space, names = space_at(self.space), paired_names(self.before, self.after)
         rows = model_of(space, self.shown)[0].coefficients[:1] if self.shown else torch.zeros(1, space.dimension)
@@ -362,9 +327,8 @@ class PairSlider:
         ]
         target = self.out or self.space
         work = target.with_name(f".{target.name}.{self.label.replace(' ', '_')}.work")
-        config = PairConfig(steps=self.steps, start=self.start)
         bar = TqdmProgress("training")
-        change = pipe.train_pair_slider(space, sides[0], sides[1], self.prompt, rows, config, work, bar)
+        change = pipe.train_pair_slider(space, sides[0], sides[1], self.prompt, rows, self.training, work, bar)
         space = with_pair_slider(space, self.label, change)
         saved = space.save(target, self.save_dtype)
         shutil.rmtree(work, ignore_errors=True)

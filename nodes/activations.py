@@ -10,7 +10,7 @@ import torch
 from comfy_api.latest import io, ui
 from PIL import Image, ImageDraw
 
-from ..engine.activations import Activations, PCABasis, massive_channels, pca_rgb
+from ..engine.activations import Activations, PCABasis, TapConfig, massive_channels, pca_rgb
 from ..engine.activations.correspondence import feature_maps
 from ..engine.activations.gdf_protocol import PROTOCOLS
 from ..engine.errors import VitrineError, refuse
@@ -24,6 +24,7 @@ from .comfy.patches import replaced_attention
 from .comfy.pictures import as_pictures
 from .comfy.progress import show_on, text_on
 from .comfy.recording import Recorder, nothing_recorded, record_sampling
+from .config_inputs import inputs_of
 from .sockets import ActivationsSocket, RecorderSocket, under_advanced
 from .tap_inputs import (
     HELP,
@@ -66,7 +67,7 @@ class ActivationTap(io.ComfyNode):
                 io.Image.Input("image", tooltip="One or more pictures; sides must be multiples of the VAE's factor."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt that fits the pictures."),
                 *selection_inputs(),
-                io.Combo.Input("dtype", options=["float32", "float16"], default="float32", tooltip="Storage type."),
+                *inputs_of(TapConfig, "dtype", options=["float32", "float16"]),
                 *remedy_inputs(),
                 protocol_input(),
             ]),

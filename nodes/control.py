@@ -9,12 +9,12 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..engine.control import DRAWN, GammaConfig, PaddingConfig, SizeCondition, pad_text
-from ..engine.control.padding import AXES, MODES, SCOPES
 from ..engine.errors import refuse
 from ..engine.io.tables import lines_of
 from .comfy.conditioning import readers_of, token_count, with_sizes
 from .comfy.control import checkpoint_stamp, checkpoints, read_checkpoint, reads_sizes, weighted, with_checkpoint
 from .comfy.progress import text_on
+from .config_inputs import inputs_of, settings_from
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .control_sampler import SAMPLING
 from .sockets import under_advanced
@@ -98,13 +98,7 @@ class ApplyGammaSchedule(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
                 *GAMMA,
-                io.String.Input(
-                    "points",
-                    default="",
-                    optional=True,
-                    tooltip="A curve of your own instead of the form, as progress:weight. 0:0, 0.5:0.2, 1:1 begins at "
-                    "0 and ends at 1. Empty: the form.",
-                ),
+                *inputs_of(GammaConfig, "points", optional=True),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="For any sampler.")],
         )
@@ -179,18 +173,7 @@ class NoisyReplicatePadding(io.ComfyNode):
             is_experimental=True,
             inputs=under_advanced(("axis", "tokens"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt."),
-                io.Combo.Input(
-                    "mode", options=list(MODES), default="noisy_replicate",
-                    tooltip="noisy_replicate is the paper's; replicate has no noise; zero empties the positions.",
-                ),
-                io.Float.Input(
-                    "beta_txt", default=0.01, min=0.0, max=1.0, step=0.001, tooltip="Variance of the noise.",
-                ),
-                io.Combo.Input(
-                    "scope", options=list(SCOPES), default="copies",
-                    tooltip="copies leaves the prompt's own tokens untouched; all is the paper's, for trained models.",
-                ),
-                io.Combo.Input("axis", options=list(AXES), default="channel", tooltip="What the noise is scaled by."),
+                *inputs_of(PaddingConfig),
                 io.Int.Input("seed", default=0, min=0, max=2**32 - 1, tooltip="Of the noise: one prompt, one result."),
                 io.Int.Input(
                     "tokens", default=0, min=0, max=4096,
@@ -204,11 +187,10 @@ class NoisyReplicatePadding(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, conditioning: list, mode: str, beta_txt: float, scope: str, axis: str, seed: int, tokens: int = 0,
-        clip: Any = None, text: str = "",
+        cls, conditioning: list, seed: int, tokens: int = 0, clip: Any = None, text: str = "", **options: Any
     ) -> io.NodeOutput:  # fmt: skip
         """The conditioning that comes in stays as it is."""
-        config, padded_parts = PaddingConfig(mode, beta_txt, scope, axis), []
+        config, padded_parts = settings_from(PaddingConfig, options), []
         if len(conditioning) > 1 and (tokens or clip is not None):
             shown, remedy = f"{len(conditioning)} prompts, and the tokens of one", "pad each before they are combined"
             raise refuse("conditioning", shown, "one prompt", remedy)

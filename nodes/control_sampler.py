@@ -11,7 +11,6 @@ import torch
 from comfy_api.latest import io, ui
 
 from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
-from ..engine.control.size_guidance import NEGATIVES, NESTINGS
 from ..engine.diffusion.guidance import scale_for_size
 from ..engine.io.charts import curve_picture
 from .comfy.conditioning import PIXELS, with_sizes
@@ -19,27 +18,12 @@ from .comfy.control import weighted, weighting_of
 from .comfy.control_guider import ControlGuider, run
 from .comfy.model import latents_to_sample
 from .comfy.schedule import SAMPLERS, SCHEDULERS, clock_of, run_sigmas
+from .config_inputs import input_of, inputs_of
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .sockets import under_advanced
 
-_STRENGTHS = [
-    io.Float.Input("cfg", default=5.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance by the prompt; 1 is none."),
-    io.Float.Input(
-        "control", display_name="size_guidance", default=1.0, min=0.0, max=10.0, step=0.025,
-        tooltip="Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.",
-    ),
-    io.Combo.Input(
-        "nesting", options=list(NESTINGS), default="control_inner",
-        tooltip="control_inner is the paper's Eq. 2; semantic_inner the order of its appendix.",
-    ),
-]  # fmt: skip
-
-
-_NEGATIVE_SIZES = io.Combo.Input(
-    "negative_sizes", options=list(NEGATIVES), default="picture", optional=True,
-    tooltip="Sizes for the negative prompt. picture: its own, as ComfyUI does; positive: those of the prompt, as "
-            "diffusers' SDXL does.",
-)  # fmt: skip
+_STRENGTHS = [input_of(GuidanceConfig, "scale", "cfg", default=5.0), *inputs_of(GuidanceConfig, "control", "nesting")]
+_NEGATIVE_SIZES = input_of(GuidanceConfig, "negative", "negative_sizes", optional=True)
 
 
 class ControlCFGGuider(io.ComfyNode):

@@ -21,7 +21,7 @@ from ..engine.copies import (
 from ..engine.copies.lora_samples import USUAL
 from ..engine.copies.nearest import overlay
 from ..engine.copies.training_runs import fellow_checkpoints
-from ..engine.nemo import ProbeConfig
+from ..engine.nemo import ProbeConfig, VerifyConfig
 from .captions import captioned
 from .comfy.copies import (
     CHECKS,
@@ -40,7 +40,8 @@ from .comfy.copies import (
 from .comfy.progress import progress, show_on, text_on
 from .comfy.saved import known_files, stamp_of
 from .comfy.schedule import SAMPLERS, SCHEDULERS
-from .nemo import CAPTIONS, CATEGORY, INDEX, TAU, lines
+from .config_inputs import input_of, inputs_of, settings_from
+from .nemo import CAPTIONS, CATEGORY, lines
 from .sockets import under_advanced
 
 SHOWN = 8
@@ -77,14 +78,13 @@ class NEMOCopyCheck(io.ComfyNode):
                     tooltip="Captions that have nothing to do with the pictures, one a line: they say which distance "
                     "is usual. Not needed with bare_model.",
                 ),
-                io.Int.Input("seeds", default=8, min=2, max=256, tooltip="Samples of each prompt."),
-                io.Int.Input("first_seed", default=2000, min=0, max=2**31, tooltip="Of these samples."),
+                *inputs_of(CheckConfig, "seeds", "first_seed"),
                 io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Of sampling."),
                 io.Float.Input("cfg", default=7.0, min=0.0, max=100.0, step=0.1, tooltip="Of sampling."),
                 io.Combo.Input("sampler_name", options=SAMPLERS, default="euler", tooltip="As in KSampler."),
                 io.Combo.Input("scheduler", options=SCHEDULERS, default="normal", tooltip="As in KSampler."),
-                TAU,
-                INDEX,
+                *inputs_of(VerifyConfig, "tau"),
+                *inputs_of(ProbeConfig, "timestep_index"),
                 io.String.Input(
                     "name", default="check", tooltip="Folder in output/vitrine_copy_check. It resumes there."
                 ),
@@ -102,12 +102,12 @@ class NEMOCopyCheck(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, clip: Any, vae: Any, latent: dict, prompts: str, ordinary: str, seeds: int, first_seed: int,
+        cls, model: Any, clip: Any, vae: Any, latent: dict, prompts: str, ordinary: str,
         steps: int, cfg: float, sampler_name: str, scheduler: str, tau: float, timestep_index: int, name: str,
-        pictures: torch.Tensor | None = None, bare_model: Any = None,
+        pictures: torch.Tensor | None = None, bare_model: Any = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two steps of sampling; the same inputs resume where it stopped."""
-        config = CheckConfig(seeds, first_seed, ordinary=tuple(lines(ordinary, 0)))
+        config = settings_from(CheckConfig, options, ordinary=tuple(lines(ordinary, 0)))
         models, folder = Models(model, clip, vae, bare_model), work_folder(CHECKS, name)
         training = training_pictures(pictures)
         training = training if pictures is None else training.cropped(models.size(latent))
@@ -146,7 +146,7 @@ class LoraReportNode(io.ComfyNode):
             search_aliases=["is my lora overfitted", "overtrained lora", "lora info", "inspect lora", "lora metadata",
                             "trigger words", "does my lora copy", "lora strength", "duplicate lora"],
             hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("ordinary", "first_seed", "prompts", "compare", "name"), [
+            inputs=under_advanced(("ordinary", "compare", "name"), [
                 io.Model.Input("model", tooltip="The LoRA's base model, without the LoRA."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),
@@ -157,13 +157,12 @@ class LoraReportNode(io.ComfyNode):
                 io.String.Input("trigger", default="", tooltip="Trigger words. None: what the file says."),
                 io.String.Input("ordinary", multiline=True, default="",
                                 tooltip="Prompts that have nothing to do with it, one a line. None: eight usual ones."),
-                io.Int.Input("seeds", default=4, min=2, max=64, tooltip="Samples of each prompt."),
+                *inputs_of(ReportConfig, "seeds"),
                 io.Float.Input("minutes", default=0.0, min=0.0, max=10000.0, step=0.5,
                                tooltip="Budget; what it leaves out is named, and the next run resumes. 0: no limit."),
-                io.Int.Input("first_seed", default=2000, min=0, max=2**31, tooltip="Of these samples."),
-                io.Int.Input("steps", default=4, min=1, max=100, tooltip="Of sampling; four are enough to see a copy."),
-                io.Float.Input("cfg", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="Guidance of these samples."),
-                io.Int.Input("prompts", default=4, min=1, max=64, tooltip="Captions that are sampled, at most."),
+                *inputs_of(ReportConfig, "first_seed", "steps"),
+                input_of(ReportConfig, "guidance", "cfg"),
+                *inputs_of(ReportConfig, "prompts"),
                 io.Boolean.Input("compare", default=True,
                                  tooltip="Look for duplicates and merges in the LoRA's folder."),
                 io.String.Input("name", default="report",
@@ -190,11 +189,11 @@ class LoraReportNode(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, clip: Any, vae: Any, latent: dict, lora: str, captions: str, trigger: str, ordinary: str,
-        seeds: int, minutes: float, first_seed: int, steps: int, cfg: float, prompts: int, compare: bool, name: str,
-        pictures: torch.Tensor | None = None, whole_run: bool = False,
+        minutes: float, cfg: float, compare: bool, name: str, pictures: torch.Tensor | None = None,
+        whole_run: bool = False, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two prompts; the same inputs resume where it stopped."""
-        config = ReportConfig(seeds, first_seed, steps, cfg, prompts=prompts)
+        config = settings_from(ReportConfig, options, guidance=cfg)
         path = lora_path(lora)
         words = tuple(part.strip() for part in trigger.split(",") if part.strip())
         material = Material(

@@ -44,6 +44,7 @@ from .comfy.model import backbone_of, blank_latents, denoiser_of, latent_of, pic
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, text_on
 from .comfy.saved import stamp
+from .config_inputs import input_of, inputs_of, settings_from
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/few-step students"
@@ -106,16 +107,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                     tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
                     "student; manual takes the two values below.",
                 ),
-                io.Float.Input(
-                    "timestep", default=999.0, min=0.0, max=1000.0, step=1.0,
-                    tooltip="Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 "
-                    "SiD-LSG).",
-                ),
-                io.Combo.Input(
-                    "noise", display_name="start_noise", options=["unit", "vp"], default="unit",
-                    tooltip="Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). "
-                    "vp: as strong as in a picture noised to that timestep (SiD-LSG).",
-                ),
+                *inputs_of(StudentPreset, "timestep", "noise"),
                 io.Model.Input(
                     "base", optional=True,
                     tooltip="The model a student of several steps was distilled from: it takes the first step, "
@@ -125,11 +117,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                     "base_steps", default=1, min=1, max=50, optional=True,
                     tooltip="Steps of the base for the student's first one. 1 costs no more calls than without it.",
                 ),
-                io.Int.Input(
-                    "replaces", default=1, min=1, max=7, optional=True,
-                    tooltip="How many of the student's steps, from the first, the base takes: more give more "
-                    "variety, and more of the base's blur at few steps.",
-                ),
+                *inputs_of(FirstSteps, "replaces", optional=True),
             ]),
             outputs=[
                 io.Latent.Output(display_name="LATENT", tooltip="The pictures' latents, for VAE Decode."),
@@ -219,14 +207,12 @@ class EMDDistill(io.ComfyNode):
                     tooltip="One a line; the student learns these. Empty for portraits: its own 2,000 captions.",
                 ),
                 io.String.Input("name", default="student", tooltip="Folder under output/vitrine_emd; it resumes."),
-                io.Int.Input("steps", display_name="training_steps", default=200, min=1, max=1_000_000,
-                             tooltip="Generator updates in all."),
-                io.Int.Input("batch", default=8, min=1, max=256, tooltip="Samples in each update."),
-                io.Int.Input("rank", default=16, min=1, max=256, tooltip="LoRA rank of generator and score network."),
-                io.Int.Input("K", default=4, min=1, max=64, tooltip="Langevin steps; 4 to start with, 8 for release."),
-                io.Float.Input("guidance", default=3.0, min=1.0, max=30.0, step=0.5, tooltip="Of the teacher only."),
-                io.Float.Input("timestep", default=999.0, min=1.0, max=999.0, step=1.0,
-                               tooltip="The one network timestep of the student."),
+                input_of(EMDTrainConfig, "steps", default=200),
+                input_of(EMDTrainConfig, "batch", default=8),
+                *inputs_of(EMDTrainConfig, "rank"),
+                input_of(EStepConfig, "steps", "K"),
+                input_of(EMDTrainConfig, "guidance", default=3.0),
+                input_of(EMDTrainConfig, "timestep", default=999.0),
                 io.Boolean.Input(
                     "diff_instruct", default=False,
                     tooltip="The baseline instead: one step of noise, and the student's starting noise stays as it is.",
@@ -246,13 +232,12 @@ class EMDDistill(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, base: str, prompts: str, name: str, steps: int, batch: int, rank: int, K: int, guidance: float,
-        timestep: float, diff_instruct: bool, seed: int,
+        cls, base: str, prompts: str, name: str, K: int, diff_instruct: bool, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``Trainer.run`` outside inference mode."""
         chain = EStepConfig.diff_instruct() if diff_instruct else EStepConfig(K)
-        advanced = EMDAdvancedConfig(save_every=max(1, min(100, steps)))
-        config = EMDTrainConfig(steps, batch, timestep, rank, chain, guidance=guidance, seed=seed, advanced=advanced)
+        advanced = EMDAdvancedConfig(save_every=max(1, min(100, options["steps"])))
+        config = settings_from(EMDTrainConfig, options, chain=chain, advanced=advanced)
         pictures, file = distil(base, lines_of(prompts), name, config, progress())
         return io.NodeOutput(pictures, str(file), ui=ui.PreviewImage(pictures, cls=cls))
 

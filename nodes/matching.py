@@ -25,6 +25,7 @@ from .captions import captioned
 from .comfy import similarity
 from .comfy.panel_state import HIDDEN
 from .comfy.pictures import as_masks, as_pictures
+from .config_inputs import inputs_of
 from .sockets import under_advanced
 from .tap_inputs import protocol_input, remedy_inputs, selection_config, selection_inputs, sized, tap_images
 
@@ -166,9 +167,7 @@ class SegmentLikeThis(io.ComfyNode):
                     io.Mask.Input("masks", optional=True, tooltip="One mask for each: white is what you want."),
                     io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
                     *selection_inputs(),
-                    io.Int.Input(
-                        "hidden", default=0, min=0, max=512, tooltip="0: linear probe; else a layer this wide."
-                    ),
+                    *inputs_of(ProbeSettings, "hidden"),
                     *remedy_inputs(),
                     protocol_input(),
                     io.String.Input(

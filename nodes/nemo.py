@@ -36,8 +36,8 @@ from ..engine.nemo.dose import dose_lines, dose_picture
 from ..engine.nemo.few_step_detection import UsualSamples
 from ..engine.nemo.neuron_effects import BRIGHT, DARK, heat_map
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
-from ..engine.nemo.search_config import METHODS, MODES, PROTOCOLS, check_method
 from ..engine.nemo.sites import SCOPES
+from ..engine.settings.nemo_options import METHODS, check_method
 from ..engine.tracing.fingerprint import width_of
 from .captions import banded, captioned
 from .comfy import saved
@@ -46,22 +46,14 @@ from .comfy.model import active_fingerprint, backbone_of, blank_latents, decode,
 from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
 from .comfy.prompt_words import text_behind, words_at
+from .config_inputs import input_of, inputs_of, settings_from
 from .sockets import NEMOCalibrationSocket, NeuronsSocket, under_advanced
 
 CATEGORY = "Vitrine/memorization"
 STATISTICS, MEASURED = "vitrine_statistics", "none: measure captions"
 """Folder of published files, and the entry that takes none."""
 EVERYTHING = "everything"
-SEEDS = io.Int.Input("seeds", default=10, min=2, max=64, tooltip="Noises compared with each other; the paper: 10.")
-INDEX = io.Int.Input(
-    "timestep_index", default=1, min=0, max=49,
-    tooltip="Which of a run's 50 DDIM steps is looked at, from 0: 1 (timestep 961) is published; small models may need "
-    "4 to 15.",
-)  # fmt: skip
-TAU = io.Float.Input(
-    "tau", default=0.0, min=0.0, max=1.0, step=0.001,
-    tooltip="Threshold of memorization, from NEMO Calibrate: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
-)  # fmt: skip
+PROBE = inputs_of(ProbeConfig, "seeds", "timestep_index")
 CAPTIONS = """a smiling face
 a pale face with long blond hair
 a dark face with curly hair on pink
@@ -74,12 +66,18 @@ PROMPTS = io.String.Input(
     "prompts", multiline=True, default=CAPTIONS,
     tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
 )  # fmt: skip
-_FEW_STEPS = (
-    io.Int.Input("samples", default=4, min=2, max=16, tooltip="Of each prompt, compared with each other."),
-    io.Int.Input("steps", default=4, min=1, max=50, tooltip="Of these samples: a few decide the picture."),
-    io.Float.Input("cfg", default=3.0, min=0.0, max=100.0, step=0.1, tooltip="As you sample; 1 is without."),
-    io.Int.Input("first_seed", default=1, min=0, max=2**31, tooltip="Of the samples' noises."),
-)
+_FEW_STEPS = [
+    input_of(FewStepConfig, "seeds", "samples"),
+    input_of(FewStepConfig, "steps"),
+    input_of(FewStepConfig, "guidance", "cfg"),
+    input_of(FewStepConfig, "first_seed"),
+]
+
+
+def _few_steps(options: Mapping[str, Any]) -> FewStepConfig:
+    """The samples of detection, from a node's widgets."""
+    named = {"samples": "seeds", "cfg": "guidance"}
+    return settings_from(FewStepConfig, {named.get(k, k): v for k, v in options.items() if k != "seeds"})
 
 
 def lines(prompts: str, least: int) -> list[str]:
@@ -126,7 +124,7 @@ class NEMOCalibrate(io.ComfyNode):
                     "longest.",
                 ),
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
-                *_FEW_STEPS, SEEDS, INDEX,
+                *_FEW_STEPS, *PROBE,
                 io.Combo.Input(
                     "published", options=[MEASURED, *saved.listed(STATISTICS, ".pt")], default=MEASURED, optional=True,
                     advanced=True,
@@ -154,8 +152,7 @@ class NEMOCalibrate(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, clip: Any, latent: dict, prompts: str, measure: str = EVERYTHING, scope: str = SCOPES[0],
-        samples: int = 4, steps: int = 4, cfg: float = 3.0, first_seed: int = 1, seeds: int = 10,
-        timestep_index: int = 1, published: str = MEASURED,
+        published: str = MEASURED, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two forwards."""
         if published != MEASURED:
@@ -164,8 +161,7 @@ class NEMOCalibrate(io.ComfyNode):
             return io.NodeOutput(calibration, PUBLISHED.tau, f"{calibration.text()}, as published")
         parts = PARTS if measure == EVERYTHING else (measure,)
         texts, blank = lines(prompts, 2 if parts == ("statistics",) else 4), blank_latents(model, latent)[:1]
-        config = FewStepConfig(samples, first_seed, steps, cfg)
-        probe = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+        config, probe = _few_steps(options), settings_from(ProbeConfig, options)
         measured: dict[str, Any] = {}
         if "statistics" in parts:
             measured["statistics"] = _statistics(model, clip, texts, scope)
@@ -245,7 +241,7 @@ class NEMODetect(io.ComfyNode):
                     "method", options=list(METHODS),
                     tooltip="samples tells most; one step is the published score of one-step predictions.",
                 ),
-                *_FEW_STEPS, SEEDS, INDEX,
+                *_FEW_STEPS, *PROBE,
                 NEMOCalibrationSocket.Input(
                     "calibration", optional=True,
                     tooltip="From NEMO Calibrate: a verdict needs it, and its settings are used then.",
@@ -266,17 +262,16 @@ class NEMODetect(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, negative: list, latent: dict, method: str = METHODS[0], samples: int = 4,
-        steps: int = 4, cfg: float = 3.0, first_seed: int = 1, seeds: int = 10, timestep_index: int = 1,
-        calibration: Calibration | None = None, vae: Any = None,
+        cls, model: Any, positive: list, negative: list, latent: dict, method: str = METHODS[0],
+        calibration: Calibration | None = None, vae: Any = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """A few steps of ``samples`` rows, twice as many with guidance; or one forward of ``seeds`` rows."""
         blank = blank_latents(model, latent)[:1]
         if check_method(method):
-            probe = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
+            probe = settings_from(ProbeConfig, options)
             return _one_step(cls, model, positive, blank, probe, calibration, vae)
         threshold = None if calibration is None else calibration.known("samples")
-        config = FewStepConfig(samples, first_seed, steps, cfg) if threshold is None else threshold.config
+        config = _few_steps(options) if threshold is None else threshold.config
         sampler = _sampler_of(model, negative, blank, config, threshold)
         (agreement,) = sample_agreement(sampler, [condition_of(model, positive, blank)], shape_of(blank), progress())
         pictures, where = _shown(model, vae, agreement)
@@ -341,26 +336,15 @@ class NEMOFindNeurons(io.ComfyNode):
                 "find neurons", "stop copying", "training picture",
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
-            inputs=under_advanced(("mode", "scope", "protocol"), [
+            inputs=under_advanced(("scope",), [
                 io.Model.Input("model", tooltip="The model to search."),
                 io.Conditioning.Input("positive", tooltip="The prompt to search."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 NEMOCalibrationSocket.Input("calibration", tooltip="From NEMO Calibrate, same model."),
-                io.Float.Input(
-                    "effect_fraction", default=0.98, min=0.01, max=1.0, step=0.01,
-                    tooltip="The search ends when blocking has this fraction of the effect of blocking everything. The "
-                            "protocol nemo ends at the threshold instead.",
-                ),
-                io.Combo.Input("mode", options=list(MODES), default="chain",
-                               tooltip="chain tests several neurons at once; parity one, measured as the authors do."),
-                SEEDS,
-                INDEX,
+                *inputs_of(SearchConfig, "effect_fraction", "mode"),
+                *PROBE,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="Layers that are searched first."),
-                io.Combo.Input(
-                    "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
-                    tooltip="vitrine searches the prompt you give; nemo only one that scores above the threshold, as "
-                    "published.",
-                ),
+                *inputs_of(SearchConfig, without=("tau", "effect_fraction", "mode"), optional=True),
                 io.Conditioning.Input(
                     "negative", optional=True,
                     tooltip="An empty prompt: samples then choose the factor and give the verdict, where the "
@@ -385,17 +369,15 @@ class NEMOFindNeurons(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, calibration: Calibration, effect_fraction: float, mode: str,
-        seeds: int, timestep_index: int, scope: str, protocol: str = PROTOCOLS[0], negative: list | None = None,
-        clip: Any = None,
+        cls, model: Any, positive: list, latent: dict, calibration: Calibration, scope: str,
+        negative: list | None = None, clip: Any = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Search, judge; interrupt works between two forwards."""
         model_id, statistics = fingerprint(model), calibration.known("statistics")
         calibration.check(model_id)
         statistics.check(backbone_of(model), active_fingerprint(model))
-        blank, asked = blank_latents(model, latent)[:1], ProbeConfig(seeds=seeds, timestep_index=timestep_index)
-        tau = calibration.tau_at(asked)
-        config = SearchConfig(tau=tau, effect_fraction=effect_fraction, mode=mode, protocol=protocol)
+        blank, asked = blank_latents(model, latent)[:1], settings_from(ProbeConfig, options)
+        config = settings_from(SearchConfig, options, tau=calibration.tau_at(asked))
         probe = make_probe(denoiser_of(model), scope, asked, config.rows)
         cond, shape, sampler = condition_of(model, positive, blank), shape_of(blank), None
         if negative is not None and calibration.samples is not None:

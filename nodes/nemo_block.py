@@ -29,7 +29,8 @@ from .comfy.nemo import LAYERS, baked, blocked, layers_of
 from .comfy.panel_state import HIDDEN, marked
 from .comfy.pictures import as_pictures, resized
 from .comfy.progress import progress, text_on
-from .nemo import CATEGORY, INDEX, SEEDS, TAU, describe, shape_of
+from .config_inputs import input_of, inputs_of, settings_from
+from .nemo import CATEGORY, PROBE, describe, shape_of
 from .sockets import NeuronsSocket, under_advanced
 
 _FOLDER = "vitrine_neurons"
@@ -64,17 +65,7 @@ class NEMONeuronBlocker(io.ComfyNode):
             inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
-                io.Float.Input(
-                    "factor", default=0.0, min=-1.0, max=1.0, step=0.05,
-                    tooltip="0: unset, the factor that NEMO Find Neurons chose (of other lists 0, which blocks). Any "
-                    "other number replaces it; 1 is off.",
-                ),
-                io.Combo.Input("branch", options=["both", "cond"], tooltip="cond leaves the negative prompt alone."),
-                io.Float.Input("start", display_name="start_percent", default=0.0, min=0.0, max=1.0, step=0.01,
-                               tooltip="When blocking begins, as a fraction of the run: 0 is its beginning, 1 its "
-                                       "end."),
-                io.Float.Input("end", display_name="end_percent", default=1.0, min=0.0, max=1.0, step=0.01,
-                               tooltip="When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end."),
+                *inputs_of(BlockConfig, "factor", "branch", "start", "end"),
                 io.String.Input(
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (of CLIP the first word is at 1); "
@@ -93,11 +84,11 @@ class NEMONeuronBlocker(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, neurons: NeuronSet, factor: float, branch: str, start: float, end: float, tokens: str = "",
-        spared: str = "",
+        cls, model: Any, neurons: NeuronSet, factor: float, tokens: str = "", spared: str = "",
+        **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Check the set against the model now, not in the middle of sampling."""
-        config = BlockConfig(factor or None, branch, start, end, token_positions(tokens))
+        config = settings_from(BlockConfig, options, factor=factor or None, tokens=token_positions(tokens))
         left = neurons.without(parse_neurons(spared))
         if not len(neurons) or factor == 1:
             return io.NodeOutput(model)
@@ -128,14 +119,7 @@ class NEMOBake(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model the neurons were found in."),
                 NeuronsSocket.Input("neurons", tooltip="What to prune."),
-                io.Float.Input(
-                    "factor",
-                    default=0.0,
-                    min=-1.0,
-                    max=1.0,
-                    step=0.05,
-                    tooltip="0: unset, the factor that NEMO Find Neurons chose (of other lists 0, which prunes).",
-                ),
+                *inputs_of(BlockConfig, "factor"),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="With the patch; works in every core node.")],
         )
@@ -222,11 +206,10 @@ class NEMOVerify(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="The prompt the neurons were found for."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
                 NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons, same model."),
-                TAU,
-                SEEDS,
-                INDEX,
-                io.Int.Input("seed", default=101, min=0, max=2**31, tooltip="Of the noises; the search uses 1."),
-                io.Int.Input("attack_steps", default=50, min=0, max=1000, tooltip="Adam steps; 50 is a fair probe."),
+                *inputs_of(VerifyConfig, "tau"),
+                *PROBE,
+                *inputs_of(VerifyConfig, "seed"),
+                input_of(AttackConfig, "steps", "attack_steps"),
                 io.Latent.Input(
                     "reference", optional=True,
                     tooltip="The memorized picture, or an unblocked sample, as a latent: connect it to try the attack.",
@@ -244,13 +227,12 @@ class NEMOVerify(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, neurons: NeuronSet, tau: float, seeds: int, timestep_index: int,
-        seed: int, attack_steps: int, reference: dict | None = None,
+        cls, model: Any, positive: list, latent: dict, neurons: NeuronSet, attack_steps: int,
+        reference: dict | None = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two steps of the attack."""
         blank = blank_latents(model, latent)[:1]
-        config = ProbeConfig(seeds=seeds, timestep_index=timestep_index)
-        probe = make_probe(denoiser_of(model), "all", config)
+        probe = make_probe(denoiser_of(model), "all", settings_from(ProbeConfig, options, seed=ProbeConfig.seed))
         cond = condition_of(model, positive, blank)
         picture = None
         if reference is not None and attack_steps:
@@ -261,7 +243,7 @@ class NEMOVerify(io.ComfyNode):
                 allow_gradients(model)
             verdict = verify(
                 probe, cond.to(model.load_device, copy=True), neurons, shape_of(blank),
-                VerifyConfig(tau or None, seed, AttackConfig(steps=attack_steps)),
+                settings_from(VerifyConfig, options, attack=AttackConfig(steps=attack_steps)),
                 reference=None if picture is None else picture.clone(),
                 fingerprint=fingerprint(model), progress=progress(model),
             )  # fmt: skip

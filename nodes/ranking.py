@@ -13,7 +13,6 @@ from ..engine.activations.qualitative_filter import FilterRule
 from ..engine.activations.ranked_pictures import Pictures, known_pairs
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_sites
 from ..engine.activations.segmentation import IGNORE
-from ..engine.activations.site_search import SPLITS
 from ..engine.errors import refuse
 from ..engine.io.file_names import safe_name
 from ..engine.tracing.addresses import resolve, sites_of
@@ -26,6 +25,7 @@ from .comfy.panel_state import HIDDEN, marked
 from .comfy.patches import refuse_other_tokens
 from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
+from .config_inputs import input_of, inputs_of, settings_from
 from .sockets import FeaturePresetSocket, under_advanced
 
 CATEGORY = "Vitrine/activations"
@@ -53,22 +53,13 @@ class RankActivations(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("images", tooltip="Two pictures or more; sixteen give steady scores."),
-                io.String.Input("places", display_name="layers", default="*",
-                                tooltip="Layer names or patterns, such as up-*; * ranks all."),
-                io.Float.Input("timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
-                               tooltip="The network's own timestep, 0 to 999; GDF takes 50."),
-                io.Float.Input("noise", display_name="noise_limit", default=0.8, min=0.0, max=10.0, step=0.05,
-                               tooltip="Largest noise score, in medians over all layers; 0 is no bound."),
-                io.Float.Input("granularity", default=2.0, min=0.0, max=10.0, step=0.1,
-                               tooltip="Finest detail allowed, in medians over all layers; 0 is no bound."),
-                io.Int.Input("budget", default=0, min=0, max=100000, tooltip="Most channels together; 0 is no bound."),
-                io.Int.Input("most", default=4, min=1, max=16, tooltip="Most layers together."),
+                input_of(RankingConfig, "patterns", "places"),
+                *inputs_of(RankingConfig, "timestep"),
+                *inputs_of(FilterRule, "noise", "granularity"),
+                *inputs_of(RankingConfig, "budget", "most"),
                 io.Mask.Input("masks", optional=True,
                               tooltip="One for each picture, four or more: half of them judge the layers."),
-                io.Combo.Input("split", options=list(SPLITS), default="halves", optional=True,
-                               tooltip="Who judges: the second half; a half that shows each class as often; or each "
-                               "part in turn (crossed)."),
-                io.Int.Input("folds", default=4, min=2, max=64, optional=True, tooltip="Parts of the crossed split."),
+                *inputs_of(RankingConfig, "split", "folds", optional=True),
                 io.Int.Input("classes", default=2, min=2, max=255, optional=True,
                              tooltip="2: white against black; more: grey values 0, 1, 2 ... of 255 are classes, 255 "
                              "is unknown."),
@@ -89,9 +80,8 @@ class RankActivations(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, images: torch.Tensor, places: str, timestep: float, noise: float,
-        granularity: float, budget: int, most: int, masks: torch.Tensor | None = None, split: str = "halves",
-        folds: int = 4, classes: int = 2, keypoints: str = "", memory: str = "4GB",
+        cls, model: Any, vae: Any, positive: list, images: torch.Tensor, places: str,
+        masks: torch.Tensor | None = None, classes: int = 2, keypoints: str = "", memory: str = "4GB", **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """The pictures are encoded once; interrupt works between two forwards."""
         choices.remember(cls.hidden, sites_of(backbone_of(model)))
@@ -101,12 +91,12 @@ class RankActivations(io.ComfyNode):
         points = parse_keypoints(keypoints, len(images), (images.shape[2], images.shape[1])) if keypoints else None
         pairs = None if points is None else known_pairs(points, len(images))
         refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), places)))
-        rule = FilterRule(noise or None, granularity or None)
-        config = RankingConfig(places, timestep, rule, budget or None, most, True, split, folds)
+        rule = settings_from(FilterRule, options)
+        config = settings_from(RankingConfig, options, patterns=places, rule=rule, strips=True)
         latents = encode(model, vae, images)
-        pictures = Pictures.of(latents, condition_of(model, positive, latents, timestep), labels, pairs)
+        pictures = Pictures.of(latents, condition_of(model, positive, latents, config.timestep), labels, pairs)
         ranking = rank_sites(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
-        preset = ranking.preset("ranked", backbone_of(model), timestep, fingerprint(model))
+        preset = ranking.preset("ranked", backbone_of(model), config.timestep, fingerprint(model))
         kept, dropped = strips(ranking, ranking.kept[:24]), strips(ranking, list(ranking.dropped)[:24])
         named = [f"{n + 1}. {place}" for n, place in enumerate(ranking.kept[:24])] or ["no place was kept"]
         text = "\n".join(filter(None, (ranking.summary(), foreign_keys(positive))))

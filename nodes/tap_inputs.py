@@ -16,6 +16,7 @@ from .comfy.conditioning import condition_of
 from .comfy.model import backbone_of, denoiser_of, encode, encode_samples, is_sdxl
 from .comfy.patches import refuse_other_tokens
 from .comfy.progress import progress
+from .config_inputs import inputs_of
 
 _OWN = "addresses below"
 _TYPED = "addresses above"
@@ -33,10 +34,7 @@ def selection_inputs() -> list[io.Input]:
             tooltip="A published selection of layers, or those typed below.",
         ),
         io.String.Input("addresses", display_name="layers", multiline=True, default=AUTO, tooltip=HELP),
-        io.Float.Input(
-            "timestep", default=50.0, min=0.0, max=1000.0, step=1.0,
-            tooltip="The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
-        ),
+        *inputs_of(TapConfig, "timestep"),
         io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
         io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over this many noises (DIFT: 8)."),
     ]  # fmt: skip
@@ -45,10 +43,7 @@ def selection_inputs() -> list[io.Input]:
 def remedy_inputs() -> list[io.Input]:
     """DiTF's remedy for transformers; at the end of a node's inputs, where they were added."""
     return [
-        io.Boolean.Input(
-            "modulate", default=False, optional=True,
-            tooltip="Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
-        ),
+        *inputs_of(TapConfig, "modulate", optional=True),
         io.String.Input(
             "discard", default="", optional=True,
             tooltip="Massive channels to set to zero, e.g. 154 1446 for Flux.1-dev. "

@@ -14,6 +14,7 @@ from comfy_api.latest import io
 from ..engine.errors import refuse
 from ..engine.w2w import (
     EditConfig,
+    SampleConfig,
     Space,
     SpaceMap,
     W2WModel,
@@ -36,6 +37,7 @@ from .comfy import w2w as comfy_w2w
 from .comfy.lora import NO_STUDENT, student_files
 from .comfy.panel_state import HIDDEN, marked
 from .comfy.progress import text_on
+from .config_inputs import inputs_of, values_of
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
 CATEGORY = "Vitrine/LoRA spaces"
@@ -154,24 +156,11 @@ class W2WSample(io.ComfyNode):
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
                              tooltip="Which model; the same seed always gives the same one."),
-                io.Float.Input("factor", display_name="spread", default=1.0, min=0.0, max=3.0, step=0.05,
-                               tooltip="1 varies as the training models do, 0 is their mean."),
-                io.Int.Input("components", default=0, min=0, max=100_000,
-                             tooltip="Sample only this many, from the first; 0: a third of the number of models."),
-                io.Float.Input("truncation", default=0.0, min=0.0, max=5.0, step=0.1,
-                               tooltip="Largest deviation of a number; 0 is no bound, 2 avoids odd models."),
+                *inputs_of(SampleConfig, "factor", "components", "truncation"),
                 io.String.Input("wanted", default="", multiline=True,
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
-                io.Combo.Input("attributes", options=["auto", "joined", "gaussian"], default="auto",
-                               tooltip="joined: along the named directions as one training model is, the rest sampled. "
-                                       "gaussian: all sampled, as in the paper. auto: as the space's file says, else "
-                                       "joined where there are directions."),
-                io.Float.Input("emphasis", default=-1.0, min=-1.0, max=4.0, step=0.05, optional=True,
-                               tooltip="joined: multiplies what is taken over; 1.5 was best for the shipped people. "
-                               "-1: as the space's file says, else 1."),
-                io.Float.Input("inherit", default=-1.0, min=-1.0, max=0.95, step=0.05, optional=True,
-                               tooltip="joined: how much of the rest is the training model's too, a correlation; 0.4 "
-                               "was best for the shipped people. -1: as the space's file says, else 0."),
+                *inputs_of(SampleConfig, "attributes"),
+                *inputs_of(SampleConfig, "emphasis", "inherit", default=-1.0, optional=True),
             ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
@@ -181,14 +170,11 @@ class W2WSample(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, space: Space, seed: int, factor: float, components: int, truncation: float, wanted: str,
-        attributes: str = "auto", emphasis: float = -1.0, inherit: float = -1.0,
+        cls, space: Space, seed: int, factor: float, wanted: str, attributes: str = "auto", **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``sample``, then ``conditioned``."""
         config = usual_sampling(
-            space, components=components or None, truncation=truncation or None,
-            attributes=None if attributes == "auto" else attributes, emphasis=None if emphasis < 0 else emphasis,
-            inherit=None if inherit < 0 else inherit,
+            space, attributes=None if attributes == "auto" else attributes, **values_of(SampleConfig, options)
         )  # fmt: skip
         config = replace(config, factor=factor * config.factor)
         targets = sliders_of(_parts(wanted), ":")
@@ -313,9 +299,7 @@ class ApplyW2W(io.ComfyNode):
                     "strength", default=1.0, min=-2.0, max=2.0, step=0.05,
                     tooltip="As for a LoRA; 1 is the model itself.",
                 ),
-                io.Float.Input("start", display_name="start_timestep", default=1000.0, min=-1.0, max=1000.0, step=10.0,
-                               tooltip="Late model in force from this timestep down: 1000 all the time, 700 keeps "
-                               "layout, 400 fine details only, -1 never."),
+                *inputs_of(EditConfig, "start"),
                 W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],

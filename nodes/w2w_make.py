@@ -9,6 +9,7 @@ import torch
 from comfy_api.latest import io
 
 from ..engine.errors import refuse
+from ..engine.settings.w2w_options import preset as named_preset
 from ..engine.w2w import (
     BuildConfig,
     InvertConfig,
@@ -25,8 +26,6 @@ from ..engine.w2w import (
     reach,
     with_directions,
 )
-from ..engine.w2w.edit.invert_config import POSTERIORS
-from ..engine.w2w.edit.invert_config import preset as named_preset
 from ..engine.w2w.space.directions import METHODS
 from ..engine.w2w.space.labels import parse_labels
 from .comfy import saved
@@ -35,6 +34,7 @@ from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, differentiable, encode, encode_samples
 from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
+from .config_inputs import input_of, inputs_of, settings_from
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, SPACE
 
@@ -60,16 +60,10 @@ class BuildSpace(io.ComfyNode):
                 io.Combo.Input("folder", options=list(comfy_w2w.lora_folders()) or ["no folder with two LoRAs"],
                                tooltip="A folder below models/loras with LoRAs of one kind and one base model."),
                 io.String.Input("name", default="my_space", tooltip="File name in models/w2w."),
-                io.Combo.Input("mode", options=["auto", "factors", "delta"], default="auto",
-                               tooltip="factors: LoRAs trained from one start, as in the paper. delta: any LoRAs. "
-                               "auto tests which, and the report says why."),
-                io.Int.Input("components", default=0, min=0, max=100_000, tooltip="How many to keep; 0 keeps all."),
-                io.String.Input("base", default="", tooltip="Name of the base model, for the record."),
+                *inputs_of(BuildConfig, "mode", "components", "base"),
                 io.Model.Input("model", optional=True,
                                tooltip="The base model, from a checkpoint loader: only with it DoRAs are read too."),
-                io.Boolean.Input("linked", default=False, optional=True,
-                                 tooltip="delta: leave the LoRAs' factors in their files, which must then stay; for "
-                                 "folders larger than memory."),
+                *inputs_of(BuildConfig, "linked", optional=True),
             ]),
             outputs=[
                 W2WSpaceSocket.Output(display_name="SPACE", tooltip="Also saved, for Load W2W Space."),
@@ -83,12 +77,9 @@ class BuildSpace(io.ComfyNode):
         return saved.stamp(comfy_w2w.lora_folders().get(folder))
 
     @classmethod
-    def execute(
-        cls, folder: str, name: str, mode: str, components: int, base: str, model: Any = None, linked: bool = False
-    ) -> io.NodeOutput:
+    def execute(cls, folder: str, name: str, model: Any = None, **options: Any) -> io.NodeOutput:
         """``build_space``; after an interruption it resumes."""
-        config = BuildConfig(mode, components or None, base=base, linked=linked)
-        built = comfy_w2w.build(folder, name, config, model)
+        built = comfy_w2w.build(folder, name, settings_from(BuildConfig, options), model)
         return io.NodeOutput(built.space, built.summary(), ui=text_on(built.summary()))
 
 
@@ -165,7 +156,6 @@ class W2WInvert(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """A picture in; the model of the space that explains it out."""
-        usual = InvertConfig()
         return io.Schema(
             node_id="VitrineW2WInvert",
             display_name="W2W Invert",
@@ -187,21 +177,12 @@ class W2WInvert(io.ComfyNode):
                 io.Combo.Input("preset", options=["photo", "out_of_distribution", "quick", "custom"], default="quick",
                                tooltip="photo, out_of_distribution: the paper's. quick: fewer steps, larger batches. "
                                "custom takes the values below."),
-                io.Int.Input("steps", display_name="training_steps", default=usual.steps, min=1, max=10_000,
-                             tooltip="custom: Adam steps."),
-                io.Float.Input("lr", default=usual.lr, min=1e-4, max=10.0, step=0.01, tooltip="custom: learning rate."),
-                io.Int.Input("batch", default=4, min=1, max=64, tooltip="custom: noise levels a step."),
-                io.Int.Input("components", default=0, min=0, max=100_000, tooltip="custom: how many; 0 takes all."),
-                io.Float.Input("prior", default=0.0, min=0.0, max=1.0, step=0.0001,
-                               tooltip="custom: pull towards the mean model; for drawings or hidden faces try 0.001."),
-                io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
-                             tooltip="Of noise levels and noise."),
+                *inputs_of(InvertConfig, "steps", "lr"),
+                input_of(InvertConfig, "batch", default=4),
+                *inputs_of(InvertConfig, "components", "prior"),
+                input_of(InvertConfig, "seed", control_after_generate=True),
                 io.Mask.Input("mask", optional=True, tooltip="White where the subject is; same size as the picture."),
-                io.Boolean.Input("together", default=False, optional=True,
-                                 tooltip="All pictures of the batch show one subject: one model for all of them."),
-                io.Combo.Input("posterior", options=[*POSTERIORS], default="mean", optional=True,
-                               tooltip="mean trains on the latents that VAE Encode gives. sample takes new ones at "
-                                       "each step, as the published code does; for VAEs with a Gaussian posterior."),
+                *inputs_of(InvertConfig, "together", "posterior", optional=True),
             ]),
             outputs=[
                 W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
@@ -211,22 +192,20 @@ class W2WInvert(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, space: Space, image: torch.Tensor, preset: str, steps: int,
-        lr: float, batch: int, components: int, prior: float, seed: int, mask: torch.Tensor | None = None,
-        together: bool = False, posterior: str = "mean",
+        cls, model: Any, vae: Any, positive: list, space: Space, image: torch.Tensor, preset: str,
+        mask: torch.Tensor | None = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
-        if preset == "custom":
-            config = InvertConfig(components or None, steps, lr, batch, prior=prior, antithetic=batch > 1)
-        else:
-            config = named_preset(preset)
-        config = replace(config, seed=seed, together=together, posterior=posterior)
+        config = settings_from(InvertConfig, options, antithetic=options["batch"] > 1)
+        if preset != "custom":
+            asked = {name: getattr(config, name) for name in ("seed", "together", "posterior")}
+            config = replace(named_preset(preset), **asked)
         image = as_pictures(image)
         mask = None if mask is None else as_masks(mask, image)
         latents = encode(model, vae, image)
         small = None if mask is None else latent_mask(mask, *latents.shape[-2:])
         denoiser, cond = denoiser_of(model), condition_of(model, positive, latents[:1])
-        trained = latents if posterior == "mean" else _posterior(model, vae, image, latents)
+        trained = latents if config.posterior == "mean" else _posterior(model, vae, image, latents)
         with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
             try:

@@ -14,6 +14,7 @@ from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, differentiable, encode
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, text_on
+from .config_inputs import input_of, inputs_of, settings_from
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, SPACE
 from .w2w_make import overlaps
@@ -25,7 +26,6 @@ class TrainSlider(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         """Model, space and pictures before and after in; the space with one more direction out."""
-        usual = PairConfig()
         return io.Schema(
             node_id="VitrineTrainW2WSlider",
             display_name="Train W2W Slider",
@@ -47,15 +47,11 @@ class TrainSlider(io.ComfyNode):
                 io.Image.Input("before", tooltip="Pictures without the change."),
                 io.Image.Input("after", tooltip="The same pictures with it, in the same order and of the same size."),
                 io.String.Input("label", default="my slider", tooltip="What the slider is called."),
-                io.Int.Input("steps", display_name="training_steps", default=usual.steps, min=1, max=10_000,
-                             tooltip="Adam steps of 16 pictures."),
-                io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
-                             tooltip="Of pictures, noise levels and noise."),
-                io.Float.Input("start", display_name="start_timestep", default=usual.start, min=1.0, max=1000.0,
-                               step=10.0, tooltip="Timestep from which the slider will act: Apply W2W Model's."),
+                *inputs_of(PairConfig, "steps"),
+                input_of(PairConfig, "seed", control_after_generate=True),
+                *inputs_of(PairConfig, "start"),
                 io.String.Input("save_as", default="", tooltip="Save the space under this name; empty saves nothing."),
-                io.Float.Input("lr", default=usual.lr, min=0.001, max=2.0, step=0.01,
-                               tooltip="Learning rate; with fewer than 100 steps a larger one, such as 0.3."),
+                *inputs_of(PairConfig, "lr"),
                 W2WModelSocket.Input("w2w_model", optional=True,
                                      tooltip="Who is in the pictures. None: the mean of the space's models."),
             ]),
@@ -69,7 +65,7 @@ class TrainSlider(io.ComfyNode):
     @classmethod
     def execute(
         cls, model: Any, vae: Any, positive: list, space: Space, before: torch.Tensor, after: torch.Tensor, label: str,
-        steps: int, seed: int, start: float, save_as: str, lr: float, w2w_model: W2WModel | None = None,
+        save_as: str, w2w_model: W2WModel | None = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``train_pair_slider`` outside inference mode; interrupt works between two steps."""
         name = label.strip()
@@ -82,12 +78,12 @@ class TrainSlider(io.ComfyNode):
         rows = torch.zeros(1, space.dimension) if w2w_model is None else w2w_model.belongs(space).coefficients
         with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
             allow_gradients(model)
+            config = settings_from(PairConfig, options)
             pairs = Pairs(latents.clone(), cond.to(model.load_device, copy=True), rows.clone())
-            config = PairConfig(steps=steps, start=start, seed=seed, lr=lr)
             change = train_pair_slider(denoiser_of(model), space, pairs, config, progress=progress(model))
         extended = with_pair_slider(space, name, change)
         strength = float(extended.info["pair_sliders"][name])
-        lines = [f"{name}: {len(before)} pairs, {steps} steps; does what they show at strength {strength:.2f}"]
+        lines = [f"{name}: {len(before)} pairs, {config.steps} steps; does what they show at strength {strength:.2f}"]
         lines += overlaps(space, extended.directions[name])
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")

@@ -18,6 +18,7 @@ from .comfy.patches import replaced_attention
 from .comfy.pictures import as_pictures
 from .comfy.progress import text_on
 from .comfy.prompt_words import is_text_of, text_behind, words_at
+from .config_inputs import input_of
 from .sockets import under_advanced
 from .tap_inputs import tap_images
 
@@ -52,8 +53,10 @@ class WordMap(io.ComfyNode):
                 io.Conditioning.Input("positive", tooltip="One plain prompt that contains the word."),
                 io.String.Input("word", default="face", tooltip="A word of the prompt, or several next to each other."),
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="Of the noise."),
-                io.Float.Input("timestep", default=300.0, min=0.0, max=1000.0, step=1.0,
-                               tooltip="The network's own timestep: high ones look for layout, low ones for detail."),
+                input_of(
+                    TapConfig, "timestep", default=300.0,
+                    tooltip="The network's own timestep: high ones look for layout, low ones for detail.",
+                ),
                 io.String.Input("prompt", default="", multiline=True, optional=True,
                                 tooltip="The prompt's text, only where it is not typed in a CLIP Text Encode."),
             ]),

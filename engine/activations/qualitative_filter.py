@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +22,7 @@ from ..jobs.run import Run
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from ..tracing.hooks import Activation
 from .activation_pictures import PCABasis
 from .streaming import footprint, split_sites
@@ -50,29 +51,27 @@ class Properties:
 
 
 @dataclass(frozen=True)
-class FilterRule(Config):
+class FilterRule(Options):
     """Bounds on a site's scores; None is no bound. Noise and granularity are relative to the model's median site.
 
     The defaults were chosen on 16 portraits of the reference model and checked on others (``vitrine reproduce
     gdf.filter``). On another model, check the strips first.
-
-    Attributes:
-        noise: largest noise score, as a fraction of the median over all sites.
-        granularity: largest centroid, as a multiple of the median.
-        locality: smallest and largest. A site below the smallest has no spatial order.
     """
 
-    noise: float | None = 0.8
-    granularity: float | None = 2.0
-    locality: tuple[float | None, float | None] = (0.05, 0.6)
+    noise: Annotated[float | None, Option(
+        "Largest noise score, in medians over all layers.", gt=0, top=10, step=0.05, unset=0.0, unset_doc="no bound",
+        label="noise_limit",
+    )] = 0.8  # fmt: skip
+    granularity: Annotated[float | None, Option(
+        "Finest detail allowed, in medians over all layers.", gt=0, top=10, step=0.1, unset=0.0, unset_doc="no bound",
+    )] = 2.0  # fmt: skip
+    locality: Annotated[tuple[float | None, float | None], Option(
+        "Smallest and largest locality. A layer below the smallest has no spatial order.", node=False,
+    )] = (0.05, 0.6)  # fmt: skip
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
+        """Localities are in order."""
         low, high = self.locality
-        if any(v is not None and v <= 0 for v in (self.noise, self.granularity)):
-            bounds = (self.noise, self.granularity)
-            raise refuse(
-                "filter rule", bounds, "fractions of the median above 0, or None", "0.8 and 2 are the defaults"
-            )
         if low is not None and high is not None and low >= high:
             raise refuse("filter locality", self.locality, "smallest below largest", "(0.05, 0.6) is the default")
 

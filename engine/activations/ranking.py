@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,7 @@ from ..jobs.run import Run
 from ..runtime.footprint import memory_bytes
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from ..tracing.addresses import resolve
 from ..tracing.fingerprint import fingerprint_of
 from .activation_pictures import PCABasis, pca_rgb
@@ -50,42 +51,32 @@ TIE = 0.001
 
 
 @dataclass(frozen=True)
-class RankingConfig(Config):
-    """How sites are ranked.
+class RankingConfig(Options):
+    """How sites are ranked."""
 
-    Attributes:
-        patterns: site names or globs to rank.
-        timestep: the network's timestep; GDF takes 50.
-        rule: bounds on the filter's scores.
-        budget: most channels of the chosen sites in total; None is no bound.
-        most: most sites in the choice.
-        strips: also render the scored images at every site, for :meth:`Ranking.strip`.
-        split: which images with masks fit a probe and which validate it, see :func:`~.site_search.folds_of`. Half of
-            the validation images choose the sites, the others score the choice; with ``crossed``, choices made without
-            each part are scored on it.
-        folds: of the crossed split.
-        alpha: a point within this fraction of the image's longer side is correct.
-    """
-
-    patterns: str | tuple[str, ...] = "*"
-    timestep: float = 50.0
+    patterns: Annotated[str | tuple[str, ...], Option(
+        "Layer names or patterns, such as up-*; * ranks all.", label="layers",
+    )] = "*"  # fmt: skip
+    timestep: Annotated[float, Option(
+        "The network's own timestep, 0 to 999; GDF takes 50.", bottom=0, top=1000, step=1,
+    )] = 50.0  # fmt: skip
     rule: FilterRule = FilterRule()
-    budget: int | None = None
-    most: int = 4
-    strips: bool = False
-    split: str = "halves"
-    folds: int = 4
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.most < 1:
-            raise refuse("most layers", self.most, "1 or more", "GDF chooses four")
-        if self.split not in SPLITS or self.folds < 2:
-            raise refuse("split", (self.split, self.folds), f"{SPLITS}, folds >= 2", "'stratified' balances classes")
-        if self.budget is not None and self.budget < 1:
-            raise refuse("budget", self.budget, "1 channel or more", "None is no bound")
-        if not self.alpha > 0:
-            raise refuse("alpha", self.alpha, "above 0", "0.1 is usual")
+    budget: Annotated[int | None, Option(
+        "Most channels together.", ge=1, top=100_000, unset=0, unset_doc="no bound",
+    )] = None  # fmt: skip
+    most: Annotated[int, Option("Most layers together.", ge=1, top=16, remedy="GDF chooses four")] = 4
+    strips: Annotated[bool, Option(
+        "Also render the scored images at every site, for :meth:`Ranking.strip`.", node=False,
+    )] = False  # fmt: skip
+    split: Annotated[str, Option(
+        "Who judges: the second half; a half that shows each class as often; or each part in turn (crossed).",
+        choices=tuple(SPLITS), details="Half of the validation images choose the sites, the others score the choice; "
+        "with crossed, choices made without each part are scored on it.", remedy="'stratified' balances classes",
+    )] = "halves"  # fmt: skip
+    folds: Annotated[int, Option("Parts of the crossed split.", ge=2, top=64)] = 4
+    alpha: Annotated[float, Option(
+        "A point within this fraction of the image's longer side is correct.", gt=0, node=False, remedy="0.1 is usual",
+    )] = 0.1  # fmt: skip
 
     def within(self, widths: Mapping[str, int]) -> Budget | None:
         """The bound on channels, if any."""

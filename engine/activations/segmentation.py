@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +12,7 @@ from torch import nn
 
 from ..errors import refuse
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from .correspondence import sample_points, similarity
 
 IGNORE = 255
@@ -22,26 +23,17 @@ CLICK_TEMPERATURE = 0.05
 
 
 @dataclass(frozen=True)
-class ProbeSettings(Config):
-    """How a pixel probe is fitted.
+class ProbeSettings(Options):
+    """How a pixel probe is fitted."""
 
-    Attributes:
-        hidden: width of one hidden layer; 0 is a linear probe (multinomial logistic regression).
-        weight_decay: L2 penalty on the weights.
-        pixels: most labelled pixels per image.
-        steps: L-BFGS iterations (linear) or Adam steps (MLP).
-        seed: for the pixel choice and the initial weights.
-    """
-
-    hidden: int = 0
-    weight_decay: float = 1e-3
-    pixels: int = 1024
-    steps: int = 60
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.hidden < 0 or self.weight_decay < 0 or min(self.pixels, self.steps) < 1:
-            raise refuse("probe settings", self, "hidden, weight_decay >= 0; pixels, steps >= 1", "use the defaults")
+    hidden: Annotated[int, Option(
+        "0: linear probe; else a layer this wide.", ge=0, top=512, details="A linear probe is multinomial logistic "
+        "regression.",
+    )] = 0  # fmt: skip
+    weight_decay: Annotated[float, Option("L2 penalty on the weights.", ge=0)] = 1e-3
+    pixels: Annotated[int, Option("Most labelled pixels per image.", ge=1)] = 1024
+    steps: Annotated[int, Option("L-BFGS iterations (linear) or Adam steps (MLP).", ge=1)] = 60
+    seed: Annotated[int, Option("For the pixel choice and the initial weights.")] = 0
 
 
 @dataclass(frozen=True)

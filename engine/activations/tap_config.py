@@ -6,12 +6,13 @@ import math
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from ..errors import refuse
-from ..network.attention import MapReduction
-from ..settings.config import Config
+from ..network.attention import HEADS, MapReduction
+from ..settings.option import Option, Options
 from ..settings.sizes import is_side
 from ..tracing.addresses import split_patterns
 
@@ -20,42 +21,54 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 @dataclass(frozen=True)
-class TapConfig(Config):
+class TapConfig(Options):
     """One tap of a diffusion model (GDF, arXiv 2410.03558, section 3): noise to ``timestep``, run, keep ``addresses``.
 
-    Args:
-        addresses: site names or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.
-        timestep: the network's own timestep, 0 <= t <= 999 for 1000-step models (flow time x 1000 for flow models).
-        seeds: one noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).
-        dtype: storage type of the result; statistics are float32 whatever it is.
-        size: images are resized to ``size x size`` pixels first; None keeps their size.
-        early_exit: stop the network after the last requested site. Does not change values.
-        posterior: the VAE's ``"mean"`` or one seeded ``"sample"``, as in the official GDF code.
-        batch: the most batch rows (images x seeds x timesteps) per forward. Does not change a row's noise.
-        variance: also keep the variance over the seeds; needs at least two of them.
-        noise: False feeds the clean latent, as CleanDIFT's fine-tuned networks expect.
-        map_heads: attention maps per head (``"each"``) or averaged over heads (``"mean"``).
-        map_tokens: keys of attention maps to keep, by position; None keeps all.
-        modulate: block inputs (``vit-block*-in``) after the block's norm and adaLN modulation (DiTF, arXiv
-            2505.18584), which match far better than raw ones.
-        discard: channels set to zero, before the norm if there is one: massive ones, see
-            :func:`~vitrine.engine.activations.tap.massive_channels`.
+    ``modulate`` and ``discard`` are DiTF's remedy for transformers (arXiv 2505.18584): block inputs match far better
+    after the block's norm and adaLN modulation, and without massive channels
+    (:func:`~vitrine.engine.activations.tap.massive_channels`).
     """
 
-    addresses: tuple[str, ...]
-    timestep: float = 50.0
-    seeds: tuple[int, ...] = (0,)
-    dtype: str = "float32"
-    size: int | None = None
-    early_exit: bool = True
-    posterior: str = "mean"
-    batch: int = 16
-    variance: bool = False
-    noise: bool = True
-    map_heads: str = "each"
-    map_tokens: tuple[int, ...] | None = None
-    modulate: bool = False
-    discard: tuple[int, ...] = ()
+    addresses: Annotated[tuple[str, ...], Option(
+        'Layer names or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.',
+    )]  # fmt: skip
+    timestep: Annotated[float, Option(
+        "The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.", bottom=0, top=1000,
+        step=1,
+    )] = 50.0  # fmt: skip
+    seeds: Annotated[tuple[int, ...], Option(
+        "One noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).",
+    )] = (0,)  # fmt: skip
+    dtype: Annotated[str, Option(
+        "Storage type.", choices=tuple(sorted(DTYPES)), details="Statistics are float32 whatever it is.",
+        remedy="float16 halves the file, float32 is exact",
+    )] = "float32"  # fmt: skip
+    size: Annotated[int | None, Option(
+        "Images are resized to this side in pixels first.", unset_doc="their own size",
+    )] = None  # fmt: skip
+    early_exit: Annotated[bool, Option(
+        "Stop the network after the last requested layer. Does not change values.",
+    )] = True  # fmt: skip
+    posterior: Annotated[str, Option(
+        "The VAE's mean or one seeded sample, as in the official GDF code.", choices=("mean", "sample"),
+        remedy="'sample' is what the GDF code does",
+    )] = "mean"  # fmt: skip
+    batch: Annotated[int, Option(
+        "The most batch rows (images x seeds x timesteps) per forward. Does not change a row's noise.", ge=1,
+        remedy="lower it when memory is short",
+    )] = 16  # fmt: skip
+    variance: Annotated[bool, Option("Also keep the variance over the seeds; needs at least two of them.")] = False
+    noise: Annotated[bool, Option(
+        "Without it the clean latent is fed, as CleanDIFT's fine-tuned networks expect.",
+    )] = True  # fmt: skip
+    map_heads: Annotated[str, Option("Attention maps of each head, or their mean.", choices=HEADS)] = "each"
+    map_tokens: Annotated[tuple[int, ...] | None, Option(
+        "Keys of attention maps to keep, by position.", unset_doc="all",
+    )] = None  # fmt: skip
+    modulate: Annotated[bool, Option(
+        "Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
+    )] = False  # fmt: skip
+    discard: Annotated[tuple[int, ...], Option("Channels set to zero, before the norm if there is one.")] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "addresses", tuple(split_patterns(self.addresses)))
@@ -64,7 +77,8 @@ class TapConfig(Config):
         self._check_addresses()
         self._check_timestep()
         self._check_seeds()
-        self._check_choices()
+        object.__setattr__(self, "map_tokens", self.maps.tokens)
+        super().__post_init__()
 
     def _check_addresses(self) -> None:
         if not self.addresses or not all(isinstance(a, str) and a.strip() for a in self.addresses):
@@ -92,20 +106,14 @@ class TapConfig(Config):
         """The part of attention maps to keep."""
         return MapReduction(self.map_heads, None if self.map_tokens is None else tuple(self.map_tokens))
 
-    def _check_choices(self) -> None:
-        object.__setattr__(self, "map_tokens", self.maps.tokens)
-        if self.dtype not in DTYPES:
-            raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 halves the file, float32 is exact")
-        if self.posterior not in ("mean", "sample"):
-            raise refuse("posterior", self.posterior, "'mean' or 'sample'", "'sample' is what the GDF code does")
+    def _check(self) -> None:
+        """Settings that exclude each other."""
         if self.size is not None and not is_side(self.size):
             raise refuse("size", self.size, "a positive number of pixels or None", "512 for SD 1.5, 1024 for SDXL")
         if any(isinstance(c, bool) or c < 0 for c in self.discard):
             raise refuse("discard", self.discard, "channel numbers from 0", "see massive_channels")
         if self.variance and (self.modulate or self.discard):
             raise refuse("variance", True, "raw activations", "leave variance, or modulate and discard, off")
-        if not isinstance(self.batch, int) or self.batch < 1:
-            raise refuse("batch", self.batch, "an integer >= 1", "lower it when memory is short")
 
 
 def _integers(seeds: Iterable | int, what: str, remedy: str) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import nn
@@ -25,72 +25,49 @@ from ..jobs.training import MovingAverage, Tensors, finite, mean_gradients
 from ..runtime.placement import refuse_offloaded
 from ..runtime.processes import accelerator, workers_of
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from .checkpoint import ControlMetadata, save_control
 from .embedder import ControlEmbedder
 from .embedding_hook import Network
 from .gamma import GammaConfig
 from .records import AugmentConfig, ControlRecord, augment
 
+Probability = Annotated[float, Option("Probability that a batch row is trained without it.", ge=0, le=1)]
+
 
 @dataclass(frozen=True)
-class AdvancedControlTrainConfig(Config):
+class AdvancedControlTrainConfig(Options):
     """Rarely changed training settings. The paper does not give its dropout and averaging rates.
 
-    Attributes:
-        betas: of Adam.
-        ema: decay of the exported average, 0 <= ema < 1.
-        drop_control, drop_semantics: probability of training a batch row without them; sampled independently.
-        save_every: steps between saves.
-        drop_together: a sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0),
-            never (c, 0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for
-            appendix D's nesting, which needs (c, 0).
+    ``drop_control`` and ``drop_semantics`` are sampled independently.
     """
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    ema: float = 0.999
-    drop_control: float = 0.1
-    drop_semantics: float = 0.1
-    save_every: int = 500
-    drop_together: bool = True
-
-    def __post_init__(self) -> None:
-        if self.save_every < 1:
-            raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
-        for name in ("drop_control", "drop_semantics"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise refuse(name, getattr(self, name), "0 to 1", "0.1 is the default")
-        if not 0 <= self.ema < 1:
-            raise refuse("ema", self.ema, "0 <= ema < 1", "0.999 is the default")
+    betas: Annotated[tuple[float, float], Option("Of Adam.")] = (0.9, 0.999)
+    ema: Annotated[float, Option("Decay of the exported average.", ge=0, lt=1)] = 0.999
+    drop_control: Probability = 0.1
+    drop_semantics: Probability = 0.1
+    save_every: Annotated[int, Option("Steps between saves.", ge=1)] = 500
+    drop_together: Annotated[bool, Option(
+        "A sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0), never (c, "
+        "0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for appendix D's "
+        "nesting, which needs (c, 0).",
+    )] = True  # fmt: skip
 
 
 @dataclass(frozen=True)
-class ControlTrainConfig(Config):
-    """Training settings.
+class ControlTrainConfig(Options):
+    """Training settings: the gamma curve, image augmentation and, in ``advanced``, those rarely changed."""
 
-    Attributes:
-        steps, batch: number of updates, and batch rows per update.
-        lr: of Adam.
-        prediction: prediction convention of the network: eps (the paper), v, x0 or flow.
-        gamma, augment: the gamma curve, and image augmentation.
-        advanced: rarely changed settings.
-    """
-
-    steps: int = 1000
-    batch: int = 16
-    lr: float = 1e-4
-    prediction: str = "eps"
+    steps: Annotated[int, Option("Number of updates.", ge=1)] = 1000
+    batch: Annotated[int, Option("Batch rows per update.", ge=1)] = 16
+    lr: Annotated[float, Option("Learning rate of Adam.", gt=0)] = 1e-4
+    prediction: Annotated[str, Option(
+        "What the network predicts; eps in the paper.", choices=tuple(PREDICTIONS),
+    )] = "eps"  # fmt: skip
     gamma: GammaConfig = field(default_factory=GammaConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
-    seed: int = 0
+    seed: Annotated[int, Option("Of the whole run.")] = 0
     advanced: AdvancedControlTrainConfig = field(default_factory=AdvancedControlTrainConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch"):
-            if getattr(self, name) < 1:
-                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if not self.lr > 0 or self.prediction not in PREDICTIONS:
-            raise refuse("lr, prediction", (self.lr, self.prediction), f"lr > 0, {PREDICTIONS}", "see the defaults")
 
 
 @dataclass

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from ..errors import refuse
-from ..settings.config import Config
+from ..settings.option import Option, Options
 
 MODES = ("zero", "replicate", "noisy_replicate")
 SCOPES = ("all", "copies")
@@ -17,30 +18,23 @@ AXES = ("channel", "feature")
 
 
 @dataclass(frozen=True)
-class PaddingConfig(Config):
-    """How token positions after the prompt are filled.
+class PaddingConfig(Options):
+    """How token positions after the prompt are filled."""
 
-    Attributes:
-        mode: one of MODES; ``noisy_replicate`` is the paper's.
-        beta_txt: variance of the noise, relative to the tokens' variance. The paper does not give it; 0.01 is our
-            choice.
-        scope: ``all`` adds noise to the whole sequence, as the paper's equation does; ``copies`` leaves the prompt's
-            own tokens untouched, for models not trained so.
-        axis: the standard deviation is over the prompt's tokens per ``channel``, or over the channels per token
-            (``feature``); the paper allows both readings.
-    """
-
-    mode: str = "noisy_replicate"
-    beta_txt: float = 1e-2
-    scope: str = "copies"
-    axis: str = "channel"
-
-    def __post_init__(self) -> None:
-        for name, accepted in (("mode", MODES), ("scope", SCOPES), ("axis", AXES)):
-            if getattr(self, name) not in accepted:
-                raise refuse(name, getattr(self, name), accepted, "see PaddingConfig")
-        if not (math.isfinite(self.beta_txt) and self.beta_txt >= 0):
-            raise refuse("beta_txt", self.beta_txt, "0 or more", "0.01 is the default")
+    mode: Annotated[str, Option(
+        "noisy_replicate is the paper's; replicate has no noise; zero empties the positions.", choices=MODES,
+    )] = "noisy_replicate"  # fmt: skip
+    beta_txt: Annotated[float, Option(
+        "Variance of the noise.", ge=0, top=1, step=0.001, details="Relative to the tokens' variance; the paper does "
+        "not give it.",
+    )] = 1e-2  # fmt: skip
+    scope: Annotated[str, Option(
+        "copies leaves the prompt's own tokens untouched; all is the paper's, for trained models.", choices=SCOPES,
+    )] = "copies"  # fmt: skip
+    axis: Annotated[str, Option(
+        "What the noise is scaled by.", choices=AXES, details="The standard deviation over the prompt's tokens per "
+        "channel, or over the channels per token; the paper allows both readings.",
+    )] = "channel"  # fmt: skip
 
 
 def pad_text(

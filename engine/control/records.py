@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch.nn import functional
 
 from ..errors import refuse
-from ..settings.config import Config
+from ..settings.option import Option, Options
 
 SIZE_SOURCES = ("original", "crop")
 _KEY = "told"
@@ -37,31 +37,26 @@ class ControlRecord:
 
 
 @dataclass(frozen=True)
-class AugmentConfig(Config):
-    """Image augmentation.
+class AugmentConfig(Options):
+    """Image augmentation."""
 
-    Attributes:
-        size: side of the result in pixels.
-        flip: probability of a horizontal flip.
-        crop: range of the crop's side, as a fraction of the image's short side; sampled uniformly.
-        aspect: largest width / height of a crop, and 1 over the smallest; sampled log-uniformly.
-        size_from: which height and width become controls: of the ``original`` or the ``crop``.
-    """
+    size: Annotated[int, Option("Side of the result in pixels.", ge=1)] = 256
+    flip: Annotated[float, Option("Probability of a horizontal flip.", ge=0, le=1)] = 0.5
+    crop: Annotated[tuple[float, float], Option(
+        "Range of the crop's side, as a fraction of the image's short side; sampled uniformly.", gt=0, le=1,
+        remedy="(1.0, 1.0) crops the whole short side",
+    )] = (0.5, 1.0)  # fmt: skip
+    aspect: Annotated[float, Option(
+        "Largest width / height of a crop, and 1 over the smallest; sampled log-uniformly.", ge=1,
+    )] = 1.0  # fmt: skip
+    size_from: Annotated[str, Option(
+        "Which height and width become controls: of the original or the crop.", choices=SIZE_SOURCES,
+    )] = "original"  # fmt: skip
 
-    size: int = 256
-    flip: float = 0.5
-    crop: tuple[float, float] = (0.5, 1.0)
-    aspect: float = 1.0
-    size_from: str = "original"
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or not 0 <= self.flip <= 1 or self.aspect < 1:
-            numbers = (self.size, self.flip, self.aspect)
-            raise refuse("size, flip, aspect", numbers, "size >= 1, 0 <= flip <= 1, aspect >= 1", "see AugmentConfig")
-        if not 0 < self.crop[0] <= self.crop[1] <= 1:
-            raise refuse("crop", self.crop, "0 < least <= most <= 1", "(1.0, 1.0) crops the whole short side")
-        if self.size_from not in SIZE_SOURCES:
-            raise refuse("size_from", self.size_from, SIZE_SOURCES, "original is the default")
+    def _check(self) -> None:
+        """The crop's range is in order."""
+        if self.crop[0] > self.crop[1]:
+            raise refuse("crop", self.crop, "least <= most", "(1.0, 1.0) crops the whole short side")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, under the keys of saved states."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 
 from ..diffusion.guidance import guide
-from ..errors import refuse
-from ..settings.config import Config
+from ..settings.option import Option, Options
 
 NESTINGS = ("control_inner", "semantic_inner")
 NEGATIVES = ("picture", "positive")
@@ -23,34 +21,26 @@ Evaluate = Callable[[bool, bool], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class GuidanceConfig(Config):
-    """Strengths of Eq. 2.
+class GuidanceConfig(Options):
+    """Strengths of Eq. 2."""
 
-    Attributes:
-        scale: lambda, the guidance scale; 1 is no guidance.
-        control: beta, the control's guidance scale; 1 is no guidance. The paper's best FID is at 1.375.
-        nesting: ``control_inner`` is Eq. 2 of the main text, where the inner null drops the control;
-            ``semantic_inner`` that of its appendix D, where it drops the semantics.
-        negative: size conditioning of the unconditional half: ``picture``, its own size (no control, Eq. 2), or
-            ``positive``, that of the prompt, the default of diffusers' SDXL pipeline.
-        skip_below: weights gamma below this count as 0 if the high-level control is null.
-    """
-
-    scale: float = 1.0
-    control: float = 1.0
-    nesting: str = "control_inner"
-    skip_below: float = 1e-4
-    negative: str = "picture"
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.scale) and math.isfinite(self.control)):
-            raise refuse("scale, size strength", (self.scale, self.control), "finite numbers", "1.0 is no guidance")
-        if self.nesting not in NESTINGS:
-            raise refuse("nesting", self.nesting, NESTINGS, "control_inner is the paper's Eq. 2")
-        if self.negative not in NEGATIVES:
-            raise refuse("negative", self.negative, NEGATIVES, "picture is Eq. 2's; positive is diffusers' default")
-        if not 0 <= self.skip_below <= 1:
-            raise refuse("skip_below", self.skip_below, "0 to 1", "1e-4 is the default; 0 never skips")
+    scale: Annotated[float, Option("Guidance by the prompt; 1 is none.", bottom=0, top=100, step=0.1)] = 1.0
+    control: Annotated[float, Option(
+        "Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.", bottom=0,
+        top=10, step=0.025, label="size_guidance",
+    )] = 1.0  # fmt: skip
+    nesting: Annotated[str, Option(
+        "control_inner is the paper's Eq. 2; semantic_inner the order of its appendix.", choices=NESTINGS,
+        details="The inner null drops the size condition, or the semantics.",
+    )] = "control_inner"  # fmt: skip
+    skip_below: Annotated[float, Option(
+        "Weights gamma below this count as 0 if the high-level control is null.", ge=0, le=1, node=False,
+        remedy="1e-4 is the default; 0 never skips",
+    )] = 1e-4  # fmt: skip
+    negative: Annotated[str, Option(
+        "Sizes for the negative prompt. picture: its own, as ComfyUI does; positive: those of the prompt, as "
+        "diffusers' SDXL does.", choices=NEGATIVES, details="Eq. 2 has picture.",
+    )] = "picture"  # fmt: skip
 
     @property
     def unconditional(self) -> Key:

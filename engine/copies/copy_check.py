@@ -19,35 +19,12 @@ from ..io.table_on_disk import RowFile
 from ..jobs.run import Run
 from ..nemo.blocked_copies import SIDE, THIRD, share_interval
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.copies_options import CheckConfig
 from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
 from .nearest import LENGTH, PictureIndex, Pictures, as_image, overlay, thumbnails
 
 Sample = Callable[[str, Sequence[int], bool, Callable[[int], None]], torch.Tensor]
 """(prompt, n seeds, without the LoRA, called after each step with its number) -> (n, 3, H, W) in [0, 1]."""
-
-
-@dataclass(frozen=True)
-class CheckConfig(Config):
-    """What is sampled for a copy check.
-
-    Attributes:
-        seeds: samples of each prompt.
-        first_seed: of these; searches and verifications use seeds 1 and 101.
-        usual: samples that say which distance is usual.
-        ordinary: captions for them, which have nothing to do with the pictures; with a LoRA none are needed, as the
-            model without it says what is usual.
-    """
-
-    seeds: int = 8
-    first_seed: int = 2000
-    usual: int = 16
-    ordinary: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ordinary", tuple(self.ordinary))
-        if min(self.seeds, self.usual) < 2:
-            raise refuse("seeds, usual", (self.seeds, self.usual), "2 or more of both", "8 and 16 are a good start")
 
 
 CHECK = CheckConfig()

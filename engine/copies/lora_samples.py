@@ -18,18 +18,17 @@ import torch.nn.functional as F
 
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
-from ..errors import refuse
 from ..io.file_names import as_name
 from ..io.files import named, read_safetensors, save_safetensors
 from ..jobs.digests import digest
 from ..jobs.run import Run
 from ..nemo.few_step_detection import FewStepSampler
 from ..nemo.noise_similarity import Request
-from ..nemo.search_config import FewStepConfig
 from ..network.condition import Condition
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.copies_options import ReportConfig
+from ..settings.nemo_options import FewStepConfig
 from ..w2w.loras.lora_facts import LoraFacts
 
 CAPTION, TRIGGER, NATURAL, ORDINARY = "caption", "trigger alone", "natural", "ordinary"
@@ -124,33 +123,6 @@ BARE = "without a LoRA"
 """Folder of the samples that all LoRAs of a report are compared with."""
 SHARES = (0.95, 0.75, 0.55, 0.35, 0.15)
 """Of the schedule: timesteps at which one forward is compared with the model's without the LoRA."""
-
-
-@dataclass(frozen=True)
-class ReportConfig(Config):
-    """How much a report samples.
-
-    Attributes:
-        seeds, first_seed: samples of each prompt.
-        steps, guidance: of each sample; four steps tell a copy, see :mod:`vitrine.engine.nemo.few_step_detection`.
-        strengths: of the LoRA, for the strength where copying begins; 1 is always measured.
-        prompts: captions, and natural prompts made from them, at most.
-    """
-
-    seeds: int = 4
-    first_seed: int = 2000
-    steps: int = 4
-    guidance: float = 3.0
-    strengths: tuple[float, ...] = (0.25, 0.5, 0.75, 1.25)
-    prompts: int = 4
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "strengths", tuple(sorted(set(self.strengths) - {1.0})))
-        if self.seeds < 2 or self.steps < 1 or self.prompts < 1:
-            shown = (self.seeds, self.steps, self.prompts)
-            raise refuse("seeds, steps, prompts", shown, "2, 1, 1 or more", "4 of each are usual")
-        if any(not 0 < strength <= 8 for strength in self.strengths):
-            raise refuse("strengths", self.strengths, "numbers above 0, at most 8", "0.25 to 1.25 are usual")
 
 
 class Loading(NamedTuple):

@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 
 from ..diffusion.schedule import NoiseSchedule, append_dims
-from ..errors import refuse
-from ..settings.config import Config
+from ..settings.option import Option, Options
 
 Net = Callable[[torch.Tensor], torch.Tensor]
 """The generator g, z -> x0."""
@@ -24,33 +23,25 @@ ESTIMATORS = ("cancel", "last")
 
 
 @dataclass(frozen=True)
-class EStepConfig(Config):
-    """One E-step. The update is u <- u + gamma grad + sqrt(2 gamma) n.
+class EStepConfig(Options):
+    """One E-step. The update is u <- u + gamma grad + sqrt(2 gamma) n."""
 
-    Attributes:
-        steps: K, Langevin steps; at least 1 (otherwise the M-step has no signal).
-        ge: step size of eps, in (0, 1].
-        gz: step size of z, in [0, 1]. moving z covers modes; 0 freezes it and needs no autograd.
-        estimator: of the M-step direction. ``cancel`` removes the accumulated noise (the paper), ``last`` takes the
-            score difference at the final point (one more pair of score calls).
-        clip: largest RMS of a batch row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.
-    """
-
-    steps: int = 4
-    ge: float = 0.16
-    gz: float = 0.01
-    estimator: str = "cancel"
-    clip: float = math.inf
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise refuse("steps", self.steps, "1 or more", "K = 1 with ge = 1, gz = 0 is Diff-Instruct")
-        if not 0 < self.ge <= 1 or not 0 <= self.gz <= 1:
-            raise refuse("step sizes", (self.ge, self.gz), "0 < ge <= 1 and 0 <= gz <= 1", "start from ge 0.16")
-        if self.estimator not in ESTIMATORS:
-            raise refuse("estimator", self.estimator, ESTIMATORS, "the paper's is cancel")
-        if not self.clip > 0:
-            raise refuse("clip", self.clip, "a positive number", "leave it at infinity for none")
+    steps: Annotated[int, Option(
+        "Langevin steps; 4 to start with, 8 for release.", ge=1, top=64,
+        details="K; without one the M-step has no signal.", remedy="K = 1 with ge = 1, gz = 0 is Diff-Instruct",
+    )] = 4  # fmt: skip
+    ge: Annotated[float, Option("Step size of eps.", gt=0, le=1, remedy="start from 0.16")] = 0.16
+    gz: Annotated[float, Option(
+        "Step size of z. Moving z covers modes; 0 freezes it and needs no autograd.", ge=0, le=1,
+    )] = 0.01  # fmt: skip
+    estimator: Annotated[str, Option(
+        "Of the M-step direction. cancel removes the accumulated noise, as in the paper; last takes the score "
+        "difference at the final point, one more pair of score calls.", choices=ESTIMATORS,
+    )] = "cancel"  # fmt: skip
+    clip: Annotated[float, Option(
+        "Largest RMS of a batch row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.", gt=0,
+        remedy="leave it at infinity for none",
+    )] = math.inf  # fmt: skip
 
     @classmethod
     def diff_instruct(cls) -> EStepConfig:

@@ -6,7 +6,7 @@ The base model may take the first steps of several, which restores its variety.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from ..diffusion.schedule import NoiseSchedule
 from ..errors import refuse
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from .students import StudentPreset, StudentSampling
 
 
@@ -52,21 +52,17 @@ def one_step(student: Denoiser, z: torch.Tensor, cond: Condition, preset: Studen
 
 
 @dataclass(frozen=True)
-class FirstSteps(Config):
+class FirstSteps(Options):
     """First steps by the base (Gandikota & Bau 2025, Diversity Distillation: distilled networks fix the layout first).
 
-    Attributes:
-        replaces: number of the student's first steps that the base replaces.
-        steps: number of base steps over the same interval, evenly spaced; by default the same number.
+    Base steps are evenly spaced over the interval of those that they replace.
     """
 
-    replaces: int = 1
-    steps: int = 0
-
-    def __post_init__(self) -> None:
-        if self.replaces < 1 or self.steps < 0:
-            shown = (self.replaces, self.steps)
-            raise refuse("replaces, steps", shown, "1 or more, 0 or more", "one for one gives most for least")
+    replaces: Annotated[int, Option(
+        "How many of the student's steps, from the first, the base takes: more give more variety, and more of the "
+        "base's blur at few steps.", ge=1, top=7, remedy="one for one gives most for least",
+    )] = 1  # fmt: skip
+    steps: Annotated[int, Option("Number of base steps; 0: as many as it replaces.", ge=0)] = 0
 
 
 class Base(NamedTuple):

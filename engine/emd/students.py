@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ from ..io.files import check_tensors, named, parse_table, read_safetensors
 from ..io.folders import has_ending
 from ..network.site import ModuleSite
 from ..runtime.stored_weights import shape_of
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from ..tracing.addresses import sites_of
 
 KEY = "vitrine.student"
@@ -33,57 +33,55 @@ CONVENTIONS = ("unit", "vp")
 _LARGEST_SIDE, _MOST_BETAS = 1 << 16, 10_000
 
 
-@dataclass(frozen=True)
-class StudentPreset(Config):
-    """Sampling settings of a one-step student.
+Count = Annotated[float, Option("0 if unknown.", ge=0, le=1e6, remedy="export the student again")]
 
-    Attributes:
-        base: name of the teacher it was distilled from.
-        timestep: t*, the network's single timestep, 0 to 1000.
-        prediction: ``"model"`` (the base model's), or eps, v, x0, flow.
-        noise: scale of the network's input for z ~ N(0, I). ``unit``: z. ``vp``: add_noise(0, z, t*) = sigma_vp z.
-        latent_scale: VAE scaling factor in training; 0 if unknown.
-        guidance: at inference; always 1, since guidance is distilled in.
-        trained_guidance: guidance of the teacher in training; 0 if unknown.
-        shape: latent size (C, H, W) in training, or empty.
-        steps, ge, gz: of the E-step in training; 0 if unknown.
-        betas: the schedule's (first, last) beta, scaled-linear, or empty.
+
+@dataclass(frozen=True)
+class StudentPreset(Options):
+    """Sampling settings of a one-step student. ``steps``, ``ge`` and ``gz`` are the E-step's in training.
+
+    ``guidance`` is always 1, since guidance is distilled in; ``trained_guidance`` is the teacher's in training.
     """
 
-    base: str = ""
-    timestep: float = 999.0
-    prediction: str = "model"
-    noise: str = "unit"
-    latent_scale: float = 0.0
+    base: Annotated[str, Option("Name of the teacher it was distilled from.")] = ""
+    timestep: Annotated[float, Option(
+        "Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).", ge=0, le=1000,
+        step=1, remedy="t* is the network's timestep",
+    )] = 999.0  # fmt: skip
+    prediction: Annotated[str, Option(
+        "Of the network; model is the base model's.", choices=("model", "eps", "v", "x0", "flow"),
+    )] = "model"  # fmt: skip
+    noise: Annotated[str, Option(
+        "Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). vp: as strong as in "
+        "a picture noised to that timestep (SiD-LSG).", choices=CONVENTIONS, label="start_noise",
+        remedy="DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp",
+    )] = "unit"  # fmt: skip
+    latent_scale: Count = 0.0
     guidance: float = 1.0
-    trained_guidance: float = 0.0
-    shape: tuple[int, ...] = ()
-    steps: int = 0
-    ge: float = 0.0
-    gz: float = 0.0
-    betas: tuple[float, ...] = ()
+    trained_guidance: Count = 0.0
+    shape: Annotated[tuple[int, ...], Option(
+        "Latent size (C, H, W) in training, or empty.", gt=0, le=_LARGEST_SIDE, remedy="leave it out",
+    )] = ()  # fmt: skip
+    steps: Annotated[int, Option("0 if unknown.", ge=0, lt=1 << 53, remedy="export the student again")] = 0
+    ge: Count = 0.0
+    gz: Count = 0.0
+    betas: Annotated[tuple[float, ...], Option(
+        "The schedule's (first, last) beta, scaled-linear, or empty.", ge=0, le=1,
+    )] = ()  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.noise not in CONVENTIONS:
-            remedy = "DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp"
-            raise refuse("noise convention", self.noise, CONVENTIONS, remedy)
-        if self.prediction not in ("model", "eps", "v", "x0", "flow"):
-            raise refuse("prediction", self.prediction, "model, eps, v, x0 or flow", "model takes the base's")
-        if not 0 <= self.timestep <= 1000:
-            raise refuse("timestep", self.timestep, "0 <= t* <= 1000", "t* is the network's timestep")
+        object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
+        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
+        super().__post_init__()
+
+    def _check(self) -> None:
+        """No guidance; tables of a possible length."""
         if self.guidance not in (0.0, 1.0):
             accepted = "1 (no guidance)"
             raise refuse("guidance", self.guidance, accepted, "guidance is distilled into a one-step student: set 1")
-        object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
-        object.__setattr__(self, "betas", tuple(float(beta) for beta in self.betas))
-        if len(self.shape) > 4 or not all(0 < side <= _LARGEST_SIDE for side in self.shape):
+        if len(self.shape) > 4:
             raise refuse("shape", self.shape, f"(C, h, w) of a latent, sides up to {_LARGEST_SIDE}", "leave it out")
-        numbers = {name: getattr(self, name) for name in ("latent_scale", "trained_guidance", "ge", "gz")}
-        if not all(0 <= value <= 1e6 for value in numbers.values()) or not 0 <= self.steps < 1 << 53:
-            raise refuse(
-                "student preset", numbers | {"steps": self.steps}, "numbers of 0 or more", "export the student again"
-            )
-        if len(self.betas) > _MOST_BETAS or not all(0 <= beta <= 1 for beta in self.betas):
+        if len(self.betas) > _MOST_BETAS:
             raise refuse("betas", f"{len(self.betas)}", f"up to {_MOST_BETAS} from 0 to 1", "leave them out")
 
     def to_metadata(self) -> dict[str, str]:
@@ -192,37 +190,31 @@ SAMPLERS = ("euler", "euler_ancestral", "lcm", "tcd")
 
 
 @dataclass(frozen=True)
-class StudentSampling(Config):
-    """How a student is sampled.
-
-    Attributes:
-        base: names of the models it was distilled from, with "or" between them.
-        timesteps: one per step, decreasing.
-        sampler: ``euler``, ``euler_ancestral`` (with fresh noise at the same level), ``lcm`` (x0, then all noise
-            is new), ``tcd`` (a part of the noise is new, by ``eta``).
-        eta: of ``tcd``: 0 follows the ODE, 1 is ``lcm``.
-        trained_guidance: value for a network with a guidance embedding; 0 if it has none.
-        prediction: of the network, if it differs from the base's.
-        files: a pattern that the names of its files match.
-    """
+class StudentSampling(Options):
+    """How a student is sampled. The names of its ``base`` models have "or" between them."""
 
     base: str
-    timesteps: tuple[float, ...]
-    sampler: str = "euler"
-    eta: float = 0.0
-    trained_guidance: float = 0.0
-    prediction: str = "model"
-    files: str = ""
+    timesteps: Annotated[tuple[float, ...], Option("One per step, decreasing.", remedy="999 is pure noise")]
+    sampler: Annotated[str, Option(
+        "euler, euler_ancestral (with fresh noise at the same level), lcm (x0, then all noise is new), tcd (a part of "
+        "the noise is new, by ``eta``).", choices=SAMPLERS, remedy="euler follows the ODE without fresh noise",
+    )] = "euler"  # fmt: skip
+    eta: Annotated[float, Option(
+        "Of tcd: 0 follows the ODE, 1 is lcm.", ge=0, le=1, remedy="TCD's authors take 0.3",
+    )] = 0.0  # fmt: skip
+    trained_guidance: Annotated[float, Option("For a network with a guidance embedding; 0 if it has none.")] = 0.0
+    prediction: Annotated[str, Option("Of the network, if it differs from the base's.")] = "model"
+    files: Annotated[str, Option("A pattern that the names of its files match.")] = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "timesteps", tuple(float(t) for t in self.timesteps))
+        super().__post_init__()
+
+    def _check(self) -> None:
+        """Decreasing timesteps."""
         steps = self.timesteps
         if not steps or not all(0 < t <= 1000 for t in steps) or list(steps) != sorted(set(steps), reverse=True):
             raise refuse("timesteps", steps, "decreasing, above 0 and up to 1000", "999 is pure noise")
-        if self.sampler not in SAMPLERS:
-            raise refuse("sampler", self.sampler, SAMPLERS, "euler follows the ODE without fresh noise")
-        if not 0 <= self.eta <= 1:
-            raise refuse("eta", self.eta, "0 to 1", "TCD's authors take 0.3")
 
     @property
     def one_step(self) -> StudentPreset:

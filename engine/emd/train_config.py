@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from ..errors import refuse
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from .chain import EStepConfig
 from .losses import WEIGHTS
 
@@ -16,41 +16,27 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class EMDAdvancedConfig(Config):
-    """Rarely changed training settings.
+class EMDAdvancedConfig(Options):
+    """Rarely changed training settings. Chain, trained weights and Adam are always float32."""
 
-    Attributes:
-        auto_gz: measure gz and the clip of the chain at the start (:func:`~vitrine.engine.emd.calibrate_gz`). A chain
-            with gz 0 keeps z frozen.
-        weight: of the M-step, ``uniform`` (Xie et al.) or ``dmd``.
-        ema: decay of the exported average of the generator, in [0, 1).
-        decay: fraction of the run, at its end, over which both learning rates fall to zero; 0 keeps them constant.
-        dtype: of the frozen networks; chain, trained weights and Adam are always float32.
-        checkpointing: recompute activations in the backward pass: less memory, one more forward.
-        save_every: steps between saves of the state.
-    """
-
-    auto_gz: bool = True
-    weight: str = "uniform"
-    ema: float = 0.999
-    decay: float = 0.0
-    dtype: str = "float32"
-    checkpointing: bool = False
-    save_every: int = 100
-
-    def __post_init__(self) -> None:
-        if self.save_every < 1:
-            raise refuse("save_every", self.save_every, "1 or more", "use a whole number")
-        if not 0 <= self.ema < 1 or self.weight not in WEIGHTS:
-            raise refuse(
-                "ema, weight", (self.ema, self.weight), f"0 <= ema < 1, {WEIGHTS}", "0.999 and uniform are usual"
-            )
-        if not 0 <= self.decay <= 1:
-            raise refuse(
-                "decay", self.decay, "0 to 1, a fraction of the run", "0.5 lets the rates fall in its last half"
-            )
-        if self.dtype not in DTYPES:
-            raise refuse("dtype", self.dtype, sorted(DTYPES), "float16 diverges in such training; use bfloat16")
+    auto_gz: Annotated[bool, Option(
+        "Measure gz and the clip of the chain at the start (:func:`~vitrine.engine.emd.calibrate_gz`). A chain with "
+        "gz 0 keeps z frozen.",
+    )] = True  # fmt: skip
+    weight: Annotated[str, Option("Of the M-step; uniform is the paper's.", choices=tuple(WEIGHTS))] = "uniform"
+    ema: Annotated[float, Option("Decay of the exported average of the generator.", ge=0, lt=1)] = 0.999
+    decay: Annotated[float, Option(
+        "Fraction of the run, at its end, over which both learning rates fall to zero; 0 keeps them constant.", ge=0,
+        le=1, remedy="0.5 lets the rates fall in its last half",
+    )] = 0.0  # fmt: skip
+    dtype: Annotated[str, Option(
+        "Of the frozen networks.", choices=tuple(sorted(DTYPES)), remedy="float16 diverges in such training; use "
+        "bfloat16",
+    )] = "float32"  # fmt: skip
+    checkpointing: Annotated[bool, Option(
+        "Recompute activations in the backward pass: less memory, one more forward.",
+    )] = False  # fmt: skip
+    save_every: Annotated[int, Option("Steps between saves of the state.", ge=1)] = 100
 
     def essential(self) -> EMDAdvancedConfig:
         """The settings that the weights depend on, with those of saving and memory at their defaults."""
@@ -59,42 +45,26 @@ class EMDAdvancedConfig(Config):
 
 
 @dataclass(frozen=True)
-class EMDTrainConfig(Config):
-    """Training settings.
+class EMDTrainConfig(Options):
+    """Training settings. A dict, such as a training file, may have those of ``advanced`` at the top level.
 
-    Attributes:
-        steps: generator updates.
-        batch: batch size per update, divided among processes.
-        timestep: t* of the generator; 0 is the noisiest timestep: 999, or 1000 for a flow.
-        rank: of both adapters.
-        chain: the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
-        score_updates: score updates before each generator update.
-        lr_generator, lr_score: Adam with betas (0, 0.99).
-        guidance: of the teacher.
-        seed: of the whole run.
-        advanced: rarely changed settings. A dict, such as a training file, may have them at the top level.
+    ``chain`` is the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
     """
 
-    steps: int = 2000
-    batch: int = 16
-    timestep: float = 0.0
-    rank: int = 16
+    steps: Annotated[int, Option("Generator updates in all.", ge=1, top=1_000_000, label="training_steps")] = 2000
+    batch: Annotated[int, Option("Samples in each update.", ge=1, top=256, details="Divided among processes.")] = 16
+    timestep: Annotated[float, Option(
+        "The one network timestep of the student.", bottom=1, top=999, step=1,
+        details="0 is the noisiest: 999, or 1000 for a flow.",
+    )] = 0.0  # fmt: skip
+    rank: Annotated[int, Option("LoRA rank of generator and score network.", ge=1, top=256)] = 16
     chain: EStepConfig = EStepConfig()
-    score_updates: int = 1
-    lr_generator: float = 1e-4
-    lr_score: float = 5e-4
-    guidance: float = 1.0
-    seed: int = 0
+    score_updates: Annotated[int, Option("Score updates before each generator update.", ge=1)] = 1
+    lr_generator: Annotated[float, Option("Learning rate of the generator; Adam has betas (0, 0.99).", gt=0)] = 1e-4
+    lr_score: Annotated[float, Option("Learning rate of the score network.", gt=0)] = 5e-4
+    guidance: Annotated[float, Option("Of the teacher only.", ge=0, bottom=1, top=30, step=0.5)] = 1.0
+    seed: Annotated[int, Option("Of the whole run.")] = 0
     advanced: EMDAdvancedConfig = EMDAdvancedConfig()
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "rank", "score_updates"):
-            if getattr(self, name) < 1:
-                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        rates = (self.lr_generator, self.lr_score)
-        if min(rates) <= 0 or self.guidance < 0:
-            shown, accepted = (*rates, self.guidance), "rates above 0, guidance of 0 or more"
-            raise refuse("lr_generator, lr_score, guidance", shown, accepted, "1e-4, 5e-4 and 1 are the defaults")
 
     def check(self, processes: int) -> None:
         """Checks the settings for a number of processes."""

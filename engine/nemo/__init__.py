@@ -1,5 +1,6 @@
 """NEMO (Hintersdorf et al. 2024): find the cross-attention value neurons that memorize, block them, prove it."""
 
+from ..settings.nemo_options import PAPER_TAU, FewStepConfig, ProbeConfig, SearchConfig
 from .block import BlockConfig, bake, block
 from .blocked_copies import Copies, picture_distance
 from .blocking_checks import AttackConfig, Verification, VerifyConfig, adversarial_embedding, verify
@@ -10,7 +11,6 @@ from .neuron_effects import held_by
 from .neuron_statistics import NeuronStatistics, RunningStatistics, gather
 from .neurons import NeuronSet, fingerprint_of
 from .noise_similarity import Score, keep_scores, kept_scores
-from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig, SearchConfig
 from .sites import value_activations, value_sites
 
 __all__ = [

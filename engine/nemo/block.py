@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from ..errors import refuse
 from ..io.number_checks import refuse_unless_finite
 from ..network.site import ModuleSite, Site
 from ..runtime.stored_weights import as_numbers, is_packed
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from ..tracing.fingerprint import width_of
 from ..tracing.hooks import Edit, edit
 from ..tracing.reading import check_rows
@@ -22,32 +23,37 @@ from .sites import value_sites
 
 
 @dataclass(frozen=True)
-class BlockConfig(Config):
-    """How strongly, and where, neurons are blocked.
+class BlockConfig(Options):
+    """How strongly, and where, neurons are blocked."""
 
-    Attributes:
-        factor: what their activations are multiplied by, -1..1: 0 blocks (published), 1 changes nothing; None is the
-            set's own, which the search chose.
-        branch: ``both`` rows of guidance (published), or ``cond`` only, which leaves the negative prompt alone.
-        start, end: part of sampling during which it acts, 0..1.
-        tokens: positions in the text that the network reads, from 0; None is everywhere (published). Blocking only
-            at the words that trigger a copy leaves the rest of the prompt its neurons.
-    """
+    factor: Annotated[float | None, Option(
+        "What the neurons' activations are multiplied by; 1 is off.", ge=-1, le=1, step=0.05, unset=0.0,
+        unset_doc="the factor that NEMO Find Neurons chose; of other lists 0, which blocks",
+        details="0 blocks, as published.", remedy="0 blocks; positive factors above 0.25 do not cure",
+    )] = None  # fmt: skip
+    branch: Annotated[str, Option(
+        "cond leaves the negative prompt alone.", choices=("both", "cond"), details="both is the published way.",
+        remedy="both is the published way",
+    )] = "both"  # fmt: skip
+    start: Annotated[float, Option(
+        "When blocking begins, as a fraction of the run: 0 is its beginning, 1 its end.", ge=0, le=1, step=0.01,
+        label="start_percent",
+    )] = 0.0  # fmt: skip
+    end: Annotated[float, Option(
+        "When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end.", ge=0, le=1, step=0.01,
+        label="end_percent",
+    )] = 1.0  # fmt: skip
+    tokens: Annotated[tuple[int, ...] | None, Option(
+        "Positions in the text that the network reads, from 0. Blocking only at the words that trigger a copy leaves "
+        "the rest of the prompt its neurons.", ge=0, unset_doc="everywhere, as published",
+        remedy="None blocks at every token",
+    )] = None  # fmt: skip
 
-    factor: float | None = None
-    branch: str = "both"
-    start: float = 0.0
-    end: float = 1.0
-    tokens: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if self.tokens is not None and (not self.tokens or min(self.tokens) < 0):
+    def _check(self) -> None:
+        """Some position, and a start that is not after the end."""
+        if self.tokens == ():
             raise refuse("tokens", self.tokens, "positions of 0 or more, or None", "None blocks at every token")
-        if self.factor is not None and not -1 <= self.factor <= 1:
-            raise refuse("factor", self.factor, "-1 .. 1", "0 blocks; positive factors above 0.25 do not cure")
-        if self.branch not in ("both", "cond"):
-            raise refuse("branch", self.branch, ("both", "cond"), "both is the published way")
-        if not 0 <= self.start <= self.end <= 1:
+        if self.start > self.end:
             raise refuse("start, end", (self.start, self.end), "0 <= start <= end <= 1", "use 0 and 1")
 
 

@@ -7,6 +7,7 @@ embedding freely often gets it back (DoRI). So the verdict states both.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 
@@ -17,49 +18,36 @@ from ..network.light_gradients import computed_again, copies_its_weights, parts_
 from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
-from ..settings.config import Config
+from ..settings.nemo_options import Tau, check_tau
+from ..settings.option import Option, Options
 from ..settings.verdicts import BAD, OPEN, verdict_of
 from .block import block
 from .neurons import NeuronSet
 from .noise_similarity import Probe, Request, Score, probe_noise
-from .search_config import check_tau
 
 
 @dataclass(frozen=True)
-class AttackConfig(Config):
+class AttackConfig(Options):
     """The adversarial embedding: Adam on the text states against the denoising loss of one picture.
 
-    Attributes:
-        steps, lr, batch: 50, 0.1 and 8 are DoRI's; pictures a model never memorized need over 500 steps.
-        seed: of the noises and timesteps.
+    The defaults are DoRI's; pictures a model never memorized need over 500 steps.
     """
 
-    steps: int = 50
-    lr: float = 0.1
-    batch: int = 8
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch < 1 or not self.lr > 0:
-            shown = (self.steps, self.batch, self.lr)
-            raise refuse("steps, batch, lr", shown, "steps >= 0, batch >= 1, lr > 0", "use 50, 8 and 0.1")
+    steps: Annotated[int, Option("Adam steps; 50 is a fair probe.", ge=0, top=1000)] = 50
+    lr: Annotated[float, Option("Learning rate.", gt=0)] = 0.1
+    batch: Annotated[int, Option("Noise levels in each step.", ge=1)] = 8
+    seed: Annotated[int, Option("Of the noises and timesteps.")] = 0
 
 
 ATTACK = AttackConfig()
 
 
 @dataclass(frozen=True)
-class VerifyConfig(Config):
-    """How blocking is verified.
+class VerifyConfig(Options):
+    """How blocking is verified. Without a threshold there is no verdict."""
 
-    Attributes:
-        tau: memorization threshold, 0..1, as in the search; there is no verdict without one.
-        seed: of the noises, instead of the probe's own; the search uses 1.
-        attack: the adversarial embedding, tried where there is a reference.
-    """
-
-    tau: float | None
-    seed: int = 101
+    tau: Tau
+    seed: Annotated[int, Option("Of the noises; the search uses 1.", ge=0, top=2**31)] = 101
     attack: AttackConfig = field(default=ATTACK)
 
 

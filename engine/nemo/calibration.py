@@ -17,9 +17,9 @@ from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
 from ..io.hub import Shared
 from ..io.number_checks import integer
+from ..settings.nemo_options import PAPER_TAU, FewStepConfig, ProbeConfig
 from ..tracing.fingerprint import same_weights
 from .neuron_statistics import NeuronStatistics, check_pairs
-from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig
 
 KIND, VERSION = "vitrine-nemo-calibration", 1
 PARTS = ("statistics", "samples", "score")

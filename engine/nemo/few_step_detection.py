@@ -23,12 +23,12 @@ from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
+from ..settings.nemo_options import FEW_STEPS, FewStepConfig
 from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
 from .blocked_copies import SIDE, THIRD
 from .calibration import LEAST, SampleThreshold
 from .noise_similarity import PROMPT_WORDS, Neurons, Request
-from .search_config import FEW_STEPS, FewStepConfig
 from .ssim import blur
 
 _MARGIN, PLAIN = 5, 0.01

@@ -13,6 +13,7 @@ from ..errors import refuse
 from ..io.number_checks import refuse_unless_finite
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
+from ..settings.nemo_options import ProbeConfig, SearchConfig, check_tau
 from ..tracing.fingerprint import width_of
 from .dose import DoseCurve, escalate
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement
@@ -21,7 +22,6 @@ from .neuron_statistics import NeuronStatistics
 from .neurons import NeuronSet
 from .noise_similarity import Neurons, Probe, Request, Score, ddim_timestep, probe_noise
 from .search import Outcome, Round, Search, search
-from .search_config import ProbeConfig, SearchConfig, check_tau
 from .sites import each_value, text_only, value_sites
 
 SEARCH_PART = 0.75

@@ -19,9 +19,9 @@ from ..jobs.run import Run
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
+from ..settings.nemo_options import ProbeConfig, check_tau
 from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
-from .search_config import ProbeConfig, check_tau
 from .ssim import betas_for, ms_ssim
 
 Neurons = Mapping[str, Sequence[int]]

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..settings.nemo_options import SearchConfig
 from .noise_similarity import Neurons
-from .search_config import SearchConfig
 
 Lists = dict[str, list[int]]
 """Address -> neurons."""

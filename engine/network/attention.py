@@ -3,44 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
 
 from ..errors import refuse
-from ..settings.config import Config
+from ..settings.option import Option, Options
 
 HEADS = ("each", "mean")
 
 
 @dataclass(frozen=True)
-class MapReduction(Config):
-    """Which part of an attention map to compute: the full map of a 64 x 64 layer takes 0.5 GiB.
+class MapReduction(Options):
+    """Which part of an attention map to compute: the full map of a 64 x 64 layer takes 0.5 GiB."""
 
-    Attributes:
-        heads: ``each`` keeps the heads apart, ``mean`` averages them into one map per layer.
-        tokens: the keys to keep, by position (words of a prompt, or image tokens); None keeps all.
-        queries: the queries to compute, by position; None computes all.
-        memory: bytes for scores and probabilities at a time, in addition to the result.
-    """
-
-    heads: str = "each"
-    tokens: tuple[int, ...] | None = None
-    queries: tuple[int, ...] | None = None
-    memory: int = 2**24
+    heads: Annotated[str, Option(
+        "each keeps the heads apart, mean averages them into one map per layer.", choices=HEADS,
+        remedy="mean is what GDF's attention features take",
+    )] = "each"  # fmt: skip
+    tokens: Annotated[tuple[int, ...] | None, Option(
+        "The keys to keep, by position (words of a prompt, or image tokens).", ge=0, unset_doc="all",
+    )] = None  # fmt: skip
+    queries: Annotated[tuple[int, ...] | None, Option(
+        "The queries to compute, by position.", ge=0, unset_doc="all",
+    )] = None  # fmt: skip
+    memory: Annotated[int, Option(
+        "Bytes for scores and probabilities at a time, in addition to the result.", ge=1,
+        remedy="2**24 suits most machines",
+    )] = 2**24  # fmt: skip
 
     def __post_init__(self) -> None:
-        if self.heads not in HEADS:
-            raise refuse("map heads", self.heads, HEADS, "mean is what GDF's attention features take")
         for name in ("tokens", "queries"):
             positions = getattr(self, name)
             if positions is not None:
                 object.__setattr__(self, name, tuple(int(i) for i in positions))
-                if not positions or min(positions) < 0:
-                    raise refuse(f"map {name}", positions, "positions from 0, at least one, or None", "None keeps all")
-        if self.memory < 1:
-            raise refuse("map memory", self.memory, "a positive number of bytes", "2**24 suits most machines")
+        super().__post_init__()
+
+    def _check(self) -> None:
+        """None keeps all; an empty list keeps nothing."""
+        for name in ("tokens", "queries"):
+            if getattr(self, name) == ():
+                raise refuse(f"map {name}", (), "positions from 0, at least one, or None", "None keeps all")
 
 
 WHOLE = MapReduction()

@@ -4,40 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import readable, refuse
 from ..io.files import named
 from ..io.folders import has_ending
 from ..runtime.quiet import no_bars
-from ..settings.config import Config
+from ..settings.option import Option, Options
 
 if TYPE_CHECKING:
     import torch
 
 SHIPPED, FLOW = "portraits", "flow portraits"
 ACCEPTED = "'portraits', 'flow portraits', a pipeline folder, a .safetensors file, or a hub id"
-DTYPES = ("bfloat16", "float16", "float32")
 
 
 @dataclass(frozen=True)
-class LoadConfig(Config):
+class LoadConfig(Options):
     """How a model is loaded."""
 
-    device: str = ""
-    """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
-    dtype: str = "float32"
-    """float32, float16 or bfloat16."""
-    revision: str = ""
-    """Branch, tag or commit of a hub id."""
-    variant: str = ""
-    """Of the weight files' names: fp16 takes *.fp16.safetensors."""
-    config: str = ""
-    """For a .safetensors file: a pipeline folder or hub id with its configuration; none: found by diffusers."""
-
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise refuse("dtype", self.dtype, DTYPES, "float16 suits GPUs, bfloat16 newer ones")
+    device: Annotated[str, Option("cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one.")] = ""
+    dtype: Annotated[str, Option(
+        "Precision of the weights.", choices=("bfloat16", "float16", "float32"),
+        remedy="float16 suits GPUs, bfloat16 newer ones",
+    )] = "float32"  # fmt: skip
+    revision: Annotated[str, Option("Branch, tag or commit of a hub id.")] = ""
+    variant: Annotated[str, Option("Of the weight files' names: fp16 takes *.fp16.safetensors.")] = ""
+    config: Annotated[str, Option(
+        "For a .safetensors file: a pipeline folder or hub id with its configuration; none: found by diffusers.",
+    )] = ""  # fmt: skip
 
     @property
     def place(self) -> torch.device:

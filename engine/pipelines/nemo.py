@@ -50,12 +50,12 @@ from ..nemo.calibration import KEPT_CAPTIONS, PUBLISHED
 from ..nemo.few_step_detection import UsualSamples, keep_agreements, kept_agreements
 from ..nemo.neuron_statistics import published_statistics
 from ..nemo.noise_similarity import Probe, Request, probe_noise
-from ..nemo.search_config import METHODS, check_method
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.forward_hooks import hook_before
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
+from ..settings.nemo_options import METHODS, check_method
 from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
 from .adapter import Adapter, network_of
 from .components import components_of

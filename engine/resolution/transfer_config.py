@@ -2,64 +2,69 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ..errors import refuse
 from ..io.files import named, parse_table
-from ..settings.config import Config
+from ..settings.option import Option, Options
 from .receptive import RECEPTIVE
 from .rope import ROPE_MODES
 from .shift import Size, check_size, size_ratio
 
 SCHEDULES = ("resample", "relabel", "none")
 POSITIONS = ("auto", "keep", "grid", "extrapolate", *ROPE_MODES)
+_HELP = "see the help page of Resolution Transfer Loader"
 FORMAT = 1
 """Major version of a control checkpoint's metadata (``ccs_format``)."""
 
 
 @dataclass(frozen=True)
-class ResolutionTransferConfig(Config):
+class ResolutionTransferConfig(Options):
     """What to change when a model samples at another than its training size.
 
-    Attributes:
-        target_size: (width, height) in pixels of the generated images.
-        train_size: (width, height) of the training images; None reads it from the model.
-        schedule: ``resample`` moves the sampling grid (for untouched checkpoints), ``relabel`` the meaning of timesteps
-            (for checkpoints trained so), ``none`` neither.
-        pos_embed: ``auto`` is grid for sin-cos tables, rope_pi for rotary ones, keep if there is nothing to do.
-            The ``_dynamic`` modes depend on the timestep; ``auto`` never chooses them.
-        guidance_law: scale ``guidance`` by Eq. 4.
-        guidance: the guidance scale used at the training size; None leaves guidance to the caller.
-        override: accept relabel on a checkpoint whose header does not say that it was trained so.
-        receptive_field: ``dilate`` dilates a UNet's inner convolutions to its trained view of the image, see
-            ``receptive``; ``auto`` does so from 1.75 times the trained side, and nothing on transformers; ``none``
-            never does.
+    Sizes are (width, height) in pixels; a ``train_size`` of None is read from the model.
     """
 
     target_size: Size
     train_size: Size | None = None
-    schedule: str = "resample"
-    pos_embed: str = "auto"
-    guidance_law: bool = False
-    guidance: float | None = None
-    override: bool = False
-    receptive_field: str = "none"
+    schedule: Annotated[str, Option(
+        "resample: steps move to more noise (less for smaller pictures), for any checkpoint. relabel: the paper's, a "
+        "timestep means more noise in proportion to the side; only for checkpoints trained so. none: unchanged.",
+        choices=SCHEDULES, advanced=True, remedy=_HELP,
+    )] = "resample"  # fmt: skip
+    pos_embed: Annotated[str, Option(
+        "auto: grid for sin-cos tables (same limits, smaller step), rope_pi for rotary models, nothing for UNets. "
+        "keep: the model's own. What does not fit the model is refused. _dynamic: follows the noise level (DyPE, "
+        "patent pending; see the help page).", choices=POSITIONS, advanced=True, remedy=_HELP,
+    )] = "auto"  # fmt: skip
+    guidance_law: Annotated[bool, Option(
+        "What guidance adds grows with the picture's side, as in the paper (Eq. 4).", advanced=True,
+    )] = False  # fmt: skip
+    guidance: Annotated[float | None, Option(
+        "CFG you use at the training size.", ge=0, top=100, step=0.1, unset_doc="guidance is left to the caller",
+        remedy="1 is no guidance",
+    )] = None  # fmt: skip
+    override: Annotated[bool, Option(
+        "Allow relabel although no checkpoint header says it was trained so.", advanced=True,
+    )] = False  # fmt: skip
+    receptive_field: Annotated[str, Option(
+        "dilate: a UNet (SD1.5, SD2, SDXL) looks as far across a larger picture as in training, which ends repeated "
+        "heads at two or three times the side; detail is softer. auto: dilate from 1.75 times the side on. none: "
+        "unchanged. Transformers need none.", choices=RECEPTIVE, remedy=_HELP,
+    )] = "none"  # fmt: skip
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_size", check_size("target size", self.target_size))
         if self.train_size is not None:
             object.__setattr__(self, "train_size", check_size("train size", self.train_size))
             size_ratio(self.train_size, self.target_size)
-        choices = {"schedule": SCHEDULES, "pos_embed": POSITIONS, "receptive_field": RECEPTIVE}
-        for name, accepted in choices.items():
-            if getattr(self, name) not in accepted:
-                raise refuse(name, getattr(self, name), accepted, "see the help page of Resolution Transfer Loader")
-        if self.guidance is not None and not (math.isfinite(self.guidance) and self.guidance >= 0):
-            raise refuse("guidance", self.guidance, "0 or more", "1 is no guidance")
+        super().__post_init__()
+
+    def _check(self) -> None:
+        """The law needs a scale."""
         if self.guidance_law and self.guidance is None:
             raise refuse("guidance_law", "on without guidance", "the guidance scale of the training size", "set it")
 

@@ -94,12 +94,21 @@ def check_numbers(settings: Any) -> None:
 _NUMBERS = {bool, int, float, type(None)}
 
 
-_HINTS: dict[type, dict[str, Any]] = {}
+_HINTS: dict[type, tuple[dict[str, Any], dict[str, Any]]] = {}
+
+
+def hints_of(cls: type) -> dict[str, Any]:
+    """The annotations of a class as types, with what ``Annotated`` adds to them."""
+    return _both(cls)[0]
 
 
 def _annotations(cls: type) -> dict[str, Any]:
+    return _both(cls)[1]
+
+
+def _both(cls: type) -> tuple[dict[str, Any], dict[str, Any]]:
     if cls not in _HINTS:
-        _HINTS[cls] = typing.get_type_hints(cls)
+        _HINTS[cls] = typing.get_type_hints(cls, include_extras=True), typing.get_type_hints(cls)
     return _HINTS[cls]
 
 

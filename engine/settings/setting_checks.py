@@ -23,6 +23,7 @@ from typing import Annotated, Any, Literal
 from ..errors import refuse
 from ..io.files import refuse_long_names
 from .config import check_numbers
+from .option import Option
 from .sizes import check_sides
 
 Kind = Literal["file", "folder", "either"]
@@ -42,13 +43,6 @@ class Writes:
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """Marks a number, or each number of a tuple, as at least ``least``."""
-
-    least: float
-
-
-@dataclass(frozen=True)
 class Pixels:
     """Marks a number, or each of a tuple of numbers, as a side of a picture.
 
@@ -61,7 +55,7 @@ class Pixels:
 
 OutFile = Annotated[Path, Writes("file")]
 OutFolder = Annotated[Path, Writes("folder")]
-Count = Annotated[int, AtLeast(1)]
+Count = Annotated[int, Option(ge=1)]
 """A number of images, steps ..."""
 Side = Annotated[int, Pixels()]
 OwnSide = Annotated[int, Pixels(own=True)]
@@ -75,14 +69,14 @@ def check_settings(settings: Any) -> None:
         if isinstance(mark, Writes):
             refuse_unwritable(value, mark.kind, name)
             continue
-        numbers = value if isinstance(value, tuple) else (value,)
         if isinstance(mark, Pixels):
+            numbers = value if isinstance(value, tuple) else (value,)
             check_sides(name, *(n for n in numbers if n or not mark.own))
-        elif any(not number >= mark.least for number in numbers):
-            raise refuse(name, value, f"{mark.least:g} or more", "raise it, or leave it out")
+        elif not mark.accepts(value):
+            raise refuse(name, value, mark.choices or mark.accepted, mark.remedy or "leave it out")
 
 
-def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | AtLeast | Pixels]]:
+def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | Option | Pixels]]:
     """(name, value, mark) of each marked setting that is not None."""
     types = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
@@ -98,8 +92,8 @@ def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | AtLeast | Pixels]
                 yield field.name, value, mark
 
 
-def _marks(annotation: Any) -> Iterator[Writes | AtLeast | Pixels]:
-    known = (Writes, AtLeast, Pixels)
+def _marks(annotation: Any) -> Iterator[Writes | Option | Pixels]:
+    known = (Writes, Option, Pixels)
     yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, known))
     for member in typing.get_args(annotation):
         yield from _marks(member)

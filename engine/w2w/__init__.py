@@ -2,6 +2,7 @@
 
 from ..io.lora_layer import Lora, LoraLayer
 from ..io.lora_writing import usual_dialect, write_lora
+from ..settings.w2w_options import PAPER_TARGETS, InvertConfig
 from .building.build_space import BuildConfig, Built, build_space, labels_in, load_space
 from .building.folder_summary import FolderLook, look_at_folder
 from .building.lora_encoding import Encoded, described, encode, layer_sizes, member, official_model
@@ -30,7 +31,6 @@ from .edit.editing import (
 )
 from .edit.inversion import Inversion, invert, invert_below, invert_in, partial_inversion
 from .edit.inversion_space import Posterior, latent_mask
-from .edit.invert_config import InvertConfig
 from .edit.pair_slider import PairConfig, Pairs, blended, train_pair_slider, with_pair_slider
 from .edit.slider import Slider, slider_lora, sliders_of
 from .loras.base_weights import BaseWeights
@@ -58,7 +58,7 @@ from .space.map_layout import SpaceMap, at_place, map_of, mapped, neighbours_of,
 from .space.model_file import W2WModel
 from .space.principal_components import PCAConfig, principal_components
 from .space.space import WeightSpace
-from .train.batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
+from .train.batched_lora import BatchedLora, initial_lora
 from .train.lora_trainer import BatchedTrainer, LoraTrainConfig, Subject, train_loras
 
 __all__ = [

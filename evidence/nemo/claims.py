@@ -15,8 +15,8 @@ from ...engine.nemo.blocking_checks import VerifyConfig, verify
 from ...engine.nemo.few_step_detection import sample_agreement
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics
-from ...engine.nemo.search_config import FewStepConfig
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.nemo_options import FewStepConfig
 from ..intervals import auroc, auroc_interval
 from ..portraits.avataaars import open_model
 from ..registry import ClaimResult, Table, arms, claim

@@ -13,12 +13,12 @@ import torch
 
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
-from ...engine.nemo.search_config import ProbeConfig
 from ...engine.nemo.sites import value_sites
 from ...engine.portraits import plants
 from ...engine.portraits.flow import FLOW_WEIGHTS
 from ...engine.portraits.plants import Plant
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.nemo_options import ProbeConfig
 from ...engine.tracing.fingerprint import width_of
 from ..registry import ClaimResult, Table, arms, claim
 from .baselines import random_neurons

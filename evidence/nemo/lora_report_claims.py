@@ -14,9 +14,9 @@ from ...engine.copies.nearest import Pictures, distances, thumbnails
 from ...engine.nemo.blocked_copies import THIRD, share_interval
 from ...engine.nemo.few_step_detection import FewStepSampler
 from ...engine.nemo.noise_similarity import Request
-from ...engine.nemo.search_config import FewStepConfig
 from ...engine.portraits.shipped import PEOPLE_LORAS
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.nemo_options import FewStepConfig
 from ..intervals import spearman, spearman_interval
 from ..registry import ClaimResult, Table, arms, claim
 from .copy_claims import MEASURED, SIZES, people_sets, train

@@ -12,11 +12,11 @@ from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.few_step_detection import Agreement, FewStepSampler, sample_agreement
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.nemo.search_config import ProbeConfig
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.plants import Plant
 from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.nemo_options import ProbeConfig
 from ..intervals import auroc, auroc_interval
 from .baselines import random_neurons
 from .flow_claims import COPY as FLOW_COPY

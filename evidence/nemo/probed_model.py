@@ -16,11 +16,11 @@ from ...engine.nemo.find import Result, find_neurons, make_probe, score_prompts
 from ...engine.nemo.neuron_statistics import NeuronStatistics, gather
 from ...engine.nemo.neurons import NeuronSet, fingerprint_of
 from ...engine.nemo.noise_similarity import Probe, probe_noise
-from ...engine.nemo.search_config import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.nemo.sites import text_only, value_activations
 from ...engine.network.condition import Condition
 from ...engine.portraits.dataset import PORTRAITS, Dataset
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.nemo_options import FEW_STEPS, FewStepConfig, ProbeConfig, SearchConfig
 from ...engine.tracing.fingerprint import width_of
 from ..portraits.avataaars import open_model
 

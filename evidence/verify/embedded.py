@@ -18,10 +18,10 @@ import torch
 
 from ...engine.activations.presets import PRESETS
 from ...engine.io.files import write_json, write_text, write_whole
-from ...engine.nemo.search_config import SearchConfig
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
 from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
+from ...engine.settings.nemo_options import SearchConfig
 from ..activations.claims import FLOW_PRIOR_LAYERS
 from ..activations.tapped_pictures import TESTING, Model, draw_scene
 from ..nemo import flow_claims, probed_model

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from ...engine.nemo.noise_similarity import Request, probe_noise
-from ...engine.nemo.search_config import ProbeConfig
 from ...engine.runtime.footprint import Peak
+from ...engine.settings.nemo_options import ProbeConfig
 from .records import Estimate
 
 DECODING, ENCODING = 3.0, 1.4

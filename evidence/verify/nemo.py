@@ -15,7 +15,7 @@ import torch
 from ...engine.nemo import Calibration, NeuronSet, NeuronStatistics, threshold, value_sites
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.neuron_statistics import import_official
-from ...engine.nemo.search_config import SearchConfig
+from ...engine.settings.nemo_options import SearchConfig
 from ..intervals import auroc, auroc_interval, true_positives, true_positives_interval
 from .context import SETTINGS, Context
 from .protocol import check

@@ -10,8 +10,8 @@ from typing import Any
 from ...engine.errors import refuse
 from ...engine.io.files import named, parse_table
 from ...engine.nemo.blocking_checks import AttackConfig
-from ...engine.nemo.search_config import PAPER_TAU, ProbeConfig, SearchConfig
 from ...engine.settings.config import Config
+from ...engine.settings.nemo_options import PAPER_TAU, ProbeConfig, SearchConfig
 from ...engine.w2w import InvertConfig
 
 FILE = "settings.json"

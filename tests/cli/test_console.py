@@ -1,6 +1,7 @@
 """What commands print: narrow terminals, ASCII, closed pipes, Ctrl-C, and libraries without their noise."""
 
 import dataclasses
+import inspect
 import io
 import logging
 import os
@@ -147,11 +148,21 @@ def _kinds(hint):
     return {kind for arg in typing.get_args(hint) for kind in _kinds(arg)} or {hint}
 
 
+def _fields(command):
+    """(name, type, default) of each flag that holds a number, those of settings included."""
+    hints = typing.get_type_hints(command, include_extras=True)
+    for field in dataclasses.fields(command):
+        yield field.name, hints[field.name], field.default
+        for mark in getattr(hints[field.name], "__metadata__", ()):
+            makes = getattr(mark, "constructor_factory", None)
+            for flag, parameter in (inspect.signature(makes()).parameters if makes else {}).items():
+                yield flag, makes().__annotations__[flag], parameter.default
+
+
 NUMBERS = [
-    (name, field.name, value)
-    for name, command in COMMANDS.items() for field in dataclasses.fields(command)
-    for value in ("nan", "inf") if float in _kinds(typing.get_type_hints(command)[field.name])
-    if value != str(field.default)
+    (name, field, value)
+    for name, command in COMMANDS.items() for field, hint, default in _fields(command)
+    for value in ("nan", "inf") if float in _kinds(hint) if value != str(default)
 ]  # fmt: skip
 
 
@@ -160,14 +171,15 @@ def test_what_is_no_number_is_refused_before_the_work(monkeypatch, tmp_path, cap
     monkeypatch.chdir(tmp_path)
     for command in COMMANDS.values():
         monkeypatch.setattr(command, "run", lambda self: pytest.fail("it ran"))
-    assert len(NUMBERS) > 30
+    assert len(NUMBERS) > 40
     for name, field, value in NUMBERS:
         command = COMMANDS[name]
         needed = [f for f in dataclasses.fields(command) if f.default is f.default_factory is dataclasses.MISSING]
         words = [w for f in needed for w in (("x",) if "Positional" in str(f.type) else (f"--{f.name}", "x"))]
         assert main([*name.split(), *words, f"--{field.replace('_', '-')}", value]) == 2, (name, field)
         said = capsys.readouterr().err
-        assert f"{field}: given {value}; accepted: " in said or f"{field}: given ({value},)" in said, said
+        setting = field.removeprefix("sampling_")  # the samples' guidance, next to that of the score
+        assert f"{setting}: given {value}; accepted: " in said or f"{setting}: given ({value},)" in said, said
 
 
 def test_the_last_line_on_a_terminal_is_a_link_to_what_was_written(monkeypatch, tmp_path, capsys):

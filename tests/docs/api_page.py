@@ -79,11 +79,19 @@ def _class(name: str, value: type) -> str:
     node = _parsed(value)
     assert isinstance(node, ast.ClassDef)
     bases = ", ".join(ast.unparse(base) for base in node.bases)
-    fields = [ast.unparse(n) for n in node.body if isinstance(n, ast.AnnAssign) and not _private(n.target)]
+    fields = [ast.unparse(_typed(n)) for n in node.body if isinstance(n, ast.AnnAssign) and not _private(n.target)]
     head = f"class {name}({bases}):" if bases else f"class {name}:"
     code = "\n".join([head, *(f"    {line}" for line in fields)] if fields else [head.rstrip(":")])
     methods = [f"#### {name}.{key}\n\n{_function(key, method)}\n" for key, method in _methods(value)]
     return "\n".join([f"### {name}", "", f"```python\n{code}\n```", "", prose(value.__doc__), *methods])
+
+
+def _typed(field: ast.AnnAssign) -> ast.AnnAssign:
+    """A field with its type alone: what ``Annotated`` adds stands among the attributes."""
+    if isinstance(field.annotation, ast.Subscript) and ast.unparse(field.annotation.value) == "Annotated":
+        inner = field.annotation.slice
+        field.annotation = inner.elts[0] if isinstance(inner, ast.Tuple) else inner
+    return field
 
 
 def _methods(value: type) -> list[tuple[str, Any]]:

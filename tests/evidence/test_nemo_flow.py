@@ -1,8 +1,8 @@
 """NEMO on the flow model: halves of the memorized pictures, statistics where values depend on the latent."""
 
 import torch
-from vitrine.engine.nemo.search_config import ProbeConfig
 from vitrine.engine.portraits.flow import FLOW_WEIGHTS
+from vitrine.engine.settings.nemo_options import ProbeConfig
 from vitrine.evidence.nemo import flow_claims
 from vitrine.evidence.nemo.probed_model import SampleBudget, setting
 

@@ -18,7 +18,7 @@ from ...io.table_on_disk import RowFile
 from ...jobs.run import Run
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
-from ...settings.config import Config
+from ...settings.w2w_options import BuildConfig, PCAConfig
 from ..edit.coefficient_sampling import usual_sampling
 from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
@@ -29,44 +29,12 @@ from ..space.delta_space import DeltaSpace, Space
 from ..space.factor_stacks import PRODUCTS, Stack, read_stacks
 from ..space.linked_factors import LinkedStacks
 from ..space.manifest import Manifest
-from ..space.principal_components import Matrix, PCAConfig, principal_components, shards
+from ..space.principal_components import Matrix, principal_components, shards
 from ..space.space import KIND, LINKED_VERSION, WeightSpace
 from ..space.space_mode import choose_mode, read_or_problem, some_readable, unlike
 
-MODES = ("auto", "factors", "delta")
 _BEGUN = ("rows.json", "sums*.safetensors", "products.safetensors")
 """Files of a build's work folder that mean that there is work to lose."""
-
-
-@dataclass(frozen=True)
-class BuildConfig(Config):
-    """How a space is built.
-
-    Attributes:
-        mode: ``factors`` is the paper's (LoRAs from one initialisation), ``delta`` takes any; ``auto`` tests the files.
-        components: K, at most N - 1; None keeps all.
-        memory: bytes that the build may use in addition to the space; larger data go through the work folder.
-        route: of the PCA in factors mode, see :class:`~..space.principal_components.PCAConfig`.
-        layers_per_block: resnets per block of the base UNet, to read ldm names: 2 for SD and SDXL.
-        base: name of the base model, recorded in the space.
-        linked: in delta mode, factors stay in the LoRA files, and the space file has their paths: for folders
-            larger than memory. Keep the files; one layer of all files is in memory at a time.
-    """
-
-    mode: str = "auto"
-    components: int | None = None
-    memory: int = 2 * 2**30
-    route: str = "auto"
-    layers_per_block: int = 2
-    base: str = ""
-    linked: bool = False
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise refuse("mode", self.mode, MODES, "auto chooses and says why")
-        if self.layers_per_block < 1:
-            raise refuse("layers_per_block", self.layers_per_block, "1 or more", "2 for SD and SDXL")
-        PCAConfig(self.components, self.route, self.memory)
 
 
 @dataclass(frozen=True)

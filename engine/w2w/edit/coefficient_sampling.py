@@ -11,58 +11,11 @@ import torch
 
 from ...diffusion.noise import generators
 from ...errors import refuse
-from ...settings.config import Config
+from ...settings.w2w_options import SampleConfig
 from ..space.delta_space import Space, member_names
 from ..space.directions import direction_named, labelled
 
 S = TypeVar("S", bound=Space)
-RNGS, ATTRIBUTES = ("vector", "official"), ("auto", "joined", "gaussian")
-
-
-_MOST = 1000
-"""Times the spread of the training models; beyond it numbers overflow."""
-
-
-@dataclass(frozen=True)
-class SampleConfig(Config):
-    """How models are sampled.
-
-    Attributes:
-        factor: multiplies all deviations; 1 is the spread of the training models, 0 the mean model.
-        components: how many to sample; the others stay at the mean. None: a third of the number of models, beyond which
-            independent Gaussians are mostly noise.
-        truncation: coefficients beyond this many deviations are sampled again; None does not truncate.
-        rng: ``vector`` samples all coefficients at once; ``official`` one by one, as in the published code.
-        attributes: ``gaussian`` as in the paper; ``joined`` takes a random training model's position along all named
-            directions together, and samples the rest. Binary attributes (glasses) split the training models into
-            groups, and a Gaussian puts most models between the groups, where there are none. ``auto`` is joined in a
-            space with directions, unless ``rng`` is ``official``.
-        emphasis: factor on the joined part, since linear directions capture a little less than the models' variation.
-        inherit: correlation of the rest with that training model's, for joined only. It transfers what linear
-            directions do not capture of an attribute; 0 samples all of the rest, 1 would be the training model.
-    """
-
-    factor: float = 1.0
-    components: int | None = None
-    truncation: float | None = None
-    rng: str = "vector"
-    attributes: str = "auto"
-    emphasis: float = 1.0
-    inherit: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.rng not in RNGS:
-            raise refuse("rng", self.rng, RNGS, "vector is faster")
-        if self.attributes not in ATTRIBUTES:
-            raise refuse("attributes", self.attributes, ATTRIBUTES, "joined needs a space with directions")
-        whole = self.components is None or self.components >= 1
-        if not (0 <= self.factor <= _MOST and 0 <= self.emphasis <= _MOST and whole):
-            shown, accepted = (self.factor, self.emphasis, self.components), f"0 .. {_MOST}, 0 .. {_MOST}, 1 or more"
-            raise refuse("factor, emphasis, components", shown, accepted, "1.0, 1.0, None are usual")
-        if not 0 <= self.inherit < 1:
-            raise refuse("inherit", self.inherit, "0 up to 1, a correlation", "at 1 it would be the training model")
-        if self.truncation is not None and not self.truncation > 0.1:
-            raise refuse("truncation", self.truncation, "above 0.1 deviations", "2 trims the rarest models")
 
 
 def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> torch.Tensor:

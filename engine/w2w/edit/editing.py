@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,36 +11,10 @@ from ...errors import refuse
 from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import refuse_unless_finite
 from ...runtime.finite import require_finite
-from ...settings.config import Config
+from ...settings.w2w_options import EditConfig
 from ..loras.low_rank import fraction_kept, refactor, squared_change
 from ..space.delta_space import DeltaSpace, Space
-from ..space.directions import MODES, direction_named, without
-
-
-@dataclass(frozen=True)
-class EditConfig(Config):
-    """How sliders act.
-
-    Attributes:
-        protect: labels whose scores an edit must not change.
-        mode: how they are protected, ``joint`` or ``official_sequential``.
-        start: the edit is applied below this timestep (weights2weights, appendix I): 1000 is the whole run, 700 keeps
-            the layout, -1 is never.
-        blocks: prefixes of layer paths that the edit may change, such as ``up_blocks``; empty means all.
-    """
-
-    protect: tuple[str, ...] = ()
-    mode: str = "joint"
-    start: float = 1000.0
-    blocks: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "protect", tuple(self.protect))
-        object.__setattr__(self, "blocks", tuple(self.blocks))
-        if self.mode not in MODES:
-            raise refuse("mode", self.mode, MODES, "joint clears all protected directions")
-        if not -1 <= self.start <= 1000:
-            raise refuse("start", self.start, "-1 .. 1000", "1000 edits the whole run")
+from ..space.directions import direction_named, without
 
 
 def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> torch.Tensor:

@@ -24,10 +24,10 @@ from ...network.condition import Condition
 from ...runtime.finite import FiniteLosses
 from ...runtime.placement import onloaded, refuse_without_gradients
 from ...runtime.progress import Progress, silent
+from ...settings.w2w_options import InvertConfig
 from ..space.delta_space import Space
 from ..train.batched_lora import BatchedLora
 from .inversion_space import Posterior, Products, latents_of, mask_for, placed, spread
-from .invert_config import InvertConfig
 
 KEPT_STATES = 3
 """Number of stopped runs whose states are kept."""

@@ -27,40 +27,13 @@ from ...jobs.training import learning_rate, set_rate
 from ...network.condition import Condition
 from ...runtime.placement import onloaded
 from ...runtime.progress import Progress, silent
-from ...settings.config import Config
+from ...settings.w2w_options import PairConfig
 from ..space.delta_space import Space
 from ..space.directions import one_deviation, with_directions
 from ..train.batched_lora import BatchedLora
 from .inversion_space import Products, placed
 
 S = TypeVar("S", bound=Space)
-
-
-@dataclass(frozen=True)
-class PairConfig(Config):
-    """Training settings of a slider.
-
-    Attributes:
-        steps, batch: Adam steps, and images per step.
-        lr: of Adam, relative to the RMS of the initial change.
-        start: timesteps 0 .. ``start`` are trained, those at which the slider is applied, see ``EditConfig``.
-        seed: for images, strengths, timesteps and noise.
-        save_every: steps between saved states, if there is a folder.
-    """
-
-    steps: int = 150
-    batch: int = 16
-    lr: float = 0.08
-    start: float = 1000.0
-    seed: int = 0
-    save_every: int = 25
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "save_every"):
-            if getattr(self, name) < 1:
-                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if not (self.lr > 0 and 0 < self.start <= 1000):
-            raise refuse("lr, start", (self.lr, self.start), "above 0, start up to 1000", "0.08 and 1000 are usual")
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from typing import TypeVar
 import torch
 
 from ...errors import refuse
+from ...settings.w2w_options import PROTECTIONS
 from .delta_space import Space
 from .space_checks import check_components
 
 S = TypeVar("S", bound=Space)
 METHODS = ("least_squares", "logistic", "means")
-MODES = ("joint", "official_sequential")
 
 
 def published_direction(space: Space, labels: torch.Tensor, components: int | None = None) -> torch.Tensor:
@@ -159,8 +159,8 @@ def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "j
     ``official_sequential`` is the published ``debias``: sequential in the caller's order, exact only for the last
     one. ``joint`` projects onto the complement of their span.
     """
-    if mode not in MODES:
-        raise refuse("mode", mode, MODES, "joint clears all of them")
+    if mode not in PROTECTIONS:
+        raise refuse("mode", mode, PROTECTIONS, "joint clears all of them")
     if mode == "official_sequential":
         for other in others:
             # weights2weights, editing: n <- n - (n . d / |d|^2) d

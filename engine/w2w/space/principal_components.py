@@ -20,12 +20,11 @@ from ...io.number_checks import integer
 from ...io.table_on_disk import RowFile
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
-from ...settings.config import Config
+from ...settings.w2w_options import PCAConfig
 from .build_state import BuildState
 from .manifest import Manifest
 from .space import WeightSpace
 
-ROUTES = ("auto", "gram", "randomised")
 _SUMMED = 2**22
 """Numbers that are summed over processes at once, to avoid a full copy."""
 
@@ -55,38 +54,6 @@ class Matrix:
     def shards(self, memory: int) -> list[tuple[int, int]]:
         """The column ranges to read: the blocks in which a table was written, or as many columns as fit."""
         return list(self.data.blocks()) if isinstance(self.data, RowFile) else shards(*self.shape, memory)
-
-
-@dataclass(frozen=True)
-class PCAConfig(Config):
-    """Settings of a principal component analysis.
-
-    Attributes:
-        components: K, at most N - 1; None keeps every one with variance.
-        route: ``gram`` (exact; best for N up to some ten thousand), ``randomised`` (large N, few components) or
-            ``auto``: randomised if the Gram matrix and its eigenvectors do not fit into ``memory``.
-        memory: bytes used at once in addition to the result.
-        standardise: divide each number by its deviation, as the paper does.
-        power, oversample, seed: of the randomised route: iterations, extra vectors, and its seed.
-    """
-
-    components: int | None = None
-    route: str = "auto"
-    memory: int = 2 * 2**30
-    standardise: bool = True
-    power: int = 4
-    oversample: int = 16
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.route not in ROUTES:
-            raise refuse("route", self.route, ROUTES, "auto chooses")
-        if self.components is not None and self.components < 1:
-            raise refuse("components", self.components, "1 or more", "leave it out for all")
-        if self.memory < 2**20:
-            raise refuse("memory", self.memory, "2**20 bytes or more", "2 GiB suits most folders")
-        if self.route == "randomised" and self.components is None:
-            raise refuse("components", None, "a number with the randomised route", "1000 is the paper's")
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,10 @@ from ...io.lora_layer import LoraLayer
 from ...io.number_checks import refuse_unless_finite
 from ...runtime.compiled import eager_runs, uncompiled
 from ...runtime.forward_hooks import Reached, block_of, hook_after, hook_before
+from ...settings.w2w_options import PAPER_TARGETS
 from ..loras.base_weights import modules_of
 from ..space.manifest import Layer, Manifest
 
-PAPER_TARGETS = ("to_q", "to_v")
 """The paper's layers: query and value of every attention, self and cross."""
 
 Hook = Callable[[nn.Module, tuple, torch.Tensor], torch.Tensor]

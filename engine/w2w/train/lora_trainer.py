@@ -20,7 +20,6 @@ import torch
 
 from ...diffusion.denoiser import Denoiser
 from ...diffusion.noise import generators
-from ...errors import refuse
 from ...io.files import KEY, named, parse_table
 from ...io.lora_layer import LoraLayer
 from ...io.lora_writing import write_lora
@@ -32,53 +31,9 @@ from ...runtime.finite import FiniteLosses
 from ...runtime.placement import refuse_offloaded
 from ...runtime.processes import Workers
 from ...runtime.progress import Progress, silent
-from ...settings.config import Config
+from ...settings.w2w_options import LoraTrainConfig
 from ..space.manifest import Manifest
-from .batched_lora import PAPER_TARGETS, BatchedLora, initial_lora
-
-
-@dataclass(frozen=True)
-class LoraTrainConfig(Config):
-    """The paper's recipe (its train.sh); usually only ``batch`` and ``steps`` are changed.
-
-    Attributes:
-        rank, alpha: of every layer; the update is scaled by alpha / rank.
-        targets: suffixes of module paths.
-        steps, batch: optimiser steps, and images per subject in each.
-        lr, weight_decay: of AdamW.
-        clip: largest gradient norm of one model.
-        schedule: of the learning rate: ``constant`` as in the paper, or ``cosine`` to zero, for short runs.
-        seed: of the common initialisation and, with the subject's number, of its random numbers.
-        weighting: of the loss: ``uniform`` as in the paper, on the network's own output, or ``debiased``, by
-            1 / sqrt(SNR) up to 4 (Yu et al. 2023), as for the portraits model. That weights the error in eps
-            for any prediction type, so that a flow's velocity has weight s (1 - s), small at both ends.
-    """
-
-    rank: int = 1
-    alpha: float = 27.0
-    targets: tuple[str, ...] = PAPER_TARGETS
-    steps: int = 800
-    batch: int = 1
-    lr: float = 1e-4
-    weight_decay: float = 1e-2
-    clip: float = 1.0
-    schedule: str = "constant"
-    seed: int = 0
-    weighting: str = "uniform"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "targets", tuple(self.targets))
-        for name in ("rank", "steps", "batch"):
-            if getattr(self, name) < 1:
-                raise refuse(name, getattr(self, name), "1 or more", "use a whole number")
-        if self.schedule not in ("constant", "cosine"):
-            raise refuse("schedule", self.schedule, ("constant", "cosine"), "constant is the paper's")
-        if self.weighting not in ("uniform", "debiased"):
-            raise refuse("weighting", self.weighting, ("uniform", "debiased"), "uniform is the paper's")
-        if self.weight_decay < 0:
-            raise refuse("weight_decay", self.weight_decay, "0 or more", "0.01 is the paper's")
-        if min(self.lr, self.alpha, self.clip) <= 0:
-            raise refuse("lr, alpha, clip", (self.lr, self.alpha, self.clip), "above 0", "1e-4, 27 and 1 are usual")
+from .batched_lora import BatchedLora, initial_lora
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from vitrine.engine.emd import ONE_STEP, Student
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.hub import CARD, local_file
 from vitrine.engine.io.lora_writing import kohya
-from vitrine.engine.nemo import NeuronSet
+from vitrine.engine.nemo import Calibration, NeuronSet
+from vitrine.engine.nemo.neuron_statistics import NeuronStatistics
 from vitrine.engine.w2w import BuildConfig, W2WModel, build_space, load_space
 from vitrine_tests.engine.io.hub_stub import hub
 from vitrine_tests.engine.small_loras import lora

@@ -15,9 +15,9 @@ from vitrine.engine.nemo.find import find_neurons, make_probe
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics, gather
 from vitrine.engine.nemo.neurons import NeuronSet, fingerprint_of
 from vitrine.engine.nemo.noise_similarity import Request
-from vitrine.engine.nemo.search_config import ProbeConfig, SearchConfig
 from vitrine.engine.nemo.sites import value_activations, value_sites
 from vitrine.engine.network.condition import Condition
+from vitrine.engine.settings.nemo_options import ProbeConfig, SearchConfig
 from vitrine_tests import models
 from vitrine_tests.families import lumina2
 

@@ -13,6 +13,7 @@ from vitrine.engine.jobs.run import sole_owner
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits.models import build_models
 from vitrine.engine.runtime.progress import Interrupted
+from vitrine.engine.settings.w2w_options import preset
 from vitrine.engine.w2w import (
     BatchedLora,
     DeltaSpace,
@@ -28,7 +29,6 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.edit.inversion import KEPT_STATES
 from vitrine.engine.w2w.edit.inversion_space import mask_for
-from vitrine.engine.w2w.edit.invert_config import preset
 
 pytestmark = pytest.mark.rounding
 
