@@ -20,6 +20,7 @@ from ..jobs.run import Run
 from ..nemo.blocked_copies import SIDE, THIRD, share_interval
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
 from .nearest import LENGTH, PictureIndex, Pictures, as_image, overlay, thumbnails
 
@@ -75,6 +76,7 @@ class Instruments:
     identity: Mapping[str, object] = field(default_factory=dict)
 
 
+@one_line
 @dataclass(frozen=True)
 class CheckedPrompt:
     """What became of one prompt.
@@ -126,6 +128,7 @@ class CheckedPrompt:
         return _overlay_file(self.file)
 
 
+@one_line
 @dataclass(frozen=True)
 class CopyCheck:
     """The outcome.

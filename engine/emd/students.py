@@ -25,6 +25,7 @@ from ..io.folders import has_ending
 from ..network.site import ModuleSite
 from ..runtime.stored_weights import shape_of
 from ..settings.config import Config
+from ..settings.one_line import one_line
 from ..tracing.addresses import sites_of
 
 KEY = "vitrine.student"
@@ -33,6 +34,7 @@ CONVENTIONS = ("unit", "vp")
 _LARGEST_SIDE, _MOST_BETAS = 1 << 16, 10_000
 
 
+@one_line
 @dataclass(frozen=True)
 class StudentPreset(Config):
     """Sampling settings of a one-step student.
@@ -191,6 +193,7 @@ def check_base(preset: StudentPreset, base: str) -> None:
 SAMPLERS = ("euler", "euler_ancestral", "lcm", "tcd")
 
 
+@one_line
 @dataclass(frozen=True)
 class StudentSampling(Config):
     """How a student is sampled.

@@ -18,6 +18,7 @@ from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, OPEN, verdict_of
 from .block import block
 from .neurons import NeuronSet
@@ -63,6 +64,7 @@ class VerifyConfig(Config):
     attack: AttackConfig = field(default=ATTACK)
 
 
+@one_line
 @dataclass(frozen=True)
 class Verification:
     """Cross-seed scores on seeds the search never saw, each with its tau.

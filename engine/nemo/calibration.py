@@ -16,6 +16,7 @@ import torch
 from ..errors import printable, refuse
 from ..io.files import named, read_artefact, save_artefact
 from ..io.number_checks import integer
+from ..settings.one_line import one_line
 from ..tracing.fingerprint import same_weights
 from .neuron_statistics import NeuronStatistics, check_pairs
 from .search_config import PAPER_TAU, FewStepConfig, ProbeConfig
@@ -35,6 +36,7 @@ FIRST_PAIR = 0.7
 """Of the usual distance: where the first two samples differ more, no others are made."""
 
 
+@one_line
 @dataclass(frozen=True)
 class SampleThreshold:
     """What is usual for ordinary captions of one model, at one setting.
@@ -102,6 +104,7 @@ def _quantile(logs: torch.Tensor) -> float:
     return math.exp(float(logs[k]) - k * scale * (((k + 1) / ((count + 1) * ALARMS)) ** (1 / k) - 1))
 
 
+@one_line
 @dataclass(frozen=True)
 class ScoreThreshold:
     """The threshold of the published score of one-step predictions (NeMo, section 3.1).
@@ -154,6 +157,7 @@ def _check_model(measured: str, fingerprint: str) -> None:
         raise refuse("threshold", f"measured on {measured[:20]}...", accepted, "vitrine nemo calibrate with this model")
 
 
+@one_line
 @dataclass(frozen=True)
 class Calibration:
     """What is usual for ordinary captions of one model; a part that was not measured is None.

@@ -14,11 +14,13 @@ from ..io.files import named, parse_json, parse_table, save_table
 from ..io.number_checks import integer
 from ..io.tables import lines_of, read_text, rows_of
 from ..network.site import ModuleSite
+from ..settings.one_line import one_line
 from ..tracing.fingerprint import fingerprint_of, same_weights, short, width_of
 
 FORMAT, VERSION = "vitrine-neurons", 1
 
 
+@one_line
 @dataclass(frozen=True)
 class NeuronSet:
     """Neurons by address, ascending and without repeats.

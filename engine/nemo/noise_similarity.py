@@ -19,6 +19,7 @@ from ..jobs.run import Run
 from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
 from .search_config import ProbeConfig, check_tau
@@ -151,6 +152,7 @@ PROMPT_WORDS = {BAD: "memorized", FINE: "not memorized", OPEN: "no verdict"}
 """Verdicts on a prompt."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Score:
     """How alike the predictions of a prompt's seeds are, and whether that means that it is memorized.

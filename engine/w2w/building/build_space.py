@@ -18,6 +18,7 @@ from ...jobs.run import Run
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
 from ...settings.config import Config
+from ...settings.one_line import one_line
 from ..edit.coefficient_sampling import usual_sampling
 from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
@@ -68,6 +69,7 @@ class BuildConfig(Config):
         PCAConfig(self.components, self.route, self.memory)
 
 
+@one_line
 @dataclass(frozen=True)
 class Built:
     """A space and how it was built.
