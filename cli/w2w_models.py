@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 from ..engine.errors import refuse
 from ..engine.io.file_names import as_name
 from ..engine.pipelines.loading import LoadConfig
-from ..engine.settings.setting_checks import Count, OutFolder, Side, Writes
+from ..engine.settings.setting_checks import Count, FileName, OutFolder, Side, Writes
 from ..engine.settings.w2w_options import EditConfig, InvertConfig, PairConfig, SampleConfig, preset
 from .options import Load, OutSpace, flags, overrides
 from .w2w_arguments import example_of, model_of, space_at, tail_of
@@ -287,7 +287,7 @@ class PairSlider:
     """Folder of pictures without the attribute."""
     after: Positional[Annotated[Path, arg(metavar="AFTER")]]
     """Folder of the same pictures with it."""
-    label: str = "my slider"
+    label: FileName = "my slider"
     """Name of the slider."""
     shown: str | None = None
     """Who is in the pictures: a .w2wmodel file or a training model's name; none: the mean model."""

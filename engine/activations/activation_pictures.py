@@ -16,6 +16,7 @@ from torch.nn import functional
 from ..errors import refuse
 from ..io.number_checks import all_finite
 from ..network.site import MapSite
+from ..settings.one_line import one_line
 from ..settings.sizes import check_sides
 from ..tracing.addresses import sites_of
 from ..tracing.hooks import Activation
@@ -26,6 +27,7 @@ _RELATIVE_RANK = 1e-10
 """A component whose variance is below this fraction of the first one's is rounding noise and rendered grey."""
 
 
+@one_line
 @dataclass(frozen=True)
 class PCABasis:
     """Mean (C,), components (3, C), and the range [low, high] (3,) rendered from dark to bright; float64, CPU."""

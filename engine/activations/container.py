@@ -17,6 +17,7 @@ from ..io.files import check_tensors, named, open_artefact, save_artefact
 from ..io.number_checks import LARGEST_SIDE, all_finite, integer
 from ..io.packages import version
 from ..settings.config import Config
+from ..settings.one_line import one_line
 from ..tracing.hooks import Activation
 
 KIND = "vitrine.activations"
@@ -24,6 +25,7 @@ VERSION = 1
 _VARIANCE = "variance/"
 
 
+@one_line
 @dataclass(frozen=True)
 class TapInfo(Config):
     """How activations were computed.

@@ -19,11 +19,13 @@ from ..io.files import named, parse_table, save_table
 from ..io.hub import Shared
 from ..io.number_checks import integer
 from ..settings.config import Config
+from ..settings.one_line import one_line
 from ..tracing.addresses import sites_of
 from ..tracing.fingerprint import fingerprint_of, same_weights, short
 from .tap_config import TapConfig
 
 
+@one_line
 @dataclass(frozen=True)
 class Preset(Config):
     """A named choice of sites.

@@ -20,6 +20,7 @@ from ..jobs.run import Run
 from ..nemo.blocked_copies import SIDE, THIRD, share_interval
 from ..runtime.progress import Progress, silent
 from ..settings.copies_options import CheckConfig
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
 from .nearest import LENGTH, PictureIndex, Pictures, as_image, overlay, thumbnails
 
@@ -52,6 +53,7 @@ class Instruments:
     identity: Mapping[str, object] = field(default_factory=dict)
 
 
+@one_line
 @dataclass(frozen=True)
 class CheckedPrompt:
     """What became of one prompt.
@@ -103,6 +105,7 @@ class CheckedPrompt:
         return _overlay_file(self.file)
 
 
+@one_line
 @dataclass(frozen=True)
 class CopyCheck:
     """The outcome.

@@ -17,6 +17,7 @@ import torch
 from ..emd.variety import mean_distance, small_pixels
 from ..jobs.digests import digest
 from ..nemo.blocked_copies import share_interval
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
 from ..w2w.loras.lora_facts import LoraFacts
 from .lora_contents import LoraHealth, Neighbours
@@ -207,6 +208,7 @@ class Sentence:
     threshold: str
 
 
+@one_line
 @dataclass(frozen=True)
 class Findings:
     """Everything about one LoRA that the summary, the page and the JSON are made of.

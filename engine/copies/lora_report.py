@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import VitrineError, refuse
 from ..io.files import write_json
 from ..runtime.progress import Progress, silent
+from ..settings.one_line import one_line
 from ..w2w.loras.base_models import shaped_base
 from ..w2w.loras.base_weights import BaseWeights
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
@@ -65,6 +66,7 @@ class Material:
     folder: Path | None = None
 
 
+@one_line
 @dataclass(frozen=True)
 class LoraReport:
     """The outcome.

@@ -24,6 +24,7 @@ from ..io.files import check_tensors, named, parse_table, read_safetensors
 from ..io.folders import has_ending
 from ..network.site import ModuleSite
 from ..runtime.stored_weights import shape_of
+from ..settings.one_line import one_line
 from ..settings.option import Option, Options
 from ..tracing.addresses import sites_of
 
@@ -36,6 +37,7 @@ _LARGEST_SIDE, _MOST_BETAS = 1 << 16, 10_000
 Count = Annotated[float, Option("0 if unknown.", ge=0, le=1e6, remedy="export the student again")]
 
 
+@one_line
 @dataclass(frozen=True)
 class StudentPreset(Options):
     """Sampling settings of a one-step student. ``steps``, ``ge`` and ``gz`` are the E-step's in training.
@@ -189,6 +191,7 @@ def check_base(preset: StudentPreset, base: str) -> None:
 SAMPLERS = ("euler", "euler_ancestral", "lcm", "tcd")
 
 
+@one_line
 @dataclass(frozen=True)
 class StudentSampling(Options):
     """How a student is sampled. The names of its ``base`` models have "or" between them."""

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from ..errors import refuse
 from ..runtime.finite import require_finite
+from ..settings.one_line import one_line
 
 SIDE = 64
 THIRD = 1 / 3
@@ -32,6 +33,7 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
     return round(max(middle - half, 0.0), 3), round(min(middle + half, 1.0), 3)
 
 
+@one_line
 @dataclass(frozen=True)
 class Copies:
     """Distances of samples to the picture that must not come back, see :func:`picture_distance`.

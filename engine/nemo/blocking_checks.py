@@ -19,6 +19,7 @@ from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.nemo_options import Tau, check_tau
+from ..settings.one_line import one_line
 from ..settings.option import Option, Options
 from ..settings.verdicts import BAD, OPEN, verdict_of
 from .block import block
@@ -51,6 +52,7 @@ class VerifyConfig(Options):
     attack: AttackConfig = field(default=ATTACK)
 
 
+@one_line
 @dataclass(frozen=True)
 class Verification:
     """Cross-seed scores on seeds the search never saw, each with its tau.

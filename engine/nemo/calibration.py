@@ -18,6 +18,7 @@ from ..io.files import named, read_artefact, save_artefact
 from ..io.hub import Shared
 from ..io.number_checks import integer
 from ..settings.nemo_options import PAPER_TAU, FewStepConfig, ProbeConfig
+from ..settings.one_line import one_line
 from ..tracing.fingerprint import same_weights
 from .neuron_statistics import NeuronStatistics, check_pairs
 
@@ -36,6 +37,7 @@ FIRST_PAIR = 0.7
 """Of the usual distance: where the first two samples differ more, no others are made."""
 
 
+@one_line
 @dataclass(frozen=True)
 class SampleThreshold:
     """What is usual for ordinary captions of one model, at one setting.
@@ -103,6 +105,7 @@ def _quantile(logs: torch.Tensor) -> float:
     return math.exp(float(logs[k]) - k * scale * (((k + 1) / ((count + 1) * ALARMS)) ** (1 / k) - 1))
 
 
+@one_line
 @dataclass(frozen=True)
 class ScoreThreshold:
     """The threshold of the published score of one-step predictions (NeMo, section 3.1).
@@ -155,6 +158,7 @@ def _check_model(measured: str, fingerprint: str) -> None:
         raise refuse("threshold", f"measured on {measured[:20]}...", accepted, "vitrine nemo calibrate with this model")
 
 
+@one_line
 @dataclass(frozen=True)
 class Calibration(Shared):
     """What is usual for ordinary captions of one model; a part that was not measured is None.

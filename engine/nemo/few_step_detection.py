@@ -24,6 +24,7 @@ from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
 from ..settings.nemo_options import FEW_STEPS, FewStepConfig
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
 from .blocked_copies import SIDE, THIRD
@@ -107,6 +108,7 @@ class FewStepSampler:
             )  # fmt: skip
 
 
+@one_line
 @dataclass(frozen=True)
 class Agreement:
     """How alike the few-step samples of one prompt are, and whether that means that it is memorized.

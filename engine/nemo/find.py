@@ -14,6 +14,7 @@ from ..io.number_checks import refuse_unless_finite
 from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.nemo_options import ProbeConfig, SearchConfig, check_tau
+from ..settings.one_line import one_line
 from ..tracing.fingerprint import width_of
 from .dose import DoseCurve, escalate
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement
@@ -29,6 +30,7 @@ SEARCH_PART = 0.75
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
 
 
+@one_line
 @dataclass(frozen=True)
 class Result:
     """One prompt's outcome.

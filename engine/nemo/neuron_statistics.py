@@ -16,6 +16,7 @@ from ..io.number_checks import integer
 from ..io.pt_files import read_pt
 from ..jobs.run import Run
 from ..runtime.progress import Progress, silent
+from ..settings.one_line import one_line
 from ..tracing.fingerprint import active_fingerprint_of, same_weights, short
 from .sites import value_sites
 
@@ -25,6 +26,7 @@ OFFICIAL_SHAPES = tuple((width, 768) for width in (320, 320, 640, 640, 1280, 128
 """(width, text width) of SD1.x's value projections, down and mid."""
 
 
+@one_line
 @dataclass(frozen=True)
 class NeuronStatistics:
     """Per site: mean and unbiased standard deviation of a_i over captions.

@@ -15,11 +15,13 @@ from ..io.hub import Shared
 from ..io.number_checks import integer
 from ..io.tables import lines_of, read_text, rows_of
 from ..network.site import ModuleSite
+from ..settings.one_line import one_line
 from ..tracing.fingerprint import fingerprint_of, same_weights, short, width_of
 
 FORMAT, VERSION = "vitrine-neurons", 1
 
 
+@one_line
 @dataclass(frozen=True)
 class NeuronSet(Shared):
     """Neurons by address, ascending and without repeats.

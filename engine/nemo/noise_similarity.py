@@ -20,6 +20,7 @@ from ..network.condition import Condition
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..settings.nemo_options import ProbeConfig, check_tau
+from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, FINE, OPEN, counted
 from .block import block_rows
 from .ssim import betas_for, ms_ssim
@@ -151,6 +152,7 @@ PROMPT_WORDS = {BAD: "memorized", FINE: "not memorized", OPEN: "no verdict"}
 """Verdicts on a prompt."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Score:
     """How alike the predictions of a prompt's seeds are, and whether that means that it is memorized.

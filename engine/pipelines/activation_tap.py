@@ -118,7 +118,7 @@ class TapPipeline(SharedPipeline):
         callback: Progress = silent,
         return_dict: bool = True,
         **unknown: Any,
-    ) -> ActivationTapPipelineOutput | tuple[Activations, dict[str, list[Image.Image]]]:
+    ) -> ActivationTapPipelineOutput:
         """Tap pictures at one noise level (GDF, arXiv 2410.03558, section 3).
 
         Args:
@@ -179,7 +179,8 @@ class TapPipeline(SharedPipeline):
             activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = pca_pictures(activations, shown, basis, height, width)
-        return ActivationTapPipelineOutput(activations, pictures) if return_dict else (activations, pictures)
+        output: Any = ActivationTapPipelineOutput(activations, pictures)
+        return output if return_dict else output.to_tuple()
 
     @torch.no_grad()
     def stream(

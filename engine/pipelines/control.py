@@ -143,7 +143,7 @@ class ControlConditionedPipeline(TaskPipeline):
         callback_on_step_end: StepEnd | None = None,
         progress: Progress = silent,
         **embeds: torch.Tensor,
-    ) -> ControlConditionedPipelineOutput | tuple[Any, tuple[ControlStep, ...]]:
+    ) -> ControlConditionedPipelineOutput:
         """Sample with time-weighted control (Berrada et al. 2024, Eq. 1) and two-way guidance (Eq. 2).
 
         Args:
@@ -196,7 +196,8 @@ class ControlConditionedPipeline(TaskPipeline):
                 images, log = sampling.run(noise, self.scheduler, progress=both, revise=revise, **extra)
             if output_type != "latent":
                 images = self._pictures(images, output_type)
-        return ControlConditionedPipelineOutput(images, tuple(log)) if return_dict else (images, tuple(log))
+        output: Any = ControlConditionedPipelineOutput(images, tuple(log))
+        return output if return_dict else output.to_tuple()
 
     def _embeds(self) -> list[str]:
         """Names of encoded prompts that this model's ``encode_prompt`` takes."""

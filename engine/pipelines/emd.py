@@ -144,7 +144,7 @@ class EMDOneStepPipeline(TaskPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
         **unknown: Any,
-    ) -> StableDiffusionPipelineOutput | tuple[Any, None]:
+    ) -> StableDiffusionPipelineOutput:
         """One network call for all pictures, then the VAE.
 
         Args:
@@ -183,7 +183,8 @@ class EMDOneStepPipeline(TaskPipeline):
             cond = adapter.condition(prompts, size, **embeds)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
             images = self.decoded(one_step(self._denoiser(), z, cond, preset), output_type)
-        return StableDiffusionPipelineOutput(images, None) if return_dict else (images, None)
+        output: Any = StableDiffusionPipelineOutput(images, None)
+        return output if return_dict else output.to_tuple()
 
     @torch.no_grad()
     def few_steps(

@@ -1,4 +1,4 @@
-"""Annotations of settings that are checked before any work: output paths, lower bounds and picture sizes.
+"""Annotations of settings that are checked before any work: output paths, file names, lower bounds and picture sizes.
 
 ::
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from ..errors import refuse
+from ..io.file_names import safe_name
 from ..io.files import refuse_long_names
 from .config import check_numbers
 from .option import Option
@@ -53,10 +54,17 @@ class Pixels:
     own: bool = False
 
 
+@dataclass(frozen=True)
+class NamesFile:
+    """Marks a text that becomes a part of a file's or a folder's name."""
+
+
+Mark = Writes | Option | Pixels | NamesFile
 OutFile = Annotated[Path, Writes("file")]
 OutFolder = Annotated[Path, Writes("folder")]
 Count = Annotated[int, Option(ge=1)]
 """A number of images, steps ..."""
+FileName = Annotated[str, NamesFile()]
 Side = Annotated[int, Pixels()]
 OwnSide = Annotated[int, Pixels(own=True)]
 """Side of a picture; 0 is the model's default."""
@@ -69,6 +77,9 @@ def check_settings(settings: Any) -> None:
         if isinstance(mark, Writes):
             refuse_unwritable(value, mark.kind, name)
             continue
+        if isinstance(mark, NamesFile):
+            safe_name(value, name)
+            continue
         if isinstance(mark, Pixels):
             numbers = value if isinstance(value, tuple) else (value,)
             check_sides(name, *(n for n in numbers if n or not mark.own))
@@ -76,7 +87,7 @@ def check_settings(settings: Any) -> None:
             raise refuse(name, value, mark.choices or mark.accepted, mark.remedy or "leave it out")
 
 
-def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | Option | Pixels]]:
+def marked(settings: Any) -> Iterator[tuple[str, Any, Mark]]:
     """(name, value, mark) of each marked setting that is not None."""
     types = typing.get_type_hints(type(settings), include_extras=True)
     for field in dataclasses.fields(settings):
@@ -92,8 +103,8 @@ def marked(settings: Any) -> Iterator[tuple[str, Any, Writes | Option | Pixels]]
                 yield field.name, value, mark
 
 
-def _marks(annotation: Any) -> Iterator[Writes | Option | Pixels]:
-    known = (Writes, Option, Pixels)
+def _marks(annotation: Any) -> Iterator[Mark]:
+    known = (Writes, Option, Pixels, NamesFile)
     yield from (mark for mark in getattr(annotation, "__metadata__", ()) if isinstance(mark, known))
     for member in typing.get_args(annotation):
         yield from _marks(member)

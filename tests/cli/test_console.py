@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from vitrine.cli.main import Group, _parse, _tree, main
 from vitrine.engine.runtime.quiet import NOISE, quiet_libraries
-from vitrine.engine.settings.setting_checks import Writes, _marks
+from vitrine.engine.settings.setting_checks import NamesFile, Writes, _marks
 from vitrine_tests.hangs import HANGS
 
 TREE = _tree()
@@ -142,6 +142,46 @@ def test_outputs_and_sizes_are_refused_before_the_work(words, said, monkeypatch,
     assert main(words.split()) == 2
     assert capsys.readouterr().err.startswith(f"vitrine: {said}")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "prompts.txt"]
+
+
+def _marked(command, field):
+    return _marks(typing.get_type_hints(command, include_extras=True)[field.name])
+
+
+NAMES = [
+    (name, field.name)
+    for name, command in COMMANDS.items() for field in dataclasses.fields(command)
+    if any(isinstance(mark, NamesFile) for mark in _marked(command, field))
+]  # fmt: skip
+PART_OF_A_PATH = re.compile(r"(?:with_name|with_stem|joinpath|Path)\([^)\n]*self\.(\w+)|/ f?\"[^\"\n]*\{self\.(\w+)")
+
+
+def test_an_option_that_becomes_a_name_is_marked():
+    """In the source of every command: a text option inside a path must be one that is checked before the work."""
+    used = set()
+    for name, command in COMMANDS.items():
+        texts = {f.name for f in dataclasses.fields(command) if str in _kinds(typing.get_type_hints(command)[f.name])}
+        for match in PART_OF_A_PATH.finditer(inspect.getsource(command)):
+            used |= {(name, field) for field in match.groups() if field in texts}
+    assert used and used <= set(NAMES), "annotate them as FileName"
+
+
+@pytest.mark.parametrize("value", ["../x", "a/b", "a\\b", "", "nul", ".hidden", "x" * 300, "bell\x07", "a:b"])
+def test_a_name_that_is_a_path_is_refused_before_the_work(value, monkeypatch, tmp_path, capsys):
+    """`w2w pairs --label ../x` ended in a traceback after the model was loaded."""
+    monkeypatch.chdir(tmp_path)
+    for command in COMMANDS.values():
+        monkeypatch.setattr(command, "run", lambda self: pytest.fail("it ran"))
+    assert ("w2w pairs", "label") in NAMES
+    for name, field in NAMES:
+        needed = [
+            f for f in dataclasses.fields(COMMANDS[name]) if f.default is f.default_factory is dataclasses.MISSING
+        ]
+        words = [w for f in needed for w in (("x",) if "Positional" in str(f.type) else (f"--{f.name}", "x"))]
+        assert main([*name.split(), *words, f"--{field.replace('_', '-')}", value]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"vitrine: {field}: given ") and "letters without folders" in said, said
+    assert not list(tmp_path.iterdir())
 
 
 def _kinds(hint):

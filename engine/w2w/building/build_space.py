@@ -18,6 +18,7 @@ from ...io.table_on_disk import RowFile
 from ...jobs.run import Run
 from ...runtime.processes import ALONE, Workers
 from ...runtime.progress import Progress, silent
+from ...settings.one_line import one_line
 from ...settings.w2w_options import BuildConfig, PCAConfig
 from ..edit.coefficient_sampling import usual_sampling
 from ..loras.base_weights import BaseWeights
@@ -37,6 +38,7 @@ _BEGUN = ("rows.json", "sums*.safetensors", "products.safetensors")
 """Files of a build's work folder that mean that there is work to lose."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Built:
     """A space and how it was built.

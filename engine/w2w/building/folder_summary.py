@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...runtime.progress import Progress, silent
+from ...settings.one_line import one_line
 from ..loras.base_weights import BaseWeights
 from ..loras.gauge import Gauge, gauge_test
 from ..loras.lora_files import LoraFile
@@ -23,6 +24,7 @@ NUMBERS = 200_000
 """Numbers stored per LoRA: 16 x 16 of each of SDXL's 700 layers, 79 x 79 of 32."""
 
 
+@one_line
 @dataclass(frozen=True)
 class FolderLook:
     """Contents of a folder, and properties of a space built from it.

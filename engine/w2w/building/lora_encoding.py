@@ -11,6 +11,7 @@ import torch
 
 from ...errors import refuse
 from ...io.lora_layer import Lora
+from ...settings.one_line import one_line
 from ..edit.coefficient_sampling import closeness, nearest
 from ..edit.editing import difference, materialise
 from ..loras.low_rank import squared_change
@@ -39,6 +40,7 @@ def described(space: Space, coefficients: torch.Tensor) -> str:
     return "\n".join(lines)
 
 
+@one_line
 @dataclass(frozen=True)
 class Encoded:
     """The nearest model of a space, and how near it is.

@@ -24,6 +24,7 @@ from ...network.condition import Condition
 from ...runtime.finite import FiniteLosses
 from ...runtime.placement import onloaded, refuse_without_gradients
 from ...runtime.progress import Progress, silent
+from ...settings.one_line import one_line
 from ...settings.w2w_options import InvertConfig
 from ..space.delta_space import Space
 from ..train.batched_lora import BatchedLora
@@ -33,6 +34,7 @@ KEPT_STATES = 3
 """Number of stopped runs whose states are kept."""
 
 
+@one_line
 @dataclass(frozen=True)
 class Inversion:
     """Result of an inversion.

@@ -8,6 +8,7 @@ import torch
 
 from ...errors import refuse
 from ...io.lora_layer import LoraLayer
+from ...settings.one_line import one_line
 from ..space.delta_space import DeltaSpace, Space
 from ..space.factor_stacks import Stack
 from ..space.manifest import Manifest
@@ -59,6 +60,7 @@ class Products:
         return torch.cat(parts, 1)
 
 
+@one_line
 @dataclass(frozen=True)
 class Posterior:
     """The VAE posterior of B images: scaled means and deviations, both (B, C, H, W)."""

@@ -10,11 +10,13 @@ import torch
 
 from ...errors import refuse
 from ...io.lora_layer import LoraLayer
+from ...settings.one_line import one_line
 from ..loras.low_rank import refactor, squared_change
 from ..space.delta_space import DeltaSpace, Space
 from .editing import difference, materialise
 
 
+@one_line
 @dataclass(frozen=True)
 class Slider:
     """A slider LoRA.

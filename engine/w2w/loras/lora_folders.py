@@ -11,6 +11,7 @@ from pathlib import Path
 from ...errors import VitrineError, printable, refuse
 from ...io.folders import files_in
 from ...runtime.progress import Progress, silent
+from ...settings.one_line import one_line
 from .adapters import Entry
 from .base_models import families_of
 from .base_weights import BaseWeights
@@ -27,6 +28,7 @@ class BadFile:
     problem: str
 
 
+@one_line
 @dataclass(frozen=True)
 class FolderScan:
     """The LoRA files of a folder.

@@ -21,6 +21,7 @@ from ...io.hub import Shared
 from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import LARGEST_RANK, integers
 from ...runtime.progress import Progress, silent
+from ...settings.one_line import one_line
 from ..loras.low_rank import factored, refactor
 from .build_state import BuildState
 from .factor_stacks import TOGETHER, Stack, gram
@@ -40,6 +41,7 @@ from .space_checks import (
 STACK_KEYS = ("down/", "up/", "ranks/")
 
 
+@one_line
 @dataclass(frozen=True)
 class DeltaSpace(Shared):
     """A space in ``delta`` mode: with the interface of :class:`~.space.WeightSpace`, except ``decode``.

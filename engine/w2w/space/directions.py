@@ -13,6 +13,7 @@ from typing import TypeVar
 import torch
 
 from ...errors import refuse
+from ...settings.one_line import one_line
 from ...settings.w2w_options import PROTECTIONS
 from .delta_space import Space
 from .space_checks import check_components
@@ -172,6 +173,7 @@ def without(vector: torch.Tensor, others: Sequence[torch.Tensor], mode: str = "j
     return (vector.double() - basis @ (basis.T @ vector.double())).float()
 
 
+@one_line
 @dataclass(frozen=True)
 class Quality:
     """Separation of attributes by their directions.

@@ -18,6 +18,7 @@ from ...errors import printable, refuse
 from ...io.files import parse_json
 from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import LARGEST_SIDE, integer
+from ...settings.one_line import one_line
 from ..loras.layer_names import layer_fits
 from ..loras.lora_settings import LARGEST_ALPHA
 
@@ -65,6 +66,7 @@ class Layer:
         return self.middle + math.prod(self.up)
 
 
+@one_line
 @dataclass(frozen=True)
 class Manifest(Sequence[Layer]):
     """The layers of a flat vector, in order and without gaps."""

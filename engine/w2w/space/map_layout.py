@@ -11,6 +11,7 @@ import torch
 
 from ...errors import refuse
 from ...runtime.progress import Progress, silent
+from ...settings.one_line import one_line
 from .delta_space import Space, member_names
 from .directions import score
 
@@ -21,6 +22,7 @@ LARGEST = 3000
 NEIGHBOURS = 8
 
 
+@one_line
 @dataclass(frozen=True)
 class SpaceMap:
     """A space laid out in a plane, for a page or a widget.

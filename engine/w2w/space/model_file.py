@@ -15,12 +15,14 @@ from ...io.files import named, parse_json, read_artefact, save_artefact
 from ...io.folders import has_ending
 from ...io.hub import Shared
 from ...io.number_checks import all_finite
+from ...settings.one_line import one_line
 from .delta_space import Space
 from .space_checks import check_history, check_numbers
 
 KIND, VERSION = "vitrine.w2w.model", 1
 
 
+@one_line
 @dataclass(frozen=True)
 class W2WModel(Shared):
     """One or more models of a space.

@@ -20,6 +20,7 @@ import torch
 
 from ...diffusion.denoiser import Denoiser
 from ...diffusion.noise import generators
+from ...io.file_names import safe_name
 from ...io.files import KEY, named, parse_table
 from ...io.lora_layer import LoraLayer
 from ...io.lora_writing import write_lora
@@ -169,6 +170,8 @@ def train_loras(
         part: (index of this process, number of processes): it trains every n-th subject.
     """
     folder, makers = Path(folder), list(subjects)
+    for name in names:
+        safe_name(name, "name of a LoRA")
     inputs = {"model": model, "settings": config}
     with Run(folder, "LoRA training", inputs, ("*.safetensors",), Workers(*part)):
         mine = range(part[0], len(names), part[1])  # of all names: the missing ones change meanwhile
