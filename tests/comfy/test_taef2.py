@@ -87,7 +87,7 @@ def test_tap_and_word_map_of_a_photograph(comfy, models, photographs):
     image, positive = photographs["chelsea.png"], encoded(comfy, models)
     taps, drawn, report = comfy.call(
         "VitrineActivationTap", model=models["model"], vae=models["vae"], image=image, positive=positive,
-        selection="addresses below", addresses="auto", timestep=300.0, seed=0, ensemble=1,
+        selection="addresses below", addresses="auto", timestep=300.0, seed=0, ensemble=1, dtype="float32",
     )  # fmt: skip
     (tap,) = taps.values()
     assert tuple(tap.grid) == (16, 16) and bool(tap.tensor.isfinite().all()), report
