@@ -72,6 +72,8 @@ LONG = (
       if path.name != "test_page.py"),
     *(Piece(f"benchmarks, test_{name}.py", (f"tests/benchmarks/test_{name}.py",),
             {"VITRINE_BENCH": "1", "VITRINE_BENCH_PROMPTS": "8"}, alone=True) for name in BENCHMARKS),
+    Piece("published weights", ("tests/published",), {"VITRINE_PUBLISHED": "1"}),
+    Piece("published VAE", ("tests/comfy/test_taef2.py",), {"VITRINE_PUBLISHED": "1"}),
     Piece("hostile headers", ("tests/attacks/test_headers.py",), {"VITRINE_HEADERS": "100"}),
     Piece("large jobs", ("tests/engine/jobs/test_large_jobs.py", *EVERY), {"VITRINE_LARGE": "1"}),
 )  # fmt: skip

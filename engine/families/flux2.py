@@ -129,7 +129,11 @@ FAMILY = Family(
     unsupported_reason,
     trained=square(1024),
     rope_readers={"Flux2PosEmbed": flux.rope},
-    published=(Published("Flux.2", width=6144),),
+    published=(
+        Published("Flux.2 Klein 4B", width=3072),  # before dev: its last modulation is 2 x 3072 wide
+        Published("Flux.2 Klein 9B", width=4096),
+        Published("Flux.2", width=6144),
+    ),
     modules=modules_of("flux2"),
     blocks={"transformer_blocks": (5, 8), "double_blocks": (5, 8), "single_blocks": (20, 24, 48)},
 )

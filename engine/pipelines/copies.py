@@ -19,6 +19,7 @@ from ..io.files import named, refuse_pickle
 from ..io.lora_writing import write_lora
 from ..jobs.digests import described
 from ..nemo import ProbeConfig, make_probe, score_prompts
+from ..nemo.ssim import WINDOW
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.progress import Progress, silent
 from ..w2w.loras.base_weights import BaseWeights, modules_of
@@ -167,12 +168,14 @@ def _size(pipe: DiffusionPipeline, sampling: dict[str, Any]) -> tuple[int, int]:
 
 
 def _score(pipe: DiffusionPipeline, size: tuple[int, int], config: ProbeConfig) -> Callable[[str], float] | None:
-    """NeMo's score of a prompt, where the pipeline has a UNet whose text we know how to encode."""
+    """NeMo's score of a prompt, where the pipeline has a UNet whose text we know how to encode, and room to compare."""
     unet = getattr(pipe, "unet", None)
     if unet is None or not hasattr(pipe, "encode_prompt"):
         return None
     denoiser, factor = Denoiser.from_diffusers(pipe), pipe.vae_scale_factor
     shape = (unet.config.in_channels, size[0] // factor, size[1] // factor)
+    if min(shape[1:]) < WINDOW:
+        return None
     probe = make_probe(denoiser, config=config, empty=empty_prompt(pipe, size) if config.guidance else None)
 
     @torch.no_grad()

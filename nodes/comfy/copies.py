@@ -21,6 +21,7 @@ from ...engine.errors import VitrineError, refuse
 from ...engine.io.file_names import safe_name
 from ...engine.io.picture_files import open_picture, pixels_of
 from ...engine.nemo import ProbeConfig, make_probe, score_prompts
+from ...engine.nemo.ssim import WINDOW
 from ...engine.w2w.loras.base_weights import BaseWeights
 from ...engine.w2w.loras.lora_facts import LoraFacts, facts_of
 from ...engine.w2w.loras.lora_files import read_lora
@@ -28,7 +29,7 @@ from . import compat_comfyui as core
 from .conditioning import literal, prompt_conditions, token_count
 from .contents import clip_contents, model_contents, vae_contents
 from .lora import with_lora
-from .model import backbone_of, blank_latents, decode, denoiser_of, unpatched
+from .model import backbone_of, blank_latents, decode, denoiser_of, pixels_per_latent, unpatched
 from .pictures import as_pictures
 from .saved import folder, stamp
 
@@ -79,12 +80,12 @@ class Models:
 
     def size(self, latent: dict) -> tuple[int, ...]:
         """(height, width) of the samples in pixels, whatever factor Empty Latent Image assumes."""
-        factor = self.vae.spacial_compression_encode()
+        factor = pixels_per_latent(self.vae)
         return tuple(side * factor for side in blank_latents(self.model, latent).shape[-2:])
 
 
 def instruments_of(models: Models, sampling: Sampling, config: ProbeConfig) -> Instruments:
-    """Core's sampler, and NeMo's score where latents are pictures."""
+    """Core's sampler, and NeMo's score where latents are pictures, large enough to be compared."""
     blank = blank_latents(models.model, sampling.latent)[:1]
     identity = {
         "model": model_contents(models.model), "CLIP": clip_contents(models.clip), "VAE": vae_contents(models.vae),
@@ -115,7 +116,7 @@ def instruments_of(models: Models, sampling: Sampling, config: ProbeConfig) -> I
         return prompt_score.value
 
     rows = len(sampling.latent["samples"])
-    scored = score if blank.ndim == 4 else None
+    scored = score if blank.ndim == 4 and min(blank.shape[-2:]) >= WINDOW else None
     return Instruments(sample, sampling.steps, rows, models.bare is not None, scored, identity)
 
 

@@ -178,8 +178,22 @@ def encode_samples(
     return model.model.process_latent_in(samples).to(model.load_device).float()
 
 
+_PROBED = 64
+"""Side of the picture by which a VAE's factor is measured."""
+
+
+def pixels_per_latent(vae: Any) -> int:
+    """Pixels in height and width for one of a latent.
+
+    Core states it for every VAE but the tiny ones: it takes them all for 8, and Flux.2's has 16. Those are measured.
+    """
+    if type(vae.first_stage_model).__name__ != "TAESD":
+        return int(vae.spacial_compression_encode())
+    return int(_PROBED // vae.encode(torch.zeros(1, _PROBED, _PROBED, 3)).shape[-1])
+
+
 def _check_size(vae: Any, image: torch.Tensor) -> None:
-    factor = vae.spacial_compression_encode()
+    factor = pixels_per_latent(vae)
     height, width = image.shape[1:3]
     if height % factor or width % factor:
         raise refuse("image size", f"{width} x {height}", f"multiples of {factor}", "resize or crop the picture first")

@@ -5,7 +5,7 @@
 
 ``files.json`` has repository, commit, path, size and digest of each file. They go to ``~/.cache/vitrine-published``, or
 to ``$VITRINE_PUBLISHED_CACHE``; a file of another size or digest is not kept. ``$VITRINE_PUBLISHED`` is the default of
-FOLDER.
+FOLDER, unless it is 1: ``VITRINE_PUBLISHED=1 pytest tests/published`` brings what is missing and tests it.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ def cache() -> Path:
     return Path(chosen) if chosen else Path("~/.cache/vitrine-published").expanduser()
 
 
+def copies() -> Path | None:
+    """A folder with copies, by ``$VITRINE_PUBLISHED``; None: only the public repositories have the files."""
+    local = os.environ.get("VITRINE_PUBLISHED", "")
+    return None if local in ("", "1") else Path(local)
+
+
 def place(entry: Entry, into: Path) -> Path:
     """Of one file: every repository has its folder, in which paths are the author's."""
     return into / str(entry["repository"]).replace("/", "+") / entry["path"]
@@ -62,7 +68,7 @@ def bring(entry: Entry, into: Path, folder: Path | None = None, hosts: str = HOS
     target = place(entry, into)
     if target.is_file() and right(entry, target.read_bytes()):
         return "there"
-    data, source = _copied(entry, folder), "copied"
+    data, source = copied(entry, folder), "copied"
     if data is None:
         data, source = _fetched(entry, hosts), "fetched"
     if not right(entry, data):
@@ -74,7 +80,7 @@ def bring(entry: Entry, into: Path, folder: Path | None = None, hosts: str = HOS
     return source
 
 
-def _copied(entry: Entry, folder: Path | None) -> bytes | None:
+def copied(entry: Entry, folder: Path | None) -> bytes | None:
     """From a folder, by its path or its bare name; files of another digest do not count."""
     if folder is None:
         return None
@@ -105,11 +111,11 @@ def _run(command: list[str]) -> bytes:
 
 def main(arguments: list[str]) -> int:
     """Exit status: 0 if every file is there."""
-    local = arguments[0] if arguments else os.environ.get("VITRINE_PUBLISHED")
+    local = Path(arguments[0]) if arguments else copies()
     missing = 0
     for entry in table():
         try:
-            said = bring(entry, cache(), Path(local) if local else None)
+            said = bring(entry, cache(), local)
         except (NotBroughtError, OSError) as error:
             said, missing = f"not brought: {error}", missing + 1
         print(f"{entry['repository']}/{entry['path']}: {said}", flush=True)

@@ -93,3 +93,18 @@ def test_a_header_of_another_rank_is_named(tmp_path):
         facts = facts_of(written(tmp_path / f"{rank}.safetensors", tensors, header | {"ss_network_dim": rank}))
         sentences = [sentence for sentence, _ in facts.not_known]
         assert ("Its header names rank 32, its layers have 2." in sentences) != known
+
+
+@pytest.mark.parametrize("base, width", [("Flux.2 Klein 4B", 3072), ("Flux.2 Klein 9B", 4096), ("Flux.2", 6144)])
+@pytest.mark.parametrize("layer, out, inner", [
+    ("single_blocks.3.linear2", 1, 4), ("double_blocks.1.img_attn.qkv", 3, 1), ("final_layer.adaLN_modulation.1", 2, 1),
+])  # fmt: skip
+def test_flux2_models_are_told_apart_by_their_width(tmp_path, base, width, layer, out, inner):
+    stem = f"diffusion_model.{layer}"
+    blocks = f"diffusion_model.double_blocks.{7 if width > 3072 else 4}.img_mlp.2"
+    tensors = {}
+    for name, rows, columns in ((stem, out * width, inner * width), (blocks, width, 3 * width)):
+        tensors |= {f"{name}.lora_A.weight": torch.ones(1, columns), f"{name}.lora_B.weight": torch.ones(rows, 1)}
+    facts = facts_of(written(tmp_path / "a.safetensors", tensors, {"modelspec.architecture": "flux-2-klein/lora"}))
+    assert facts.file.shaped_base == base
+    assert bool(facts.not_known) == (base == "Flux.2"), facts.not_known
