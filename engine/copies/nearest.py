@@ -2,7 +2,7 @@
 
 Pictures are compared by their pixels at 64 px, measured against what is usual. A sample is a copy where its distance is
 below a third of the usual one (Gu et al. 2023, arXiv 2310.02664); the same rule, place by place, says which part of it
-is.
+is. Altered copies are looked for too, see :mod:`.altered`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..jobs.digests import digest
 from ..nemo.blocked_copies import SIDE, THIRD
 from ..nemo.ssim import betas_for, blur, ms_ssim
 from ..runtime.finite import require_finite
+from .altered import KINDS, UNALTERED, AlteredIndex
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -135,11 +136,13 @@ class Nearest:
     """For each of S samples of one prompt, the picture it is nearest to.
 
     Attributes:
-        ratios: (S,) its distance as a share of the usual one; below a third it is a copy.
+        ratios: (S,) its distance as a share of the usual one; below a third it is a copy. Of a sample that is no copy as
+            it is but an altered one, the altered picture's.
         numbers: (S,) which picture, or which other sample of the prompt.
         areas: (S,) 0..1, the share of the picture where it is one.
         similar: (S,) 0..1, MS-SSIM of the two at 64 px.
         maps: (S, 64, 64) the ratio at each position.
+        kinds: (S,) index into :data:`.altered.KINDS`: how the picture was altered.
     """
 
     ratios: torch.Tensor
@@ -147,6 +150,7 @@ class Nearest:
     areas: torch.Tensor
     similar: torch.Tensor
     maps: torch.Tensor
+    kinds: torch.Tensor
 
     @property
     def copied(self) -> torch.Tensor:
@@ -171,6 +175,7 @@ class PictureIndex:
             self._levels = distances(usual, usual)[first, second].median()[None]
         else:
             self._levels = torch.cat([distances(usual, part).median(0).values for _, part in self._parts()])
+        self._altered = None if table is None else AlteredIndex(self._parts, usual)
 
     @property
     def level(self) -> float:
@@ -193,12 +198,20 @@ class PictureIndex:
         else:
             ratios, numbers = self._closest(samples)
             near = self.table.rows(numbers.tolist()).float().view(-1, 3, SIDE, SIDE)
+        kinds = torch.full((len(samples),), KINDS.index(UNALTERED))
+        if self._altered is not None and bool((ratios >= THIRD).any()):
+            rest = (ratios >= THIRD).nonzero()[:, 0]
+            altered = self._altered.nearest(samples[rest])
+            copied = altered.ratios < THIRD
+            at = rest[copied]
+            ratios[at], numbers[at], kinds[at] = altered.ratios[copied], altered.numbers[copied], altered.kinds[copied]
+            near[at] = altered.aligned[copied]
         maps = torch.stack([self._map(a, b) for a, b in zip(samples, near, strict=True)])
         areas = (maps < THIRD).float().mean((1, 2))
         # one after another: blurring all at once takes 3.5 MiB for each
         pairs = zip(samples.split(1), near.split(1), strict=True)
         similar = torch.cat([ms_ssim(sample, picture, betas_for(SIDE), 1.0) for sample, picture in pairs])
-        return Nearest(ratios, numbers, areas, similar, maps)
+        return Nearest(ratios, numbers, areas, similar, maps, kinds)
 
     def _closest(self, samples: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         ratios, numbers = torch.full((len(samples),), torch.inf), torch.zeros(len(samples), dtype=torch.long)
