@@ -33,8 +33,8 @@ def reproduce(
         quick: fewer samples and wider intervals.
         workers: number of claims in parallel, each in a process of one thread; None takes one per CPU core, at most
             four.
-        files: for claims that take them, by the parameter's name: "plants", a list of memorized pictures, and those of
-            :data:`MATERIAL`; None is left out.
+        files: for claims that take them, by the parameter's name: "plants", a list of memorized pictures, "state", a
+            folder for what is measured so far, and those of :data:`MATERIAL`; None is left out.
 
     Returns:
         0 if all claims hold, else 1. Failing claims are listed, too.

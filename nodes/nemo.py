@@ -31,18 +31,30 @@ from ..engine.nemo import (
     value_activations,
     value_sites,
 )
+from ..engine.nemo.adjust import Adjusted, recommended
+from ..engine.nemo.adjust import adjust as adjust_embedding
 from ..engine.nemo.calibration import KEPT_CAPTIONS, PUBLISHED
 from ..engine.nemo.dose import dose_lines, dose_picture
 from ..engine.nemo.few_step_detection import UsualSamples
 from ..engine.nemo.neuron_effects import BRIGHT, DARK, heat_map
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
 from ..engine.nemo.sites import SCOPES
+from ..engine.network.condition import Condition
 from ..engine.settings.nemo_options import METHODS, check_method
 from ..engine.tracing.fingerprint import width_of
 from .captions import banded, captioned
 from .comfy import saved
 from .comfy.conditioning import condition_of, literal, prompt_conditions
-from .comfy.model import active_fingerprint, backbone_of, blank_latents, decode, denoiser_of, fingerprint
+from .comfy.model import (
+    active_fingerprint,
+    allow_gradients,
+    backbone_of,
+    blank_latents,
+    decode,
+    denoiser_of,
+    differentiable,
+    fingerprint,
+)
 from .comfy.nemo import previews
 from .comfy.progress import progress, text_on
 from .comfy.prompt_words import text_behind, words_at
@@ -336,7 +348,7 @@ class NEMOFindNeurons(io.ComfyNode):
                 "find neurons", "stop copying", "training picture",
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
-            inputs=under_advanced(("scope",), [
+            inputs=under_advanced(("scope", "adjust"), [
                 io.Model.Input("model", tooltip="The model to search."),
                 io.Conditioning.Input("positive", tooltip="The prompt to search."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
@@ -355,6 +367,11 @@ class NEMOFindNeurons(io.ComfyNode):
                     tooltip="The prompt's text encoder: lists neurons with words instead of positions, and measures "
                     "what blocking costs the calibration's captions.",
                 ),
+                io.Boolean.Input(
+                    "adjust", default=False, optional=True,
+                    tooltip="Also tries the other remedy, which leaves the model as it is: moves this prompt's "
+                    "embedding, and compares both. Needs negative prompt and CLIP; about 1300 more evaluations.",
+                ),
             ]),
             outputs=[
                 NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
@@ -364,13 +381,17 @@ class NEMOFindNeurons(io.ComfyNode):
                     display_name="doses", tooltip="Samples that still agree at each dose tried, against what it costs "
                     "ordinary captions (with a negative prompt).",
                 ),
+                io.Conditioning.Output(
+                    display_name="adjusted", tooltip="The prompt with its embedding moved, to sample the untouched "
+                    "model with; the prompt itself unless adjust is on.",
+                ),
             ],
         )  # fmt: skip
 
     @classmethod
     def execute(
         cls, model: Any, positive: list, latent: dict, calibration: Calibration, scope: str,
-        negative: list | None = None, clip: Any = None, **options: Any,
+        negative: list | None = None, clip: Any = None, adjust: bool = False, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Search, judge; interrupt works between two forwards."""
         model_id, statistics = fingerprint(model), calibration.known("statistics")
@@ -384,6 +405,9 @@ class NEMOFindNeurons(io.ComfyNode):
             sampler = _sampler_of(model, negative, blank, calibration.samples.config, calibration.samples)
             if clip is not None:
                 sampler.ordinary = prompt_conditions(model, clip, list(calibration.captions), blank)
+        if adjust and (sampler is None or not sampler.ordinary):
+            accepted = "a negative prompt, CLIP, and a calibration with samples"
+            raise refuse("adjust", "without what it compares with", accepted, "connect them, or switch adjust off")
         prompt = text_behind(cls.hidden, "positive", clip, positive)
         (result,) = find_neurons(probe, [prompt or "prompt"], [cond], statistics, shape, config, progress(), sampler)
         if clip is not None and prompt is not None and cond.text is not None:
@@ -397,7 +421,18 @@ class NEMOFindNeurons(io.ComfyNode):
         if result.curve is not None:
             doses = torch.from_numpy(np.asarray(dose_picture(result.curve)).astype(np.float32) / 255)[None]
             shown["images"] = [*shown["images"], *ui.PreviewImage(doses, cls=cls).as_dict()["images"]]
-        return io.NodeOutput(neurons, text, picture[None], doses, ui=shown | text_on(text).as_dict())
+        other = positive
+        if adjust and sampler is not None:
+            moved = _adjusted(model, sampler, cond, shape)
+            other = [[moved.condition.text.cpu(), positive[0][1]]]
+            text += f"\n{moved.text()}" + ("" if result.curve is None else f"\n{recommended(result.curve, moved)}")
+        return io.NodeOutput(neurons, text, picture[None], doses, other, ui=shown | text_on(text).as_dict())
+
+
+def _adjusted(model: Any, sampler: FewStepSampler, cond: Condition, shape: tuple[int, int, int]) -> Adjusted:
+    with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
+        allow_gradients(model)
+        return adjust_embedding(sampler, cond.to(model.load_device, copy=True), shape, progress=progress(model))
 
 
 def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:

@@ -103,7 +103,7 @@ class DoseCurve:
         before: the agreement of these, as detection measures it.
         points: of the doses tried.
         after: agreements at these doses.
-        rows: UNet evaluations that they took.
+        rows: UNet evaluations that they took, with this prompt's part of the untouched ordinary captions.
     """
 
     untouched: DosePoint
@@ -198,7 +198,7 @@ def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome)
 @torch.no_grad()
 def escalate(
     sampler: FewStepSampler, conds: Sequence[Condition], outcomes: Sequence[Outcome], shape: tuple[int, int, int],
-    progress: Progress = silent,
+    most_rows: Sequence[int] | None = None, progress: Progress = silent,
 ) -> list[DoseCurve]:  # fmt: skip
     """Try doses for each prompt until samples no longer agree with its untouched ones; all prompts together.
 
@@ -206,16 +206,23 @@ def escalate(
         sampler: with a threshold, and with ordinary captions where the cost shall be measured.
         conds, outcomes: of each prompt: its condition, one row, and what its search ended with.
         shape: (C, h, w) of the latents.
+        most_rows: UNet evaluations for each prompt, beyond which no further dose is tried; the first always is.
     """
     if sampler.threshold is None:
         raise refuse("sampler", "without a threshold", "one measured on this model", "calibrate")
     judge = _Judge(sampler, shape)
     ladders = [doses_of(sampler.denoiser.backbone, sampler.sites, outcome) for outcome in outcomes]
     untouched = judge.samples([(cond, UNTOUCHED) for cond in conds])
-    curves = [DoseCurve(judge.point(UNTOUCHED, each, each), judge.agreement(each)) for each in untouched]
+    shared = judge.rows[0] + judge.rows[1] // max(1, len(conds))
+    curves = [DoseCurve(judge.point(UNTOUCHED, each, each), judge.agreement(each), rows=shared) for each in untouched]
     most = max(map(len, ladders), default=0)
+
+    def goes_on(i: int, step: int) -> bool:
+        affordable = not step or most_rows is None or curves[i].rows + sum(judge.rows) <= most_rows[i]
+        return step < len(ladders[i]) and not curves[i].ended and affordable
+
     for step in range(most):
-        waiting = [i for i, curve in enumerate(curves) if step < len(ladders[i]) and not curve.ended]
+        waiting = [i for i in range(len(curves)) if goes_on(i, step)]
         doses = [ladders[i][step] for i in waiting]
         sampled = judge.samples([(conds[i], dose) for i, dose in zip(waiting, doses, strict=True)])
         for i, dose, samples, cost in zip(waiting, doses, sampled, judge.costs(doses), strict=True):
@@ -223,7 +230,18 @@ def escalate(
             curves[i] = curves[i].with_point(point, judge.agreement(samples), sum(judge.rows))
         progress(step + 1, most, None)
     progress(most, most, None)
-    return [replace(curve, rows=curve.rows + judge.rows[0]) for curve in curves]
+    return curves
+
+
+@torch.no_grad()
+def changed_prompt(
+    sampler: FewStepSampler, cond: Condition, changed: Condition, shape: tuple[int, int, int]
+) -> DosePoint:
+    """How many samples of a changed condition still agree with those of the prompt's own; nothing is blocked."""
+    judge = _Judge(replace(sampler, ordinary=()), shape)
+    untouched, after = judge.samples([(cond, UNTOUCHED), (changed, UNTOUCHED)])
+    sampler.forwards += judge.sampler.forwards - sampler.forwards
+    return replace(judge.point(Dose("embedding adjusted", {}, 1.0), after, untouched), cost=0.0)
 
 
 @dataclass

@@ -183,8 +183,8 @@ def find_neurons(
         conds: one condition of one row for each prompt.
         shape: (C, h, w) of the latents.
         sampler: samples each prompt in a few steps; where it has a threshold, these decide at which dose neurons are
-            blocked, see :mod:`vitrine.engine.nemo.dose` (but not under ``protocol="nemo"``). None leaves the verdict
-            to the one-step predictions.
+            blocked, see :mod:`vitrine.engine.nemo.dose` (but not under ``protocol="nemo"``), at no more evaluations
+            than the search took. None leaves the verdict to the one-step predictions.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
@@ -228,7 +228,8 @@ def _dosed(
     """The results with the dose at which samples no longer agree, and the score of predictions at that dose."""
     noise, dosed = probe_noise(probe.config, shape).to(conds[0].device), list(results)
     outcomes = {i: result.search for i, result in enumerate(results) if result.search is not None}
-    curves = escalate(sampler, [conds[i] for i in outcomes], list(outcomes.values()), shape, progress)
+    most_rows = [results[i].forwards - len(noise) for i in outcomes]
+    curves = escalate(sampler, [conds[i] for i in outcomes], list(outcomes.values()), shape, most_rows, progress)
     every = replace(probe, sites=list(sampler.sites))
     for i, curve in zip(outcomes, curves, strict=True):
         dose = curve.chosen.dose

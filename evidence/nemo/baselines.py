@@ -1,22 +1,18 @@
-"""What the paper compares NeMo with: random neurons and tokens, an adjusted prompt embedding, scaled attention."""
+"""What the paper compares NeMo with: random neurons and tokens, scaled attention."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from ...engine.diffusion.denoiser import Denoiser
 from ...engine.errors import refuse
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.nemo.sites import value_sites
 from ...engine.network.condition import Condition
 from ...engine.network.site import Site
-from ...engine.runtime.progress import Progress, silent
-from ...engine.settings.config import Config
 from ...engine.tracing.addresses import sites_of
 from ...engine.tracing.fingerprint import width_of
 from ...engine.tracing.hooks import Edit, edit
@@ -62,58 +58,6 @@ def random_tokens(prompt: str, words: Sequence[str], count: int = 4, seed: int =
         word = words[int(torch.randint(len(words), (1,), generator=g))]
         longer.insert(int(torch.randint(len(longer) + 1, (1,), generator=g)), word)
     return " ".join(longer)
-
-
-@dataclass(frozen=True)
-class AdjustConfig(Config):
-    """Prompt embedding adjustment.
-
-    Attributes:
-        target: of the mean norm of eps_c - eps_u, at which it stops; it scales with the square root of the latent's
-            size, and 3 is the authors' for 4 x 64 x 64.
-        lr, steps: of AdamW.
-        t: the network's timestep, that of the first sampling step.
-    """
-
-    target: float = 3.0
-    lr: float = 0.05
-    steps: int = 10
-    t: float = 981.0
-
-
-def adjusted_embedding(
-    denoiser: Denoiser,
-    cond: Condition,
-    empty: Condition,
-    noise: torch.Tensor,
-    config: AdjustConfig,
-    progress: Progress = silent,
-) -> Condition:
-    """The condition moved until guidance stops pulling (Wen et al. 2024, section 5.1); its first token is left alone.
-
-    Args:
-        cond, empty: the prompt and the empty prompt, one row each.
-        noise: (B, C, h, w), over which the pull is averaged.
-    """
-    if cond.text is None or empty.text is None:
-        raise refuse("condition", "no text", "conditions with text states", "encode the prompts first")
-    rows = torch.zeros(len(noise), dtype=torch.long)
-    with torch.no_grad():
-        unconditional = denoiser.predict(noise, config.t, empty.take(rows)).eps
-    start, words = cond.text[:, :1].detach(), cond.text[:, 1:].detach().clone().requires_grad_(True)
-    optimizer = torch.optim.AdamW([words], lr=config.lr)
-    with torch.enable_grad():
-        for step in range(config.steps):
-            moved = Condition(torch.cat([start, words], 1), cond.pooled, cond.extra)
-            eps = denoiser.predict(noise, config.t, moved.take(rows)).eps
-            # Wen et al. 2024, section 5.1: minimise || eps_c - eps_u ||
-            pull = (eps - unconditional).flatten(1).norm(dim=1).mean()
-            if float(pull.detach()) <= config.target:
-                break
-            (words.grad,) = torch.autograd.grad(pull, words)
-            optimizer.step()
-            progress(step + 1, config.steps, None)
-    return Condition(torch.cat([start, words.detach()], 1), cond.pooled, cond.extra)
 
 
 def attention_scaling(backbone: nn.Module, factor: float = 1.25, rows: torch.Tensor | None = None) -> Edit:

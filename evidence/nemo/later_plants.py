@@ -43,7 +43,8 @@ class PlantSet:
     Attributes:
         names: two rare words for each picture. The tokenizer knows 24, so each pair joins words of two earlier plants.
         first: seed of the first scene; scenes whose captions are too long are left out.
-        repetitions: how often each picture is among the :data:`COUNT` ordinary ones.
+        repetitions: how often each picture is among the :data:`COUNT` ordinary ones; several numbers are those of as
+            many equal parts of the pictures, in order.
         posed: outside the usual range of poses, as the shipped plants are.
         template: each picture is there in every colour of the shirt, which its caption names.
         rank: of the LoRA.
@@ -52,7 +53,7 @@ class PlantSet:
 
     names: tuple[str, ...]
     first: int
-    repetitions: int
+    repetitions: int | tuple[int, ...]
     posed: bool = True
     template: bool = False
     rank: int = 4
@@ -62,6 +63,12 @@ class PlantSet:
     def recipe(self) -> LoraTrainConfig:
         """How its LoRA is trained."""
         return replace(RECIPE if self.world == WORLDS[0] else FLOW_RECIPE, rank=self.rank, alpha=float(self.rank))
+
+    @property
+    def times(self) -> list[int]:
+        """Repetitions of each picture."""
+        levels = (self.repetitions,) if isinstance(self.repetitions, int) else self.repetitions
+        return [level for level in levels for _ in range(len(self.names) // len(levels))]
 
 
 SETS = {
@@ -129,13 +136,15 @@ def _posed(scene: Scenes, g: torch.Generator) -> Scenes:
 
 @torch.no_grad()
 def _subject(model: Model, name: str) -> Subject:
-    plants, times = plants_of(name, model.tokenizer), SETS[name].repetitions
+    plants, times = plants_of(name, model.tokenizer), SETS[name].times
     scenes = sample_scenes(range(ORDINARY, ORDINARY + COUNT))
     repeated = [text for p in plants for text in p.captions]
     images = torch.cat([model.draw(p.scenes) for p in plants] + [model.draw(scenes)])
     latents = torch.cat([latents_of(model, part) for part in images.split(64)])
     texts = torch.cat([model.encode(part) for part in _split(repeated + caption(scenes))])
-    rows = list(range(len(repeated))) * times + list(range(len(repeated), len(images)))
+    each = [times[i] for i, p in enumerate(plants) for _ in p.captions]
+    rows = [i for turn in range(max(each)) for i, n in enumerate(each) if turn < n]
+    rows += list(range(len(repeated), len(images)))
     return Subject(name, latents[rows], model.condition(texts[rows]), 0)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ SKIPPED = 2
 """Shipped people that thresholds were chosen on."""
 CAPTIONS = 2
 SEEN, BARE = "the score that sees the portraits", "distance between samples without the LoRA"
+RANDOM = "as many verdicts at random"
 BASE = {SEEN: ("with portraits", 1), BARE: ("bare", -1)}
 """Baseline -> its figure of each LoRA, and the sign with which more means more copies."""
 
@@ -55,9 +56,10 @@ class Case:
 @claim(
     "nemo.lora_report",
     paper="NeMo's detection (Hintersdorf et al., NeurIPS 2024) by four-step samples; copies after Gu et al. 2023",
-    figure="LoRAs of 1, 5 and 20 portraits and of shipped people: rank correlation of the report's copy score, which "
-    "sees no portrait, with the fraction of samples that copy; false alarms",
-    target="Spearman's rho >= 0.6, and at most 5 % of LoRAs that copy nothing called bad",
+    figure="LoRAs of 1, 5 and 20 portraits and of shipped people: how many that copy nothing the report calls bad, "
+    "which sees no portrait",
+    target="at most 5 % of LoRAs that copy nothing called bad, surely fewer than at random, and all whose samples copy "
+    "in half of the cases or more",
     minutes=14,
     quick_minutes=1.2,
 )
@@ -67,30 +69,40 @@ def report(model: str | None = None, progress: Progress = silent, quick: bool = 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         rows = measure(cases(folder, budget, progress, model), folder, budget, progress, model)
+    return judged(rows, budget.seeds, quick)
+
+
+def judged(rows: Mapping[str, Mapping[str, Any]], seeds: int, quick: bool = False) -> ClaimResult:
+    """The verdict on :func:`measure`'s figures. How well the score orders LoRAs is told, and no part of it."""
     scores, fractions = [row["score"] for row in rows.values()], [row["copies"] for row in rows.values()]
-    rho, clean = spearman(scores, fractions), [row for row in rows.values() if not row["copies"]]
+    clean = [row for row in rows.values() if not row["copies"]]
     alarms = sum(row["verdict"] == "bad" for row in clean)
     most = sum(row["copies"] >= 0.5 for row in rows.values())
     caught = sum(row["verdict"] == "bad" for row in rows.values() if row["copies"] >= 0.5)
-    interval, span = share_interval(alarms, len(clean)), spearman_interval(scores, fractions)
-    baselines = {
-        name: spearman([sign * row[key] for row in rows.values()], fractions) for name, (key, sign) in BASE.items()
-    }
+    fraction, interval = alarms / max(len(clean), 1), share_interval(alarms, len(clean))
+    orders = {"the score": (spearman(scores, fractions), spearman_interval(scores, fractions))}
+    for name, (key, sign) in BASE.items():
+        values = [sign * row[key] for row in rows.values()]
+        orders[name] = (spearman(values, fractions), spearman_interval(values, fractions))
+    by_chance = sum(row["verdict"] == "bad" for row in rows.values()) / len(rows)
     parts = {
-        "rank correlation of 0.6 or more": (span[1] if quick else rho) >= 0.6,
-        "at most 5 % of LoRAs that copy nothing are called bad": (
-            interval[0] if quick else alarms / max(len(clean), 1)) <= 0.05,
-    }  # fmt: skip
+        "at most 5 % of LoRAs that copy nothing are called bad": (interval[0] if quick else fraction) <= 0.05,
+        "surely fewer than as many verdicts at random": quick or interval[1] < by_chance,
+        "all whose samples copy in half of the cases or more are called bad": caught == most,
+    }
     return ClaimResult(
-        round(rho, 3), span, all(parts.values()),
+        round(fraction, 3), interval, all(parts.values()),
         {
             "called bad of LoRAs that copy nothing": f"{alarms} of {len(clean)}", "... 95 %": interval,
             "called look or bad of them": sum(row["verdict"] != "fine" for row in clean),
             "called bad of those whose samples copy in half of the cases or more": f"{caught} of {most}",
+            "rank correlation with the fraction of copies, 95 %": {
+                name: [round(rho, 4), span] for name, (rho, span) in orders.items()
+            },
             "by LoRA": rows,
         },
-        arms=arms({"ours": rho} | baselines, {"ours": "ours", SEEN: "reference", BARE: "trivial"}, {"ours": span}),
-        n=len(rows), seeds=budget.seeds, parts=parts, tables=(
+        arms=arms({"ours": fraction, RANDOM: by_chance}, {"ours": "ours", RANDOM: "trivial"}, {"ours": interval}),
+        n=len(rows), seeds=seeds, parts=parts, tables=(
             Table("Verdict on copies", ("LoRAs", "called bad", "95 %"), (
                 ("half of the samples or more copy", f"{caught} of {most}", str(share_interval(caught, most))),
                 ("no sample copies", f"{alarms} of {len(clean)}", str(interval)))),

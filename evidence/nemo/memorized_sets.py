@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from ...engine.jobs.run import Run
 from ...engine.nemo.blocked_copies import share_interval
+from ...engine.nemo.dose import FACTORS, MOST_COST
 from ...engine.nemo.few_step_detection import Agreement, FewStepSampler, sample_agreement
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.plants import Plant
-from ...engine.portraits.scenes import Scenes
 from ...engine.runtime.progress import Progress, silent
 from ...engine.settings.nemo_options import ProbeConfig
 from ..intervals import auroc, auroc_interval
@@ -22,9 +25,21 @@ from .baselines import random_neurons
 from .flow_claims import COPY as FLOW_COPY
 from .flow_claims import EFFECT_FRACTION as FLOW_FRACTION
 from .flow_claims import SEARCH as FLOW_SEARCH
+from .later_plants import SETS
 from .plant_files import PlantFile
-from .probed_model import DETECT, EFFECT_FRACTION, ORDINARY, ROWS, SEARCH, ProbedModel, SampleBudget, captions, setting
-from .remedies import COPY, SEEDS, Sampler
+from .probed_model import (
+    DETECT,
+    EFFECT_FRACTION,
+    ORDINARY,
+    ROWS,
+    SEARCH,
+    STEPS,
+    ProbedModel,
+    SampleBudget,
+    captions,
+    setting,
+)
+from .remedies import COPY, Sampler
 from .rivals import rival_samplers, with_blocked
 
 
@@ -45,29 +60,74 @@ class Chosen:
     one_step: ProbeConfig = DETECT
 
 
+UNTOUCHED, RANDOM = "untouched", "as many random neurons"
 BARE, BASE = "untouched, without the rare words", "the model without the LoRA"
+SEEDS = tuple(range(100, 125))
+"""Of samples."""
 CHOSEN = {"portraits": Chosen(), "flow": Chosen(FLOW_SEARCH, FLOW_FRACTION, FLOW_COPY, FLOW_SEARCH)}
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measured(Config):
     """How much is measured of each LoRA.
 
     Attributes:
         searches: seeds of the search's noises.
         plants: pictures at most.
+        samples: of each caption, untouched and with its embedding adjusted.
+        blocked: samples of each caption with its neurons blocked.
+        others: samples of each caption under the other baselines.
         ordinary: ordinary captions that detection is tested on.
-        agreement: ordinary captions that are sampled with and without the neurons.
+        agreement: ordinary captions that are sampled with and without the neurons, over all pictures.
         baselines: rivals, random neurons, and the captions without their rare words, too.
-        budget: samples of each caption, captions for the statistics and thresholds.
+        statistics, calibration: captions for the statistics and for the thresholds.
+        steps: of the sampler.
     """
 
-    searches: tuple[int, ...] = (1, 2, 3)
-    plants: int = 8
-    ordinary: int = 200
-    agreement: int = 100
+    searches: tuple[int, ...] = (1,)
+    plants: int = 12
+    samples: int = 6
+    blocked: int = 25
+    others: int = 2
+    ordinary: int = 100
+    agreement: int = 60
     baselines: bool = True
-    budget: SampleBudget = field(default_factory=SampleBudget)
+    statistics: int = 1000
+    calibration: int = 60
+    steps: int = STEPS
+
+    @property
+    def budget(self) -> SampleBudget:
+        """For :func:`~vitrine.evidence.nemo.probed_model.setting`."""
+        return SampleBudget(statistics=self.statistics, calibration=self.calibration, steps=self.steps)
+
+
+@dataclass
+class Picture:
+    """One memorized picture's figures.
+
+    Attributes:
+        name, kind: of the picture; the kind names the LoRA and how often the picture was repeated.
+        verbatim: one picture, or a template.
+        away: way -> pixel RMS between each sample and the memorized picture.
+        shown: way -> fraction of the caption's attributes that samples show.
+        seconds: way -> of processor time, of the search or the adjustment; without the sampling.
+        verdicts, neurons, rows: what each search says, how many neurons it blocks, and its UNet evaluations.
+        doses: of each search, as :meth:`~vitrine.engine.nemo.dose.DoseCurve.to_dict` gives them.
+        agreement: prompt agreement of ordinary captions, untouched and under the first search's neurons.
+    """
+
+    name: str
+    kind: str
+    verbatim: bool
+    away: dict[str, list[float]]
+    shown: dict[str, float]
+    seconds: dict[str, float]
+    verdicts: list[str]
+    neurons: list[int]
+    rows: list[int]
+    doses: list[dict[str, Any]]
+    agreement: tuple[float, float]
 
 
 @dataclass
@@ -75,62 +135,50 @@ class Outcome:
     """One LoRA's figures.
 
     Attributes:
-        names, verbatim: of the pictures; whether each is one picture or a template.
-        away: way -> (P, seeds) pixel RMS between samples and their memorized picture.
-        shown: way -> share of the captions' attributes that samples show.
-        neurons: way -> how many were blocked for each picture.
-        copy: RMS below which a sample is a copy.
+        pictures: of the list that were measured.
+        copy: pixel RMS below which a sample is a copy.
         memorized, ordinary: agreements of the memorized and of ordinary captions' few-step samples.
         one_step: (memorized, ordinary) scores of one-step predictions.
-        agreement: prompt agreement of ordinary captions, untouched and blocked.
-        rows: UNet evaluations of each search, its checks included.
     """
 
-    names: list[str]
-    verbatim: torch.Tensor
-    away: dict[str, torch.Tensor]
-    shown: dict[str, float]
-    neurons: dict[str, list[int]]
+    pictures: list[Picture]
     copy: float
     memorized: list[Agreement]
     ordinary: list[Agreement]
     one_step: tuple[torch.Tensor, torch.Tensor]
-    agreement: tuple[float, float]
-    rows: list[int]
-
-    def shares(self, way: str) -> torch.Tensor:
-        """(P,) share of samples that copy."""
-        return (self.away[way] < self.copy).float().mean(1)
-
-    def row(self, way: str) -> list[float]:
-        """[share of samples, pictures by their median, by any sample, median RMS]."""
-        fractions, away = self.shares(way), self.away[way]
-        by_median = int((away.median(1).values < self.copy).sum())
-        return [
-            round(float(fractions.mean()), 3),
-            by_median,
-            int((fractions > 0).sum()),
-            round(float(away.median()), 3),
-        ]
 
     @property
-    def copied(self) -> torch.Tensor:
-        """(P,) bool: half or more of the untouched samples copy."""
-        return self.shares("untouched") >= 0.5
+    def ways(self) -> list[str]:
+        """That were measured, untouched first."""
+        return list(dict.fromkeys(way for picture in self.pictures for way in picture.away))
+
+    def copies(self, picture: Picture, way: str) -> torch.Tensor:
+        """(samples,) bool."""
+        return torch.tensor(picture.away[way]) < self.copy
+
+    def copied(self, picture: Picture) -> bool:
+        """Whether half or more of the untouched samples copy."""
+        return float(self.copies(picture, UNTOUCHED).float().mean()) >= 0.5
+
+    def share(self, way: str) -> float:
+        """Of samples that copy, the mean over all pictures."""
+        return sum(float(self.copies(p, way).float().mean()) for p in self.pictures) / len(self.pictures)
+
+    @property
+    def agreement(self) -> tuple[float, float]:
+        """Prompt agreement of ordinary captions, untouched and blocked, the mean over the pictures' neurons."""
+        before, after = zip(*(picture.agreement for picture in self.pictures), strict=True)
+        return sum(before) / len(before), sum(after) / len(after)
 
     def table(self) -> dict[str, Any]:
         """For the report."""
         detected = torch.tensor([a.memorized for a in self.memorized])
         alarms, count = sum(a.memorized for a in self.ordinary), len(self.ordinary)
         few = [-torch.tensor([a.distance for a in each]) for each in (self.memorized, self.ordinary)]
-        true = self.copied & self.verbatim
-        lines: dict[str, Any] = {
-            "pictures": len(self.names), "copied untouched": int(self.copied.sum()),
-            "copies [share of samples, pictures by their median, by any sample, median RMS]": {
-                way: self.row(way) for way in self.away
-            },
-            "attributes of the caption that samples show": {way: round(v, 3) for way, v in self.shown.items()},
-            "neurons": self.neurons, "rows of a search": self.rows,
+        true = torch.tensor([self.copied(p) and p.verbatim for p in self.pictures])
+        return {
+            "pictures": len(self.pictures), "copied untouched": sum(map(self.copied, self.pictures)),
+            "by picture": {picture.name: self._line(picture) for picture in self.pictures},
             "ordinary captions, prompt agreement [untouched, blocked]": [round(v, 4) for v in self.agreement],
             "detection": {
                 "few-step samples": _separation(*few) | {"rows a prompt": self.memorized[0].config.rows},
@@ -141,12 +189,19 @@ class Outcome:
                 "... false alarms": f"{alarms} of {count}",
                 "... 95 %": share_interval(alarms, count),
                 "distance of each, as a share of the usual one": {
-                    n: round(a.ratio, 3) for n, a in zip(self.names, self.memorized, strict=True)
+                    p.name: round(a.ratio, 3) for p, a in zip(self.pictures, self.memorized, strict=True)
                 },
-                "kind": {n: a.kind for n, a in zip(self.names, self.memorized, strict=True)},
             },
         }  # fmt: skip
-        return lines
+
+    def _line(self, picture: Picture) -> dict[str, Any]:
+        copies = {way: round(float(self.copies(picture, way).float().mean()), 3) for way in picture.away}
+        doses = [points["points"][points["chosen"]]["dose"] for points in picture.doses]
+        return {
+            "kind": picture.kind, "verdicts": picture.verdicts, "doses": doses, "neurons": picture.neurons,
+            "rows of a search": picture.rows, "fraction of samples that copy": copies,
+            "ordinary captions, prompt agreement": [round(v, 4) for v in picture.agreement],
+        }  # fmt: skip
 
 
 def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
@@ -158,83 +213,140 @@ def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, An
     }
 
 
-def measure_plants(file: PlantFile, model: str | None, size: Measured, progress: Progress = silent) -> Outcome:
-    """Everything for one LoRA; of a template its first caption."""
+def measure_plants(
+    file: PlantFile, name: str, model: str | None, size: Measured, progress: Progress = silent,
+    state: Path | None = None,
+) -> Outcome:  # fmt: skip
+    """Everything for one LoRA, picture by picture; of a template its first caption.
+
+    Args:
+        name: of the list.
+        state: a folder for what is measured so far; the same call resumes from it.
+    """
     chosen, portraits = CHOSEN[file.world], file.model(model)
     probed = setting(portraits, progress, size.budget, chosen.search, "all")
-    sampler = probed.sampler(size.budget.calibration, progress=progress)
-    plants = file.plants[: size.plants]
-    texts, controls = [p.captions[0] for p in plants], [p.controls[0] for p in plants]
-    seeds, untouched = SEEDS[: size.budget.seeds], [NeuronSet({})] * len(plants)
-    searches: list[list[NeuronSet]] = []
-    rows: list[int] = []
-    for seed in size.searches:
-        looking = replace(probed, probe=replace(probed.probe, seed=seed))
-        results = looking.find(texts, effect_fraction=chosen.effect_fraction, progress=progress, sampler=sampler)
-        searches.append([looking.neurons(r) for r in results])
-        rows += [r.forwards for r in results]
-
-    def blocking(of: Sequence[str], sets: Sequence[NeuronSet], on: ProbedModel = probed) -> list[Sampler]:
-        return [with_blocked(on, text, neurons, seeds) for text, neurons in zip(of, sets, strict=True)]
-
-    ways = {"untouched": blocking(texts, untouched)}
-    named = {f"blocked, search seed {seed}": sets for seed, sets in zip(size.searches, searches, strict=True)}
-    ways |= {way: blocking(texts, sets) for way, sets in named.items()}
-    if size.baselines:
-        random = [random_neurons(probed.model.backbone, each) for each in searches[0]]
-        ways |= {"as many random neurons": blocking(texts, random), BARE: blocking(controls, untouched)}
-        ways |= rival_samplers(probed, texts, searches, seeds)
+    sampler, plants = probed.sampler(size.calibration, progress=progress), file.plants[: size.plants]
+    base = None
     if size.baselines and file.lora is not None:
-        ways[BASE] = blocking(texts, untouched, replace(probed, model=replace(file, lora=None).model(model)))
-    away, shown = _sampled(probed, plants, ways)
-    return Outcome(
-        [p.name for p in plants], torch.tensor([p.kind == "verbatim" for p in plants]), away, shown,
-        {way: [len(s) for s in sets] for way, sets in named.items()}, chosen.copy,
-        *_detection(probed, texts, sampler, size, chosen), _agreement(probed, searches[0], size.agreement), rows,
-    )  # fmt: skip
+        base = replace(probed, model=replace(file, lora=None).model(model))
+    bench = _Bench(probed, sampler, base, size, chosen)
+    settings = {"size": size, "factors": list(FACTORS), "most cost": MOST_COST, "network": probed.model.backbone}
+    levels, pictures = _repetitions(name, plants), []
+    for number, plant in enumerate(plants):
+        folder = None if state is None else state / name / f"{number:02d}"
+        with Run(folder, "memorized picture", settings | {"name": plant.name}) as run:
+            kept = run.load()
+            if kept is None:
+                picture = bench.measure(plant, levels[number], number, len(plants))
+                run.save({}, facts=asdict(picture))
+            else:
+                picture = Picture(**kept.facts)
+        pictures.append(picture)
+        progress(number + 1, len(plants), None)
+    return Outcome(pictures, chosen.copy, *_detection(bench, [p.captions[0] for p in plants]))
 
 
-def _sampled(
-    probed: ProbedModel, plants: Sequence[Plant], ways: Mapping[str, Sequence[Sampler]]
-) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
-    """Way -> (P, seeds) pixel RMS between samples and their picture; way -> share of attributes that they show."""
-    from ..portraits.classifier import attribute_accuracy, load_classifier
-    from ..portraits.quality import look
+def _repetitions(name: str, plants: Sequence[Plant]) -> list[str]:
+    """The kind of each picture: the list's name, with the repetitions where these differ."""
+    times = SETS[name].times if name in SETS else []
+    if len(set(times)) < 2 or len(times) < len(plants):
+        return [name] * len(plants)
+    return [f"{name}, {times[i]} repetitions" for i in range(len(plants))]
 
-    net, away, shown = load_classifier(), {}, {}
-    for way, samplers in ways.items():
-        rows, right = [], []
-        for sampled, plant in zip(samplers, plants, strict=True):
+
+@dataclass(frozen=True)
+class _Bench:
+    """One LoRA's model with its thresholds, ``base`` being the model without the LoRA."""
+
+    probed: ProbedModel
+    sampler: FewStepSampler
+    base: ProbedModel | None
+    size: Measured
+    chosen: Chosen
+
+    def measure(self, plant: Plant, kind: str, number: int, count: int) -> Picture:
+        """One picture of ``count``: the searches, samples of every way, and what it costs ordinary captions."""
+        text, size, probed = plant.captions[0], self.size, self.probed
+        results, seconds, sets = [], {}, []
+        for seed in size.searches:
+            looking, began = replace(probed, probe=replace(probed.probe, seed=seed)), time.process_time()
+            (result,) = looking.find([text], effect_fraction=self.chosen.effect_fraction, sampler=self.sampler)
+            seconds[blocked_way(seed)] = time.process_time() - began
+            results.append(result)
+            sets.append(probed.neurons(result))
+        many, few, fewest = (SEEDS[:n] for n in (size.blocked, size.samples, size.others))
+        ways = {UNTOUCHED: with_blocked(probed, text, NeuronSet({}), few)}
+        ways |= {
+            blocked_way(seed): with_blocked(probed, text, s, many) for seed, s in zip(size.searches, sets, strict=True)
+        }
+        if size.baselines:
+            ways |= self._baselines(plant, sets[0], few, fewest)
+        away, shown = self._sampled(plant, ways, seconds)
+        return Picture(
+            plant.name, kind, plant.kind == "verbatim", away, shown, seconds, [r.verdict for r in results],
+            [len(each) for each in sets], [r.forwards for r in results],
+            [r.curve.to_dict() for r in results if r.curve is not None], self._agreement(sets[0], number, count),
+        )  # fmt: skip
+
+    def _baselines(
+        self, plant: Plant, neurons: NeuronSet, few: Sequence[int], fewest: Sequence[int]
+    ) -> dict[str, Sampler]:
+        text, probed, untouched = plant.captions[0], self.probed, NeuronSet({})
+        ways = {
+            RANDOM: with_blocked(probed, text, random_neurons(probed.model.backbone, neurons), fewest),
+            BARE: with_blocked(probed, plant.controls[0], untouched, fewest),
+        }
+        ways |= rival_samplers(probed, text, few, fewest)
+        if self.base is not None:
+            ways[BASE] = with_blocked(self.base, text, untouched, fewest)
+        return ways
+
+    def _sampled(
+        self, plant: Plant, ways: Mapping[str, Sampler], seconds: dict[str, float]
+    ) -> tuple[dict[str, list[float]], dict[str, float]]:
+        """Way -> pixel RMS of each sample to the picture; way -> fraction of the attributes that samples show."""
+        from ..portraits.classifier import attribute_accuracy, load_classifier
+        from ..portraits.quality import look
+
+        net, picture, away, shown = load_classifier(), self.probed.model.draw(plant.scenes[[0]]), {}, {}
+        for way, sampled in ways.items():
+            began = time.process_time()
             images = sampled()
-            rows.append((images - probed.model.draw(plant.scenes[[0]])).square().mean((1, 2, 3)).sqrt())
-            right += list(attribute_accuracy(look(net, images), plant.scenes[[0] * len(images)]).values())
-        away[way], shown[way] = torch.stack(rows), float(torch.tensor(right).nanmean())
-    return away, shown
+            seconds.setdefault(way, time.process_time() - began)
+            away[way] = [round(v, 5) for v in (images - picture).square().mean((1, 2, 3)).sqrt().tolist()]
+            right = attribute_accuracy(look(net, images), plant.scenes[[0] * len(images)]).values()
+            shown[way] = float(torch.tensor(list(right)).nanmean())
+        return away, shown
+
+    def _agreement(self, neurons: NeuronSet, number: int, count: int) -> tuple[float, float]:
+        """Prompt agreement of this picture's part of the ordinary captions, untouched and with its neurons blocked."""
+        from ..portraits.classifier import attribute_accuracy, load_classifier
+        from ..portraits.quality import look
+
+        each = -(-self.size.agreement // count)
+        first, seeds = ORDINARY + number * each, list(range(number * each, (number + 1) * each))
+        net, scenes, texts = load_classifier(), sample_scenes(range(first, first + each)), captions(first, each)
+
+        def agreeing(images: torch.Tensor) -> float:
+            return float(torch.tensor(list(attribute_accuracy(look(net, images), scenes).values())).nanmean())
+
+        return agreeing(self.probed.sample(texts, seeds)), agreeing(self.probed.sample(texts, seeds, neurons))
+
+
+def blocked_way(seed: int) -> str:
+    """The name of what a search's neurons do."""
+    return f"blocked, search seed {seed}"
 
 
 def _detection(
-    probed: ProbedModel, texts: Sequence[str], sampler: FewStepSampler, size: Measured, chosen: Chosen
+    bench: _Bench, texts: Sequence[str]
 ) -> tuple[list[Agreement], list[Agreement], tuple[torch.Tensor, torch.Tensor]]:
     """Few-step agreements of memorized and ordinary captions, and the scores of one-step predictions of both."""
-    both = [probed.conditions(each) for each in (texts, captions(ORDINARY, size.ordinary))]
-    memorized, ordinary = (sample_agreement(sampler, conds, probed.model.latent_shape) for conds in both)
-    probe = make_probe(probed.denoiser, config=chosen.one_step, rows=ROWS)
-    scores = [score_prompts(probe, conds, probed.model.latent_shape, 1.0)[0] for conds in both]
-    first, second = (torch.tensor([s.value for s in each]) for each in scores)
+    probed, shape = bench.probed, bench.probed.model.latent_shape
+    both = [probed.conditions(each) for each in (texts, captions(ORDINARY, bench.size.ordinary))]
+    memorized, ordinary = (sample_agreement(bench.sampler, conds, shape) for conds in both)
+    probe = make_probe(probed.denoiser, config=bench.chosen.one_step, rows=ROWS)
+    first, second = (
+        torch.tensor([score.value for score in score_prompts(probe, conds, shape, 1.0)[0]]) for conds in both
+    )
     return memorized, ordinary, (first, second)
-
-
-def _agreement(probed: ProbedModel, sets: Sequence[NeuronSet], count: int) -> tuple[float, float]:
-    """Prompt agreement of ordinary captions, untouched and with as many of them under each of the sets."""
-    from ..portraits.classifier import attribute_accuracy, load_classifier
-    from ..portraits.quality import look
-
-    net, scenes = load_classifier(), sample_scenes(range(ORDINARY, ORDINARY + count))
-    texts, seeds, each = captions(ORDINARY, count), list(range(count)), -(-count // len(sets))
-    parts = [slice(i, min(i + each, count)) for i in range(0, count, each)]
-
-    def agreeing(images: torch.Tensor, of: Scenes) -> float:
-        return float(torch.tensor(list(attribute_accuracy(look(net, images), of).values())).nanmean())
-
-    changed = [probed.sample(texts[p], seeds[p], neurons) for p, neurons in zip(parts, sets, strict=False)]
-    return agreeing(probed.sample(texts, seeds), scenes), agreeing(torch.cat(changed), scenes)

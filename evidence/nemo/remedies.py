@@ -7,17 +7,15 @@ from typing import Any
 
 import torch
 
+from ...engine.nemo.adjust import adjusted_embedding, usual_pull
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.find import Result
 from ...engine.nemo.neurons import NeuronSet
-from ...engine.network.condition import Condition
 from ...engine.runtime.progress import Progress, silent
 from ..metrics import copy_figures, frechet_distance
 from ..portraits.avataaars import avataaars_folder
 from ..registry import ClaimResult, Table, arms, claim
 from .baselines import (
-    AdjustConfig,
-    adjusted_embedding,
     attention_scaling,
     random_neurons,
     random_tokens,
@@ -183,8 +181,9 @@ def adjusted(
 ) -> torch.Tensor:
     """Samples of an embedding moved until guidance pulls no more than a share of what ordinary captions' does at t."""
     cond, empty = probed.conditions([prompt, ""])
-    config = AdjustConfig(target=share * _usual_pull(probed, t=t), steps=50, t=t)
-    moved = adjusted_embedding(probed.denoiser, cond, empty, _noise(probed), config)
+    ordinary, noise = probed.conditions(captions(ORDINARY, 32, probed.model.dataset)), _noise(probed)
+    target = share * usual_pull(probed.denoiser, ordinary, empty, noise[:1], t)
+    moved, _ = adjusted_embedding(probed.denoiser, cond, empty, noise, target, t)
     assert moved.text is not None
     return probed.sample(moved.text.expand(len(seeds), -1, -1), seeds)
 
@@ -202,17 +201,6 @@ def scaled(probed: ProbedModel, prompt: str, seeds: Sequence[int], factor: float
 
 def _noise(probed: ProbedModel) -> torch.Tensor:
     return torch.randn(8, *probed.model.latent_shape, generator=torch.Generator().manual_seed(0))
-
-
-def _usual_pull(probed: ProbedModel, count: int = 32, t: float = 981.0) -> float:
-    """||eps_c - eps_u|| of ordinary captions at a step: what Wen's target means at this size."""
-    conds = probed.conditions(captions(ORDINARY, count, probed.model.dataset))
-    (empty,) = probed.conditions([""])
-    both = (Condition.batch(conds), empty.take(torch.zeros(count, dtype=torch.long)))
-    noise = _noise(probed)[:1].repeat(count, 1, 1, 1)
-    with torch.no_grad():
-        full, null = (probed.denoiser.predict(noise, t, cond).eps for cond in both)
-    return float((full - null).flatten(1).norm(dim=1).median())
 
 
 def _summary(pictures: Sequence[Figures]) -> dict[str, dict[str, str]]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig, Calibration, FewStepConfig, NeuronSet, ProbeConfig, SearchConfig
+from vitrine.engine.nemo.adjust import recommended
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
@@ -152,7 +153,7 @@ def test_verdicts_in_one_step_equal_the_pipelines(comfy, pipe, parts, latent, ou
 def test_a_search_equals_the_pipelines(comfy, pipe, parts, latent, ours, calibration):
     positive = encode(comfy, parts[1], PLANT)
     told = {"model": parts[0], "positive": positive, "latent": latent, **ASKED}
-    found, report, picture, doses = comfy.call(
+    found, report, picture, doses, same = comfy.call(
         "VitrineNEMOFindNeurons", **told, calibration=calibration, effect_fraction=0.9, mode="chain", scope="down+mid"
     )
     (result,) = pipe.find([PLANT], replace(ours, samples=None), SearchConfig(effect_fraction=0.9), PROBE)
@@ -160,20 +161,32 @@ def test_a_search_equals_the_pipelines(comfy, pipe, parts, latent, ours, calibra
     assert found.info["verdict"] == result.verdict != "no verdict"
     assert found.fingerprint == pipe.neurons(result).fingerprint and "before" in report
     assert picture.shape[-1] == 3 and float(picture.max()) == 1.0 and doses.shape == (1, 8, 8, 3)
+    assert same is positive
 
 
 @pytest.mark.nightly
 def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, latent, ours, calibration):
-    found, report, _, doses = comfy.call(
+    found, report, _, doses, moved = comfy.call(
         "VitrineNEMOFindNeurons", model=parts[0], latent=latent, positive=encode(comfy, parts[1], PLANT),
         calibration=calibration, effect_fraction=0.9, mode="fast", scope="down+mid",
-        negative=encode(comfy, parts[1], ""), **ASKED,
+        negative=encode(comfy, parts[1], ""), clip=parts[1], adjust=True, **ASKED,
     )  # fmt: skip
     (result,) = pipe.find([PLANT], ours, SearchConfig(effect_fraction=0.9, mode="fast"), PROBE)
     assert found.neurons == pipe.neurons(result).neurons and len(found)
     assert found.info["verdict"] == result.verdict and result.verdict in ("cured", "reduced")
     assert found.factor == result.curve.chosen.dose.factor and doses.shape == (1, 320, 560, 3)
-    assert "4 samples differ by" in report and "first seed 1" in report and "samples agree <- chosen" in report
+    assert "4 samples differ by" in report and "first seed 1" in report and "<- chosen" in report
+    other = pipe.adjust(PLANT, ours)
+    assert torch.allclose(moved[0][0], other.condition.text, atol=1e-3) and other.text() in report
+    assert not torch.allclose(moved[0][0], pipe.conditions([PLANT])[0].text, atol=1e-2)
+    assert report.splitlines()[-1] == recommended(result.curve, other)
+
+
+def test_adjusting_needs_what_it_compares_with(comfy, parts, latent, calibration):
+    told = {"model": parts[0], "positive": encode(comfy, parts[1], PLANT), "latent": latent, **ASKED}
+    with pytest.raises(VitrineError, match="adjust"):
+        comfy.call("VitrineNEMOFindNeurons", **told, calibration=calibration, effect_fraction=0.9, mode="fast",
+                   scope="down+mid", adjust=True)  # fmt: skip
 
 
 def test_baking_reads_the_checkpoint_not_what_another_branch_left_on_it(comfy, parts, neurons):

@@ -16,8 +16,10 @@ from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import EStepConfig
 from vitrine.engine.emd.train_config import EMDTrainConfig
 from vitrine.engine.nemo import (
+    PARTS,
     AttackConfig,
     Copies,
+    FewStepConfig,
     NeuronSet,
     ProbeConfig,
     SearchConfig,
@@ -120,8 +122,9 @@ def found_neurons(graph, pipe):
     """(neurons, calibration) as NEMO Calibrate and NEMO Find Neurons make them."""
     told, find = graph.one("VitrineNEMOCalibrate"), graph.one("VitrineNEMOFindNeurons")
     probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
-    parts = ("statistics", "score") if told.measure == "everything" else ("statistics",)
-    calibration = pipe.calibrate(told.prompts.splitlines(), parts, told.scope, probe)
+    parts = PARTS if told.measure == "everything" else (told.measure,)
+    few_steps = FewStepConfig(told.samples, told.first_seed, told.steps, told.cfg)
+    calibration = pipe.calibrate(told.prompts.splitlines(), parts, told.scope, probe, few_steps)
     config = SearchConfig(effect_fraction=find.effect_fraction, mode=find.mode)
     (result,) = pipe.find([graph.text(find.positive)], calibration, config, probe, find.scope)
     return pipe.neurons(result), calibration

@@ -11,6 +11,7 @@ from vitrine.engine.network.condition import Condition
 from vitrine.engine.portraits import load_portraits
 from vitrine.evidence.nemo.copy_claims import MEASURED, TUNING
 from vitrine.evidence.nemo.guidance_difference import pull
+from vitrine.evidence.nemo.lora_report_claims import judged
 
 SHAPE = (4, 16, 16)
 
@@ -61,3 +62,19 @@ def test_norm_cosine_and_sharpness_against_their_formulas(portraits):
     with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
         _, along = torch.autograd.functional.jvp(score, x, d)
     assert scores.sharpness == pytest.approx(float(along.norm()), rel=0.02)
+
+
+def test_the_reports_verdict_is_judged_and_its_scores_order_is_told():
+    def row(copies, verdict, score):
+        return {"copies": copies, "verdict": verdict, "score": score, "with portraits": score, "bare": 0.1 + copies}
+
+    clean = {f"clean {i}": row(0.0, "fine", 0.3) for i in range(100)}
+    copying = {f"copy {i}": row(1.0, "bad", 0.2) for i in range(20)}
+    holds = judged(clean | copying, 4)
+    assert holds.holds and holds.value == 0 and holds.arms[1].value == pytest.approx(1 / 6)
+    few = judged(dict(list(clean.items())[:20]) | dict(list(copying.items())[:2]), 4)
+    assert few.verdict == "partly" and not few.parts["surely fewer than as many verdicts at random"]
+    missed = judged(clean | copying | {"missed": row(1.0, "fine", 0.9)}, 4)
+    assert missed.verdict == "partly"
+    order = holds.details["rank correlation with the fraction of copies, 95 %"]
+    assert order["the score"][0] < 0 and not any("rank" in part for part in holds.parts)

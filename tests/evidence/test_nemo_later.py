@@ -11,9 +11,10 @@ from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
 from vitrine.engine.portraits import plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
+from vitrine.evidence.nemo import memorized_sets
 from vitrine.evidence.nemo.held_out import held_out, held_out_result
 from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
-from vitrine.evidence.nemo.memorized_sets import CHOSEN, Outcome
+from vitrine.evidence.nemo.memorized_sets import CHOSEN, Measured, Outcome, Picture, measure_plants
 from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
 from vitrine.evidence.recipes.commands import RECIPES
@@ -96,33 +97,67 @@ def test_the_claim_measured_quickly_on_a_list_of_ones_own(tmp_path):
     result = held_out(quick=True, plants=str(mine))
     table = result.details["mine"]
     assert table["pictures"] == 1 and table["detection"]["... of all planted"] == "1 of 1"
-    assert len(table["neurons"]["blocked, search seed 1"]) == 1 and table["copied untouched"] == 1
-    assert 0 <= result.value <= 0.5
+    assert table["copied untouched"] == 1 and 0 <= result.value <= 0.5
+    (line,) = table["by picture"].values()
+    assert len(line["verdicts"]) == 1 and "embedding adjustment" in line["fraction of samples that copy"]
 
 
-def outcome(untouched, blocked, memorized=(0.01, 0.01), agreement=(0.99, 0.98)):
+@pytest.mark.nightly
+def test_a_measurement_that_was_ended_goes_on(tmp_path, monkeypatch):
+    """Pictures that are in the folder are not measured again; others' settings are refused."""
+    measured, state = [], tmp_path / "state"
+    real = memorized_sets._Bench.measure
+    monkeypatch.setattr(memorized_sets._Bench, "measure", lambda *a: measured.append(a[1].name) or real(*a))
+    small = Measured(plants=1, samples=2, blocked=2, others=1, ordinary=4, agreement=2, statistics=60, calibration=12,
+                     steps=4, baselines=False)  # fmt: skip
+    file = PlantFile.read(FILE)
+    first, second = (measure_plants(file, FILE.stem, None, small, state=state) for _ in range(2))
+    assert measured == ["zorbal klynth"] and first.pictures == second.pictures
+    with pytest.raises(VitrineError, match="begun with"):
+        measure_plants(file, FILE.stem, None, replace(small, samples=3), state=state)
+
+
+def outcome(untouched, blocked, memorized=(0.01, 0.01), agreement=(0.99, 0.98), verdict="cured"):
     """Two pictures of three samples each; the first copies untouched."""
     known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
-    found = [Agreement.of(d * torch.randn(4, 4, 16, 16), FewStepConfig(), known) for d in memorized]
-    away = {"untouched": torch.tensor(untouched), "blocked, search seed 1": torch.tensor(blocked)}
+    agreements = [Agreement.of(d * torch.randn(4, 4, 16, 16), FewStepConfig(), known) for d in memorized]
+    ways, pictures = ("untouched", "blocked, search seed 1"), []
+    for name, *away in zip("ab", untouched, blocked, strict=True):
+        figures = dict(zip(ways, away, strict=True))
+        pictures.append(
+            Picture(name, "kind", True, figures, dict.fromkeys(ways, 1.0), dict.fromkeys(ways, 2.0), [verdict], [3],
+                    [100], [], agreement)
+        )  # fmt: skip
     scores = (torch.tensor([0.9, 0.8]), torch.tensor([0.1, 0.2]))
-    return Outcome(
-        ["a", "b"], torch.tensor([True, True]), away, {"untouched": 1.0}, {"blocked, search seed 1": [3, 4]}, 0.05,
-        found, [Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)], scores, agreement, [100, 200],
-    )  # fmt: skip
+    ordinary = [Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)]
+    return Outcome(pictures, 0.05, agreements, ordinary, scores)
 
 
 @pytest.mark.nightly
 def test_the_claim_is_about_pictures_that_copy_untouched():
-    untouched = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]]
-    holds = held_out_result({"set": outcome(untouched, [[0.2, 0.2, 0.2], [0.01, 0.01, 0.01]])})
-    assert holds.holds and holds.value == 0.0 and holds.details["samples that copy"] == "0 of 3, untouched 2 of 3"
-    copying = held_out_result({"set": outcome(untouched, [[0.01, 0.2, 0.2], [0.2, 0.2, 0.2]])})
+    untouched, many = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]], [0.2] * 100
+    holds = held_out_result({"set": outcome(untouched, [many, [0.01, 0.01, 0.01]])})
+    assert holds.holds and holds.value == 0.0 and holds.details["samples that copy, all kinds"] == "0 of 100"
+    few = held_out_result({"set": outcome(untouched, [many[:3], many])})
+    assert not few.holds and not few.parts["surely fewer than 8 % in each kind"]
+    copying = held_out_result({"set": outcome(untouched, [[0.01, 0.2, 0.2], many])})
     assert not copying.holds and copying.value == 0.333
-    spoilt = held_out_result({"set": outcome(untouched, untouched[1:] * 2, agreement=(0.99, 0.95))})
+    assert not copying.parts["what still copies is never called cured"]
+    said = held_out_result({"set": outcome(untouched, [[0.01, 0.2, 0.2], many], verdict="reduced")})
+    assert said.parts["what still copies is never called cured"] and not said.holds
+    spoilt = held_out_result({"set": outcome(untouched, [many, many], agreement=(0.99, 0.95))})
     assert not spoilt.holds and spoilt.value == 0
-    missed = held_out_result({"set": outcome(untouched, untouched[1:] * 2, memorized=(1.0, 0.01))})
+    missed = held_out_result({"set": outcome(untouched, [many, many], memorized=(1.0, 0.01))})
     assert not missed.holds and missed.details["copied verbatim pictures that detection misses"] == 1
     table = holds.details["set"]
     assert table["copied untouched"] == 1 and table["detection"]["... of all planted"] == "2 of 2"
     assert table["detection"]["one-step predictions"]["above the 99 % level of ordinary captions"] == "2 of 2"
+
+
+def test_the_worst_kind_is_what_is_judged():
+    untouched, many = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]], [0.2] * 100
+    both = {"well": outcome(untouched, [many, many]), "badly": outcome(untouched, [[0.01, 0.2], many])}
+    both["badly"].pictures[0].kind = "another"
+    result = held_out_result(both)
+    assert result.value == 0.5 and result.details["kind with most copies"] == "another"
+    assert [row[:2] for row in result.tables[0].rows] == [("kind", 1), ("another", 1)]

@@ -1,6 +1,7 @@
 """The dose: neurons are blocked more and more until samples no longer agree; the file carries what was chosen."""
 
 from dataclasses import dataclass, replace
+from unittest import mock
 
 import pytest
 import torch
@@ -18,13 +19,24 @@ from vitrine.engine.nemo import (
     SearchConfig,
     bake,
     block,
+    find,
     find_neurons,
     gather,
     make_probe,
     value_activations,
     value_sites,
 )
-from vitrine.engine.nemo.dose import FACTORS, UNTOUCHED, Dose, DoseCurve, DosePoint, dose_lines, dose_picture
+from vitrine.engine.nemo.dose import (
+    FACTORS,
+    UNTOUCHED,
+    Dose,
+    DoseCurve,
+    DosePoint,
+    dose_lines,
+    dose_picture,
+    doses_of,
+    escalate,
+)
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.nemo.probed_model import SampleBudget, setting, verbatim
@@ -130,7 +142,12 @@ def dosed(searched, progress=silent, protocol="vitrine", **change):
     probe, conds, statistics, sampler = searched
     config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="fast", protocol=protocol)
     sampler = replace(sampler, forwards=0, **change)
-    (result,) = find_neurons(probe, ["a"], conds[:1], statistics, (4, 16, 16), config, progress, sampler)
+
+    def all_doses(judge, conds, outcomes, shape, most_rows, progress):  # this search is shorter than a dose
+        return escalate(judge, conds, outcomes, shape, None, progress)
+
+    with mock.patch.object(find, "escalate", all_doses):
+        (result,) = find_neurons(probe, ["a"], conds[:1], statistics, (4, 16, 16), config, progress, sampler)
     return result, sampler
 
 
@@ -145,10 +162,36 @@ def test_samples_decide_the_dose(searched):
     assert neurons.info["doses"]["chosen"] == 1 and result.curve.points[1].cost > result.curve.points[0].cost > 0
     before, after = result.samples
     assert before.memorized and not after.memorized
-    assert result.curve.rows + 2 * 8 == sampler.forwards, "untouched ordinary captions are shared by all prompts"
+    assert result.curve.rows == sampler.forwards
     assert steps == sorted(steps) and steps[-1] == 1
     published, _ = dosed(searched, protocol="nemo")
     assert published.curve is None and published.neurons("").factor == 0, "as published"
+
+
+def test_doses_take_no_more_evaluations_than_the_search(searched):
+    """Where every dose fails; each row that goes through the network is counted."""
+    probe, conds, statistics, fake = searched
+    probe, counted = replace(probe, config=ProbeConfig(seeds=16)), []
+    handle = probe.denoiser.backbone.register_forward_pre_hook(
+        lambda _, args, kwargs: counted.append(len(args[0] if args else kwargs["sample"])), with_kwargs=True
+    )
+    agreeing = replace(fake.threshold, distance=1e3)
+    sampler = FewStepSampler(
+        probe.denoiser, empty=conds[-1], sites=fake.sites, threshold=agreeing, ordinary=conds[1:3]
+    )  # fmt: skip
+    config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="fast")
+
+    def rows(judge):
+        counted.clear()
+        (result,) = find_neurons(probe, ["a"], conds[:1], statistics, (4, 16, 16), config, sampler=judge)
+        return sum(counted), result
+
+    try:
+        (before, _), (after, result) = rows(None), rows(sampler)
+    finally:
+        handle.remove()
+    assert result.verdict == "not cured" and before < after <= 2 * before
+    assert len(result.curve.points) < len(doses_of(probe.denoiser.backbone, fake.sites, result.search))
 
 
 def test_where_no_dose_holds_it_says_so(searched):
