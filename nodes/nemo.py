@@ -62,17 +62,9 @@ TAU = io.Float.Input(
     "tau", default=0.0, min=0.0, max=1.0, step=0.001,
     tooltip="Threshold of memorization, from NEMO Calibrate: 0.428 is SD1.4's at 512 px. 0: a score without a verdict.",
 )  # fmt: skip
-CAPTIONS = """a smiling face
-a pale face with long blond hair
-a dark face with curly hair on pink
-a face with glasses and a cap
-a bald head with a beard
-a face with a navy shirt on gray
-an old face with white hair
-a face with red hair on blue"""
 PROMPTS = io.String.Input(
-    "prompts", multiline=True, default=CAPTIONS,
-    tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
+    "prompts", multiline=True, default="", placeholder="a dog in the snow\na street at night",
+    tooltip="Ordinary captions of the kind you use, one a line, four at least: the more the better, 500 or more.",
 )  # fmt: skip
 _FEW_STEPS = (
     io.Int.Input("samples", default=4, min=2, max=16, tooltip="Of each prompt, compared with each other."),
@@ -340,6 +332,7 @@ class NEMOFindNeurons(io.ComfyNode):
             node_id="VitrineNEMOFindNeurons",
             display_name="NEMO Find Neurons",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
             "a negative prompt, samples then decide how strongly they are blocked, and say whether that cures.",
             search_aliases=[
