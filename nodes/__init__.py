@@ -9,6 +9,7 @@ from comfy_api.latest import ComfyExtension, io
 from .comfy import choices, compat_comfyui, glossary, lora, people, run_watch, similarity
 from .comfy.nemo import register as register_neurons
 from .comfy.node_inputs import checked
+from .search_words import searchable
 
 FAMILIES = (
     "patches", "activations", "word_map", "matching", "ranking", "control", "resolution", "w2w", "w2w_files",
@@ -19,7 +20,7 @@ FAMILIES = (
 
 def _nodes() -> list[type[io.ComfyNode]]:
     present = [f for f in FAMILIES if importlib.util.find_spec(f"{__package__}.{f}")]
-    return [checked(node) for node in compat_comfyui.nodes_of(present, __package__)]
+    return [checked(searchable(node)) for node in compat_comfyui.nodes_of(present, __package__)]
 
 
 NODES: list[type[io.ComfyNode]] = _nodes()

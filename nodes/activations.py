@@ -53,6 +53,7 @@ class ActivationTap(io.ComfyNode):
             node_id="VitrineActivationTap",
             display_name="Activation Tap",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Noises a picture to one timestep, runs the model once, and keeps the activations of the "
                         "layers you name. The paper's message: which layer you tap matters more than anything else "
                         "(GDF, NeurIPS 2024).",
@@ -190,6 +191,7 @@ class CollectTaps(io.ComfyNode):
             node_id="VitrineCollectTaps",
             display_name="Collect Taps",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Gives the activations of one recorded step. The sampler's LATENT makes this node wait for it.",
             search_aliases=["recorded activations", "read taps"],
             inputs=[
@@ -242,6 +244,7 @@ class ActivationPicture(io.ComfyNode):
             node_id="VitrineActivationPicture",
             display_name="Activation Picture",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Three principal components of an activation as red, green and blue.",
             search_aliases=[
                 "PCA",

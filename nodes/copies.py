@@ -32,16 +32,15 @@ from .comfy.copies import (
     compared_stamp,
     instruments_of,
     lora_path,
-    page_entry,
     side_by_side,
     training_pictures,
     work_folder,
 )
 from .comfy.progress import progress, show_on, text_on
-from .comfy.saved import known_files, stamp_of
+from .comfy.saved import lora_files, lora_stamp
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .config_inputs import input_of, inputs_of, settings_from
-from .nemo import CAPTIONS, CATEGORY, lines
+from .nemo import CATEGORY, lines
 from .sockets import under_advanced
 
 SHOWN = 8
@@ -58,6 +57,7 @@ class NEMOCopyCheck(io.ComfyNode):
             node_id="VitrineNEMOCopyCheck",
             display_name="NEMO Copy Check",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "
             "and of which training picture. Writes a page and a table.",
             search_aliases=[
@@ -71,12 +71,12 @@ class NEMOCopyCheck(io.ComfyNode):
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),
                 io.Latent.Input("latent", tooltip="Gives the size, and by its batch how many are sampled at once."),
-                io.String.Input("prompts", multiline=True, default="a smiling face with navy shirt on blue",
+                io.String.Input("prompts", multiline=True, default="", placeholder="the prompts to check, one a line",
                                 tooltip="Prompts to check, one a line."),
                 io.String.Input(
-                    "ordinary", multiline=True, default=CAPTIONS,
+                    "ordinary", multiline=True, default="", placeholder="a dog in the snow\na street at night",
                     tooltip="Captions that have nothing to do with the pictures, one a line: they say which distance "
-                    "is usual. Not needed with bare_model.",
+                    "is usual. None: eight usual ones, or bare_model.",
                 ),
                 *inputs_of(CheckConfig, "seeds", "first_seed"),
                 io.Int.Input("steps", default=20, min=1, max=1000, tooltip="Of sampling."),
@@ -107,14 +107,21 @@ class NEMOCopyCheck(io.ComfyNode):
         pictures: torch.Tensor | None = None, bare_model: Any = None, **options: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two steps of sampling; the same inputs resume where it stopped."""
-        config = settings_from(CheckConfig, options, ordinary=tuple(lines(ordinary, 0)))
+        usual = () if bare_model is not None else USUAL  # the model without the LoRA says what is usual
+        config = settings_from(CheckConfig, options, ordinary=tuple(lines(ordinary, 0)) or usual)
         models, folder = Models(model, clip, vae, bare_model), work_folder(CHECKS, name)
         training = training_pictures(pictures)
         training = training if pictures is None else training.cropped(models.size(latent))
         sampling = Sampling(latent, steps, cfg, sampler_name, scheduler)
         instruments = instruments_of(models, sampling, ProbeConfig(timestep_index=timestep_index))
         check = check_copies(
-            lines(prompts, 1), folder, instruments, training, config, tau=tau or None, progress=progress()
+            lines(prompts, 1),
+            folder,
+            instruments,
+            training,
+            config,
+            tau=tau or None,
+            progress=progress(hidden=cls.hidden),
         )
         write_check(folder, check, training)
         text, rows = check.text(), side_by_side(check, pictures, SHOWN)
@@ -151,7 +158,7 @@ class LoraReportNode(io.ComfyNode):
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),
                 io.Latent.Input("latent", tooltip="Gives the size of the samples."),
-                io.Combo.Input("lora", options=known_files("loras"), tooltip="The LoRA file to look at."),
+                io.Combo.Input("lora", options=lora_files(), tooltip="The LoRA file to look at."),
                 io.String.Input("captions", multiline=True, default="",
                                 tooltip="Captions that it was trained with, one a line. None: what the file says."),
                 io.String.Input("trigger", default="", tooltip="Trigger words. None: what the file says."),
@@ -184,7 +191,7 @@ class LoraReportNode(io.ComfyNode):
     @classmethod
     def fingerprint_inputs(cls, lora: str = "", compare: bool = True, **inputs: Any) -> str:
         """Runs again once the file, or one that it is compared with, has changed."""
-        return compared_stamp(lora) if compare else stamp_of("loras", lora)
+        return compared_stamp(lora) if compare else lora_stamp(lora)
 
     @classmethod
     def execute(
@@ -203,7 +210,13 @@ class LoraReportNode(io.ComfyNode):
         holder = ComfyModel(model, clip, vae, latent)
         files = fellow_checkpoints(path) if whole_run else [path]
         report = lora_report(
-            files, work_folder(REPORTS, name), lambda: holder, material, config, minutes or None, progress()
+            files,
+            work_folder(REPORTS, name),
+            lambda: holder,
+            material,
+            config,
+            minutes or None,
+            progress(hidden=cls.hidden),
         )
         text, rows, names = report.text(), *agreeing(report, path)
         entries: dict[str, Any] = text_on(text).as_dict()
@@ -211,7 +224,15 @@ class LoraReportNode(io.ComfyNode):
             labelled = captioned(rows, names)
             show_on(cls.hidden, torch.cat(list(labelled))[None])
             entries = ui.PreviewImage(labelled, cls=cls).as_dict() | entries
-        return io.NodeOutput(text, rows, str(report.folder), ui=entries | {"vitrine_page": [page_entry(report)]})
+        return io.NodeOutput(
+            text, rows, str(report.folder), ui=entries | {"vitrine_verdicts": verdicts_of(report, path)}
+        )
+
+
+def verdicts_of(report: LoraReport, path: Path) -> list[dict[str, str]]:
+    """The five sentences of a file, as the node's chips show them (``web/report.js``)."""
+    (findings,) = [lora for lora in report.loras if lora.facts.path == path]
+    return [{"topic": s.topic, "verdict": s.verdict, "text": s.text, "advice": s.advice} for s in findings.summary]
 
 
 def agreeing(report: LoraReport, path: Path) -> tuple[torch.Tensor, list[str]]:

@@ -198,7 +198,7 @@ class EMDDistill(io.ComfyNode):
             is_output_node=True,
             inputs=under_advanced(("batch", "rank", "K", "guidance", "timestep", "diff_instruct"), [
                 io.Combo.Input(
-                    "base", options=bases(), default="portraits",
+                    "base", options=bases(), default=bases()[0],
                     tooltip="The teacher: portraits, flow portraits, or a diffusers folder of any family in "
                     "models/diffusers, but PixArt.",
                 ),

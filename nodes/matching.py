@@ -32,6 +32,7 @@ from .tap_inputs import protocol_input, remedy_inputs, selection_config, selecti
 CATEGORY = "Vitrine/activations"
 CLICKS = "0.5 0.5\nnot 0.05 0.05"
 """What is in the middle, and not what is in the corner."""
+CLICKED, MASKED = "like your clicks", "like your masks (clicks do not count)"
 
 
 def _features(
@@ -96,6 +97,7 @@ class FindCorrespondence(io.ComfyNode):
             node_id="VitrineFindCorrespondence",
             display_name="Find Same Points",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
             search_aliases=POINT_SEARCHES,
             inputs=under_advanced((
@@ -164,7 +166,11 @@ class SegmentLikeThis(io.ComfyNode):
                     io.Vae.Input("vae", tooltip="Its VAE."),
                     io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                     io.Image.Input("examples", tooltip="Labelled pictures."),
-                    io.Mask.Input("masks", optional=True, tooltip="One mask for each: white is what you want."),
+                    io.Mask.Input(
+                        "masks",
+                        optional=True,
+                        tooltip="One mask for each: white is what you want. With masks, clicks do not count.",
+                    ),
                     io.Image.Input("images", tooltip="Pictures to mask, any number, of any size."),
                     *selection_inputs(),
                     *inputs_of(ProbeSettings, "hidden"),
@@ -208,15 +214,20 @@ class SegmentLikeThis(io.ComfyNode):
             assert masks is not None  # or the labels were refused
             probe = fit_probe(known, (masks > 0.5).long().to(known.device), 2, ProbeSettings(hidden=hidden))
             soft = F.softmax(probe.scores(new, (height, width)), 1)[:, 1].cpu()
-        shown = ui.PreviewImage(mask_pictures((soft > 0.5).float()), cls=cls)
+        counted = CLICKED if masks is None else MASKED
+        shown = ui.PreviewImage(mask_pictures((soft > 0.5).float(), counted), cls=cls)
         shown = similarity.clickable(shown, examples, known[0], cls)
         return io.NodeOutput((soft > 0.5).float(), soft, ui=shown)
 
 
-def mask_pictures(masks: torch.Tensor) -> torch.Tensor:
-    """(B, n H + two lines, n W, 3) of masks (B, H, W): what the node shows of them."""
+def mask_pictures(masks: torch.Tensor, counted: str) -> torch.Tensor:
+    """(B, n H + two lines, n W, 3) of masks (B, H, W): what the node shows of them.
+
+    Args:
+        counted: what white means.
+    """
     names = [f"picture {n + 1}" for n in range(len(masks))]
-    return captioned(masks[..., None].expand(-1, -1, -1, 3), names, {"white": "like what you marked", "black": "rest"})
+    return captioned(masks[..., None].expand(-1, -1, -1, 3), names, {"white": counted, "black": "rest"})
 
 
 def _labels(

@@ -66,17 +66,9 @@ STATISTICS, MEASURED = "vitrine_statistics", "none: measure captions"
 """Folder of published files, and the entry that takes none."""
 EVERYTHING = "everything"
 PROBE = inputs_of(ProbeConfig, "seeds", "timestep_index")
-CAPTIONS = """a smiling face
-a pale face with long blond hair
-a dark face with curly hair on pink
-a face with glasses and a cap
-a bald head with a beard
-a face with a navy shirt on gray
-an old face with white hair
-a face with red hair on blue"""
 PROMPTS = io.String.Input(
-    "prompts", multiline=True, default=CAPTIONS,
-    tooltip="Ordinary captions, one a line: the more the better, 500 or more. These eight only show how.",
+    "prompts", multiline=True, default="", placeholder="a dog in the snow\na street at night",
+    tooltip="Ordinary captions of the kind you use, one a line, four at least: the more the better, 500 or more.",
 )  # fmt: skip
 _FEW_STEPS = [
     input_of(FewStepConfig, "seeds", "samples"),
@@ -341,6 +333,7 @@ class NEMOFindNeurons(io.ComfyNode):
             node_id="VitrineNEMOFindNeurons",
             display_name="NEMO Find Neurons",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
             "a negative prompt, samples then decide how strongly they are blocked, and say whether that cures.",
             search_aliases=[

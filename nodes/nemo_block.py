@@ -197,6 +197,7 @@ class NEMOVerify(io.ComfyNode):
             node_id="VitrineNEMOVerify",
             display_name="NEMO Verify",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Scores blocked neurons on seeds the search never saw. With the memorized picture it also "
             "tries to bring it back by optimising the prompt's embedding, as an attacker would.",
             search_aliases=["check blocking", "adversarial embedding", "dori", "does it hold"],

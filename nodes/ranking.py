@@ -43,6 +43,7 @@ class RankActivations(io.ComfyNode):
             node_id="VitrineRankActivations",
             display_name="Rank Layers",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Scores every layer of a model for diffusion noise, granularity and locality, drops the bad "
                         "ones and, with masks, measures the rest and combines the best.",
             search_aliases=["rank activations", "choose features", "feature selection", "which layer", "GDF filter"],

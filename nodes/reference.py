@@ -109,6 +109,7 @@ class RenderPortrait(io.ComfyNode):
             node_id="VitrineRenderPortrait",
             display_name="Render Portrait",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Renders portraits from seeds, as the model's training pictures were made.",
             search_aliases=["portrait picture", "demo image", "vitrine render"],
             inputs=[

@@ -34,9 +34,9 @@ from ..engine.w2w import (
 )
 from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
-from .comfy.lora import NO_STUDENT, student_files
 from .comfy.panel_state import HIDDEN, marked
 from .comfy.progress import text_on
+from .comfy.saved import lora_files
 from .config_inputs import inputs_of, values_of
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
@@ -44,8 +44,6 @@ CATEGORY = "Vitrine/LoRA spaces"
 SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
 MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
 SLIDERS = 4
-FIRST = ("beard", 2.0)
-"""What the first slider comes with: a space without that direction leaves it out."""
 
 
 def _parts(text: str) -> list[str]:
@@ -68,8 +66,7 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
     for label, strength in [*pairs, *sliders_of(_parts(str(inputs.get("more", ""))), ":").items()]:
-        unasked = (label.strip(), float(strength)) == FIRST and label.strip() not in space.directions
-        if label.strip() and not unasked:
+        if label.strip():
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
     protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
     config = EditConfig(protect)
@@ -97,6 +94,7 @@ class LoadSpace(io.ComfyNode):
             node_id="VitrineLoadW2WSpace",
             display_name="Load W2W Space",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
             "attribute directions. 520 people of the portraits model ship with the pack.",
             search_aliases=["weights2weights", "model space", "w2w", "identity space", "LoRA space"],
@@ -148,6 +146,7 @@ class W2WSample(io.ComfyNode):
             node_id="VitrineW2WSample",
             display_name="W2W Sample",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Samples a new model of the space, for example a person who does not exist, the same in every "
                         "picture. Says which training models are nearest.",
             search_aliases=["weights2weights", "new identity", "random person", "random LoRA", "new character"],
@@ -193,9 +192,9 @@ class W2WEdit(io.ComfyNode):
         pairs: list[Any] = []
         for i in range(1, SLIDERS + 1):
             pairs += [
-                io.String.Input(f"label_{i}", default=FIRST[0] if i == 1 else "",
+                io.String.Input(f"label_{i}", default="",
                                 tooltip="A direction of the space (see its report); empty for none."),
-                io.Float.Input(f"strength_{i}", default=FIRST[1] if i == 1 else 0.0, min=-20.0, max=20.0, step=0.05,
+                io.Float.Input(f"strength_{i}", default=0.0, min=-20.0, max=20.0, step=0.05,
                                round=0.01,
                                tooltip="In standard deviations of the training models, which reach about 3."),
             ]  # fmt: skip
@@ -203,6 +202,7 @@ class W2WEdit(io.ComfyNode):
             node_id="VitrineW2WEdit",
             display_name="W2W Edit",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
             "Several sliders at once; their order does not matter.",
             search_aliases=[
@@ -222,7 +222,7 @@ class W2WEdit(io.ComfyNode):
                                tooltip="Only for the picture in the panel: the base model of your own space."),
                 io.Conditioning.Input("positive", optional=True, tooltip="Only for that picture: the prompt."),
                 io.Vae.Input("vae", optional=True, tooltip="Only for that picture: the VAE of your own model."),
-                io.Combo.Input("student", options=student_files(), default=NO_STUDENT, optional=True,
+                io.Combo.Input("student", options=[people.ORDINARY_STEPS, *lora_files()], optional=True,
                                tooltip="Only for the picture while you drag: a one-step student of your own model, a "
                                "LoRA that EMD One-Step Generator knows. Without one the picture comes on release."),
                 io.Conditioning.Input("negative", optional=True,
@@ -240,7 +240,7 @@ class W2WEdit(io.ComfyNode):
     @classmethod
     def execute(
         cls, space: Space, w2w_model: W2WModel, protect: str, model: Any = None, positive: list | None = None,
-        vae: Any = None, student: str = NO_STUDENT, negative: list | None = None, **inputs: Any,
+        vae: Any = None, student: str = people.ORDINARY_STEPS, negative: list | None = None, **inputs: Any,
     ) -> io.NodeOutput:  # fmt: skip
         """``moved``; the panel on the page receives what the sliders act on."""
         choices.remember(cls.hidden, sorted(listed(space)))

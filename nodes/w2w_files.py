@@ -99,6 +99,7 @@ class LoadW2WModel(io.ComfyNode):
             node_id="VitrineLoadW2WModel",
             display_name="Load W2W Model",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Reads a model from models/vitrine_w2w; one of another space is refused when it is used. With "
                         "a space also encodes a LoRA of your own, and says how much of it the space covers, or takes a "
                         "training model by name.",

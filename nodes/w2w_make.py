@@ -49,6 +49,7 @@ class BuildSpace(io.ComfyNode):
             node_id="VitrineBuildW2WSpace",
             display_name="Build W2W Space",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Principal components of all LoRAs in a folder below models/loras: kohya, diffusers, PEFT and "
             "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
             search_aliases=[
@@ -93,6 +94,7 @@ class TrainDirection(io.ComfyNode):
             node_id="VitrineTrainW2WDirection",
             display_name="Train W2W Direction",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Learns what an attribute is in a space from labels of its models: two groups of files, or a "
             "number for each (scores of any kind).",
             search_aliases=[
@@ -160,6 +162,7 @@ class W2WInvert(io.ComfyNode):
             node_id="VitrineW2WInvert",
             display_name="W2W Invert",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Finds the model of the space that fits one picture, for example the person in it; a mask "
                         "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, "
                         "resume there.",

@@ -30,6 +30,7 @@ class TrainSlider(io.ComfyNode):
             node_id="VitrineTrainW2WSlider",
             display_name="Train W2W Slider",
             category=CATEGORY,
+            is_output_node=True,  # what it shows can be all one wants
             description="Makes a slider from pictures before and after: the change is learned, and what stays the same "
             "in both is left alone.",
             search_aliases=[

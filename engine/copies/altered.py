@@ -156,7 +156,7 @@ def _resized(pictures: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _colour_basis(pictures: torch.Tensor) -> torch.Tensor:
-    """(P, 4, n) orthonormal rows that span a picture's colours and white; a grey picture's are fewer, the others zero."""
+    """(P, 4, n) orthonormal rows that span a picture's colours and white; a grey picture has fewer, then zeros."""
     small = _resized(pictures, _FINE).flatten(2)
     base = torch.cat([torch.ones_like(small[:, :1]), small], 1)
     values, vectors = torch.linalg.eigh((base @ base.transpose(1, 2)).double())

@@ -274,7 +274,7 @@ class Bench:
         pictures = _kept(self.model.decode(latents))
         self.budget.rows += sampler.forwards
         save_safetensors(file, {"pictures": pictures, "latents": latents[:2].half()})
-        self._advance(1)
+        self._advance(1, pictures.float() / 255)
 
     def changes(self, prompts: Sequence[str], part: str) -> dict[str, list[float]]:
         """Prompt -> how far the LoRA moves the predicted clean picture at each of ``SHARES``, one forward each.
@@ -325,9 +325,9 @@ class Bench:
         with named(file, "samples", "a whole file", "delete it, to sample again"):
             return read_safetensors(file)[0]
 
-    def _advance(self, count: int) -> None:
+    def _advance(self, count: int, preview: torch.Tensor | None = None) -> None:
         self.done += count
-        self.progress(min(self.done, self.total), self.total, None)
+        self.progress(min(self.done, self.total), self.total, preview)
 
 
 def _kept(pictures: torch.Tensor) -> torch.Tensor:

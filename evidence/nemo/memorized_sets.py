@@ -19,6 +19,7 @@ from ...engine.nemo.neurons import NeuronSet
 from ...engine.portraits import sample_scenes
 from ...engine.portraits.plants import Plant
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.config import Config
 from ...engine.settings.nemo_options import ProbeConfig
 from ..intervals import auroc, auroc_interval
 from .baselines import random_neurons

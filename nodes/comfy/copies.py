@@ -11,10 +11,9 @@ from typing import Any
 import comfy.sample
 import comfy.sd
 import comfy.utils
-import folder_paths
 import torch
 
-from ...engine.copies import CopyCheck, Instruments, LoraReport, Pictures
+from ...engine.copies import CopyCheck, Instruments, Pictures
 from ...engine.copies.lora_contents import files_to_compare
 from ...engine.copies.lora_samples import Loading, OnModel
 from ...engine.errors import VitrineError, refuse
@@ -31,7 +30,7 @@ from .contents import clip_contents, model_contents, vae_contents
 from .lora import with_lora
 from .model import backbone_of, blank_latents, decode, denoiser_of, pixels_per_latent, unpatched
 from .pictures import as_pictures
-from .saved import folder, stamp
+from .saved import folder, lora_files, lora_source, stamp
 
 CHECKS, REPORTS = "vitrine_copy_check", "vitrine_lora_report"
 """Folders in ComfyUI's output."""
@@ -221,16 +220,10 @@ def lora_path(name: str) -> Path:
     """One of ComfyUI's LoRA files."""
     if not name:
         raise refuse("lora", "none", "a file of models/loras", "put a LoRA there and choose it")
-    return Path(folder_paths.get_full_path_or_raise("loras", name))
+    return lora_source(name)
 
 
 def compared_stamp(lora: str) -> str:
     """What tells whether a LoRA, or one that it is compared with, has changed."""
-    path = folder_paths.get_full_path("loras", lora) if lora else None
-    return "" if path is None else stamp(*files_to_compare([Path(path)], Path(path).parent))
-
-
-def page_entry(report: LoraReport) -> dict[str, str]:
-    """Where the page is, as the browser asks ComfyUI for files."""
-    subfolder = report.folder.relative_to(folder_paths.get_output_directory()).as_posix()
-    return {"filename": report.page.name, "subfolder": subfolder, "type": "output"}
+    path = lora_source(lora) if lora in lora_files() else None
+    return "" if path is None else stamp(*files_to_compare([path], path.parent))

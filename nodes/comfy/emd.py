@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def bases() -> list[str]:
-    """The two portraits models and the folders in models/diffusers."""
+    """The folders in models/diffusers, and the two portraits models."""
     roots = [Path(p) for p in folder_paths.get_folder_paths("diffusers")]
-    return [SHIPPED, FLOW, *sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json"))]
+    return [*sorted(p.parent.name for root in roots for p in root.glob("*/model_index.json")), SHIPPED, FLOW]
 
 
 def checked_latents(x0: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,6 @@ import os
 from typing import Any
 
 import comfy.utils
-import folder_paths
 import torch
 from comfy_api.latest import io
 
@@ -14,17 +13,14 @@ from ...engine.emd import StudentPreset, check_names, one_step_of, read_student
 from ...engine.errors import refuse
 from ...engine.families import spelled_layers
 from ...engine.io.lora_writing import usual_names
-from ...engine.portraits.shipped import STUDENT_FOLDER
+from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Lora
 from . import compat_comfyui as core
 from .model import PREFIX, backbone_of
-from .saved import known_files, stamp_of
+from .saved import known_files, lora_files, lora_source, lora_stamp
 
 NO_STUDENT = "(the model is the student)"
-_SHIPPED = "vitrine-portraits-emd-"
-
-if STUDENT_FOLDER.is_dir():  # the shipped student and its score adapter, for this pack's nodes and for Load LoRA
-    folder_paths.add_model_folder_path("loras", str(STUDENT_FOLDER))
+_SHIPPED_STUDENT = student_file().relative_to(STUDENT_FOLDER).as_posix()
 
 
 def _patched(model: Any, tensors: dict[str, torch.Tensor], strength: float) -> tuple[Any, int]:
@@ -52,20 +48,13 @@ def _all_names(model: Any) -> dict[str, Any]:
 
 
 def as_listed(data: dict[str, Any]) -> dict[str, Any]:
-    """A prompt whose files have the names that the lists have now.
-
-    Saved graphs name the shipped LoRAs by their former paths, outside the folder ``vitrine``; *Load LoRA* does so, too.
-    Graphs from another system have its separators in the names of files in subfolders.
-    """
-    listed = {os.path.basename(n): n for n in folder_paths.get_filename_list("loras") if _SHIPPED in n}
+    """A prompt whose files have this system's separators: another system's graph has its own in names of files."""
     prompt = data.get("prompt") if isinstance(data, dict) else None
     for node in prompt.values() if isinstance(prompt, dict) else ():
         inputs: Any = node.get("inputs") if isinstance(node, dict) else None
         own = _choices(node.get("class_type")) if isinstance(inputs, dict) else {}
         for key, value in inputs.items() if isinstance(inputs, dict) else ():
-            if isinstance(value, str) and _SHIPPED in value:
-                inputs[key] = listed.get(value.replace("\\", "/").rsplit("/", 1)[-1], value)
-            elif isinstance(value, str) and key in own:
+            if isinstance(value, str) and key in own:
                 inputs[key] = own[key].get(value.replace("\\", "/"), value)
     return data
 
@@ -90,25 +79,26 @@ def register() -> None:
 
 def student_files() -> list[str]:
     """LoRA files on offer, after the entry that means none."""
-    return [NO_STUDENT, *known_files("loras")]
+    return [NO_STUDENT, *lora_files()]
 
 
 def usual_student() -> str:
-    """The shipped student of the portraits model, where it is on offer; else the entry that means none."""
-    names = (name for name in student_files() if name.endswith("vitrine-portraits-emd-student.safetensors"))
-    return next(names, NO_STUDENT)
+    """A published student among the user's LoRAs; the portraits model's where they have no LoRA; else none."""
+    own = known_files("loras")
+    known = (name for name in own if one_step_of(name) is not None)
+    return next(known, NO_STUDENT if own else _SHIPPED_STUDENT)
 
 
 def student_stamp(name: str) -> str:
     """What tells whether an entry of :func:`student_files` has changed."""
-    return "" if name == NO_STUDENT else stamp_of("loras", name)
+    return "" if name == NO_STUDENT else lora_stamp(name)
 
 
 def preset_in(name: str) -> StudentPreset:
     """The preset in a LoRA file's header, or of a published student by the file's name."""
     if name == NO_STUDENT:
         raise refuse("student preset", "auto without a student file", "a student file with a header", "choose a preset")
-    path = folder_paths.get_full_path_or_raise("loras", name)
+    path = str(lora_source(name))
     return read_student(path, otherwise=one_step_of(path))[0]
 
 
@@ -116,7 +106,7 @@ def with_student(model: Any, name: str) -> Any:
     """A clone with a LoRA file at strength 1; every key must fit."""
     if name == NO_STUDENT:
         return model
-    tensors = comfy.utils.load_torch_file(folder_paths.get_full_path_or_raise("loras", name), safe_load=True)
+    tensors = comfy.utils.load_torch_file(str(lora_source(name)), safe_load=True)
     check_names(tensors, os.path.basename(name))
     ups = [k for k in tensors if k.endswith((".lora_up.weight", ".lora_B.weight"))]
     layers = {k.rsplit(".lora_", 1)[0] for k in ups}

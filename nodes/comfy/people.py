@@ -28,7 +28,7 @@ from ...engine.portraits.shipped import STUDENT_FOLDER, student_file
 from ...engine.w2w import Space, SpaceMap, W2WModel, listed, member_names, place_of, reach, score
 from .conditioning import condition_of
 from .emd import checked_latents, with_prediction
-from .lora import NO_STUDENT, preset_in, with_student
+from .lora import preset_in, with_student
 from .model import backbone_of, blank_latents, decode, denoiser_of, is_sdxl
 from .page_routes import in_thread, key_in, not_run, number_in, post, text_in
 from .panel_state import PanelStates
@@ -47,6 +47,8 @@ RELEASED_STEPS, SAMPLER, SCHEDULER = 6, "dpmpp_2m", "sgm_uniform"
 """How the released picture is drawn."""
 SHIPPED_CFG, CONNECTED_CFG = 2.0, 6.0
 """Guidance of the shipped people's templates, and of a connected model with a negative prompt."""
+ORDINARY_STEPS = "none: ordinary steps of the model"
+"""Where *W2W Edit* names no student."""
 BASE = "vitrine portraits"
 """What a space of the shipped model says it was built on."""
 
@@ -104,7 +106,7 @@ class _Connected:
         self._model, self._vae = weakref.ref(model, self._forget), weakref.ref(vae, self._forget)
         self._positive: list = positive
         self._negative = negative
-        self._student = None if student == NO_STUDENT else student
+        self._student = None if student == ORDINARY_STEPS else student
 
     def _forget(self, gone: Any) -> None:
         self._positive, self._negative = [], None
@@ -135,7 +137,7 @@ def shipped() -> PersonRenderer:
     clip = load_clip(str(WEIGHTS))
     encoded = lru_cache(maxsize=8)(lambda prompt: clip.encode_from_tokens_scheduled(clip.tokenize(prompt or PROMPT)))
     negative = clip.encode_from_tokens_scheduled(clip.tokenize(""))
-    student = str(student_file().relative_to(STUDENT_FOLDER))
+    student = student_file().relative_to(STUDENT_FOLDER).as_posix()
     return PersonRenderer(
         load_model(str(WEIGHTS)), encoded, negative, load_vae(str(WEIGHTS)), student, SHIPPED_CFG, prompted=True
     )
@@ -203,10 +205,27 @@ def _cells(model: Any) -> tuple[int, int]:
         return 64, 64
 
 
+def _on_the_map(space: Space) -> torch.Tensor:
+    """Numbers of the training models that the map shows."""
+    count = len(space.coefficients)
+    return torch.linspace(0, count - 1, min(SHOWN, count)).round().long()
+
+
+def training_portrait(
+    session: PanelSession, dot: int, prompt: str, seed: int, check: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """The PNG of the training model behind a dot of the map; without one where nothing draws."""
+    chosen = _on_the_map(session.space)
+    if dot >= len(chosen):
+        raise refuse("dot", dot, f"a number below {len(chosen)}", "open the panel again")
+    row = session.space.coefficients[int(chosen[dot])][None].float()
+    return _drawn(session, W2WModel(row, session.space.identity), prompt, seed, True, check)
+
+
 def laid_out(session: PanelSession) -> dict[str, Any]:
     """The map and the sliders, as the page shows them."""
     space, chart, person = session.space, session.map_of(session.space), session.before.coefficients[0]
-    chosen = torch.linspace(0, len(chart.coordinates) - 1, min(SHOWN, len(chart.coordinates))).round().long()
+    chosen = _on_the_map(space)
     names, width = member_names(space), len(person)
     labels = [{
         "name": label, "reach": round(reach(space, vector), 2),
@@ -240,7 +259,12 @@ def portrait(
         released: whether the hand has let go: a few steps of the model itself, where a student draws in one meanwhile.
         check: called between two stages; may raise.
     """
-    person = session.moved(inputs)
+    return _drawn(session, session.moved(inputs), prompt, seed, released, check)
+
+
+def _drawn(
+    session: PanelSession, person: W2WModel, prompt: str, seed: int, released: bool, check: Callable[[], None]
+) -> dict[str, Any]:
     renderer = None if session.renderer is None else session.renderer()
     if renderer is None or (renderer.student is None and not released):
         return {"picture": None}
@@ -286,6 +310,10 @@ async def _person(asked: dict[str, Any], request: Any) -> dict[str, Any]:
     def gone() -> bool:
         return request.transport is None or request.transport.is_closing()
 
+    if "dot" in asked:
+        dot = number_in(asked, "dot", 0, SHOWN - 1)
+        answer = RENDERS.ask((key, "dot"), lambda check: training_portrait(session, dot, prompt, seed, check), gone)
+        return await asyncio.wrap_future(answer)  # type: ignore[no-any-return]
     answer = RENDERS.ask(key, lambda check: portrait(session, inputs, prompt, seed, released, check), gone)
     return await asyncio.wrap_future(answer)  # type: ignore[no-any-return]
 

@@ -20,25 +20,55 @@ SIDE, REST = 512, 0.2
 """Pixels that a picture on a running node is enlarged to, and the least seconds from one to the next."""
 
 
-def progress(model: Any = None) -> Progress:
+def progress(model: Any = None, hidden: Any = None) -> Progress:
     """A callback that moves ComfyUI's bar, shows pictures, and stops within one step when the user interrupts.
 
     Args:
         model: MODEL whose latents the previews are, where they are no pictures.
+        hidden: a node's, with its ``unique_id``: what is done and the time left are said on it.
     """
     bar: list[Any] = []
     shown = [-math.inf]
+    clock = _Clock(hidden)
 
     def advance(step: int, total: int, preview: torch.Tensor | None = None) -> None:
         comfy.model_management.throw_exception_if_processing_interrupted()
         if not bar:
             bar.append(comfy.utils.ProgressBar(total))
         picture, now = None, time.monotonic()
+        clock.say(step, total, now)
         if preview is not None and (step == total or now - shown[0] > REST):
             shown[0], picture = now, _enlarged(preview, model)
         bar[0].update_absolute(step, total, picture and ("JPEG", picture, max(picture.size)))
 
     return advance
+
+
+class _Clock:
+    """Says on a node, once a second, how much is done and how long the rest takes."""
+
+    def __init__(self, hidden: Any) -> None:
+        self._hidden, self._last = hidden, -math.inf
+        self._first: tuple[int, float] | None = None
+
+    def say(self, step: int, total: int, now: float) -> None:
+        """Of steps that take about equally long; those of a resumed run do not count towards its speed."""
+        from server import PromptServer
+
+        send = getattr(getattr(PromptServer, "instance", None), "send_progress_text", None)
+        if self._hidden is None or send is None or now - self._last < 1.0:
+            return
+        self._first, self._last = self._first or (step, now), now
+        send(time_left(step, total, step - self._first[0], now - self._first[1]), str(self._hidden.unique_id))
+
+
+def time_left(step: int, total: int, done: int, seconds: float) -> str:
+    """ "3 of 20, about 4 min left", from ``done`` steps in some seconds."""
+    text = f"{step} of {total}"
+    if done <= 0 or step >= total:
+        return text
+    left = seconds / done * (total - step)
+    return f"{text}, about {left / 60:.0f} min left" if left >= 90 else f"{text}, about {left:.0f} s left"
 
 
 def _enlarged(preview: torch.Tensor, model: Any) -> Any:

@@ -15,6 +15,7 @@ import folder_paths
 from ...engine.errors import refuse
 from ...engine.io.file_names import safe_name
 from ...engine.io.folders import files_in, has_ending, hidden
+from ...engine.portraits.shipped import STUDENT_FOLDER
 
 SHIPPED = Path(__file__).parents[2] / "engine" / "portraits" / "weights" / "examples"
 MODELS = ("vitrine_neurons", "vitrine_presets", "vitrine_statistics", "vitrine_w2w")
@@ -73,6 +74,31 @@ def known_files(kind: str, ending: str = ".safetensors") -> list[str]:
     """
     names = folder_paths.get_filename_list(kind)
     return [n for n in names if has_ending(n, ending) and not any(map(hidden, n.replace("\\", "/").split("/")))]
+
+
+def lora_files() -> list[str]:
+    """LoRA files as this pack's nodes list them: the user's, then the shipped ones, which core's lists do not have."""
+    own = known_files("loras")
+    return [*own, *(name for name in _shipped_loras() if name not in own)]
+
+
+def _shipped_loras() -> dict[str, Path]:
+    return {p.relative_to(STUDENT_FOLDER).as_posix(): p for p in sorted(STUDENT_FOLDER.rglob("*.safetensors"))}
+
+
+def lora_source(name: str) -> Path:
+    """Where an entry of :func:`lora_files` lies."""
+    own = folder_paths.get_full_path("loras", name)
+    path = Path(own) if own else _shipped_loras().get(name)
+    if path is None:
+        raise refuse("LoRA", name, "a file in models/loras", "put it there, press R in the page and choose it")
+    return path
+
+
+def lora_stamp(name: str) -> str:
+    """What tells whether an entry of :func:`lora_files` has changed."""
+    own = folder_paths.get_full_path("loras", name) if name else None
+    return stamp(own) if own else stamp(_shipped_loras().get(name))
 
 
 def path_of(kind: str, name: str) -> Path:

@@ -15,7 +15,7 @@ import folder_paths
 
 from ...engine.errors import refuse
 from ...engine.io.file_names import safe_name
-from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE, STUDENT_FOLDER
+from ...engine.portraits.shipped import PEOPLE_LORAS, PEOPLE_SPACE
 from ...engine.w2w import (
     BaseWeights,
     BatchedLora,
@@ -50,9 +50,9 @@ if "w2w" not in folder_paths.folder_names_and_paths:  # another pack may have re
 
 # --- on disk ------------------------------------------------------------------------------------------------------
 def space_files() -> list[str]:
-    """The shipped space and the files in models/w2w."""
+    """The files in models/w2w, and the shipped space."""
     shipped = [PEOPLE] if PEOPLE_SPACE.is_file() else []
-    return [*shipped, *known_files("w2w")]
+    return [*known_files("w2w"), *shipped]
 
 
 def space_path(name: str) -> Path:
@@ -88,12 +88,11 @@ def save_space(space: Space, name: str) -> Path:
 def lora_folders() -> dict[str, Path]:
     """Folders with two LoRA files or more: their names below models/loras -> where they are.
 
-    ``.`` is models/loras itself; another root goes by its folder's name, this pack's own students by ``emd``. The forty
-    shipped people are here alone: as single LoRAs they would fill every loader's list.
+    ``.`` is models/loras itself; another root goes by its folder's name. The user's are first; the forty shipped people
+    are here alone: as single LoRAs they would fill every loader's list.
     """
-    folders: dict[str, Path] = {PEOPLE: PEOPLE_LORAS} if PEOPLE_LORAS.is_dir() else {}
-    folders |= _folders(tuple(loras()), tuple(folder_paths.get_folder_paths("loras")))
-    return dict(sorted(folders.items()))
+    folders = dict(sorted(_folders(tuple(loras()), tuple(folder_paths.get_folder_paths("loras")))))
+    return folders | ({PEOPLE: PEOPLE_LORAS} if PEOPLE_LORAS.is_dir() else {})
 
 
 @lru_cache(maxsize=1)
@@ -104,7 +103,6 @@ def _folders(files: tuple[str, ...], roots: tuple[str, ...]) -> tuple[tuple[str,
         counts = Counter(Path(file).parent for file in files if (root / file).is_file())
         for folder in sorted(folder for folder, count in counts.items() if count > 1 and not _in_circle(root, folder)):
             name = folder.as_posix()
-            name = "emd" if (root / folder).parent == STUDENT_FOLDER else name  # as saved graphs call it
             folders.setdefault(root.name if number and name == "." else name, root / folder)
     return tuple(folders.items())
 

@@ -187,9 +187,10 @@ export function makesRoom(node) {
 
 /**
  * A button that opens and closes what ``open`` makes: {widget, refresh, close}; it is told whether a hand opened it, not
- * a graph that was loaded or an undo, and what makes room when it grows. Returns {later}, which refreshes the panel once values and links are in place.
+ * a graph that was loaded or an undo, and what makes room when it grows. ``fresh``: a new node comes with it open.
+ * Returns {later}, which refreshes the panel once values and links are in place.
  */
-export function foldable(node, label, open, width = 280) {
+export function foldable(node, label, open, width = 280, fresh = false) {
   let panel = null, narrow = 0; // the node's width before a hand opened it
   const inRoom = makesRoom(node);
   const show = (wanted, byHand = false) => {
@@ -222,5 +223,12 @@ export function foldable(node, label, open, width = 280) {
   const later = (...news) => setTimeout(() => { settle(); if (node.graph) panel?.refresh(...news); }, 0);
   chain(node, "onConfigure", () => { show(!!node.properties?.[OPEN]); later(); setTimeout(settle, 300); });
   chain(node, "onRemoved", () => panel?.close());
+  let configured = false;
+  chain(node, "onConfigure", () => { configured = true; });
+  if (fresh) chain(node, "onAdded", () => queueMicrotask(() => { // a saved or copied node is configured, as it was left
+    if (configured || panel || !node.graph) return;
+    node.properties[OPEN] = true;
+    show(true);
+  }));
   return { later };
 }

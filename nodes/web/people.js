@@ -10,6 +10,7 @@ const PAIRS = [1, 2, 3, 4];
 const SENT = ["protect", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
 const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as the loader's map
 const MARGIN = 0.06, HEIGHT = 390;
+const FACE = 72, NEAR = 7, RESTS = 120; // of a dot under the mouse: its face's side, pixels, milliseconds until it is asked for
 const PAIRED = /\(pairs\)$/; // a slider trained from pictures before and after
 const FIELD = `background:${THEME.field};color:${THEME.text};border:1px solid ${THEME.line};border-radius:3px;padding:2px 4px;font:inherit`;
 
@@ -39,7 +40,7 @@ function shade(slider, reach) {
 }
 
 /** Reads and writes the node's own widgets. */
-function fieldsOf(node) {
+export function fieldsOf(node) {
   const widget = (name) => node.widgets.find((w) => w.name === name);
   const read = (name) => widget(name)?.value ?? "";
   const write = (name, value) => {
@@ -73,8 +74,13 @@ function fieldsOf(node) {
     const words = String(read("place")).replaceAll(",", " ").trim().split(/\s+/).map(Number);
     return words.length === 2 && words.every(Number.isFinite) ? words : null;
   };
+  /** [label, strength] of all sliders that are not at 0. */
+  const used = () => {
+    const labels = [...PAIRS.map((i) => String(read(`label_${i}`)).trim()), ...(more() ?? []).map(([label]) => label)];
+    return [...new Set(labels.filter(Boolean))].map((label) => [label, strength(label)]).filter(([, v]) => v !== 0);
+  };
   const inputs = () => Object.fromEntries(SENT.filter(widget).map((name) => [name, read(name)]));
-  return { read, write, strength, setStrength, place, inputs };
+  return { read, write, strength, setStrength, place, used, inputs };
 }
 
 function openPeople(node, byHand) {
@@ -84,7 +90,10 @@ function openPeople(node, byHand) {
   box.className = "vitrine-people";
   const status = styled("div", "white-space:nowrap;overflow:hidden;text-overflow:ellipsis", t("Run once to see the space"));
   const top = styled("div", "display:flex;gap:4px;flex:0 0 190px");
-  const map = styled("canvas", `flex:1;min-width:0;height:190px;background:${THEME.field};border-radius:4px;touch-action:none;cursor:crosshair`);
+  const frame = styled("div", "flex:1;min-width:0;height:190px;position:relative");
+  const hover = styled("img", `position:absolute;display:none;pointer-events:none;width:${FACE}px;height:${FACE}px;border-radius:4px;`
+    + `border:1px solid ${THEME.line};background:${THEME.ground}`);
+  const map = styled("canvas", `width:100%;height:190px;background:${THEME.field};border-radius:4px;touch-action:none;cursor:crosshair`);
   const picture = styled("img", `flex:0 0 190px;width:190px;height:190px;object-fit:contain;background:${THEME.field};border-radius:4px`);
   const lack = styled("div", `flex:0 0 190px;display:none;place-items:center;padding:12px;box-sizing:border-box;text-align:center;color:${THEME.faint}`,
     "");
@@ -94,6 +103,7 @@ function openPeople(node, byHand) {
   const seed = styled("input", `width:60px;${FIELD}`);
   const reset = styled("button", `flex:none;cursor:pointer;margin-left:auto;${FIELD}`, t("reset"));
   map.className = "vitrine-map";
+  hover.className = "vitrine-hover";
   picture.className = "vitrine-person";
   prompt.title = t("The picture's prompt; of the panel only");
   seed.type = "number";
@@ -102,7 +112,8 @@ function openPeople(node, byHand) {
   reset.className = "vitrine-reset";
   reset.title = t("All sliders to 0, and the person back to where they were");
   lack.className = "vitrine-lack";
-  top.append(map, picture, lack);
+  frame.append(map, hover);
+  top.append(frame, picture, lack);
   bar.append(prompt, seed, reset);
   box.append(status, top, bar, list);
 
@@ -194,10 +205,56 @@ function openPeople(node, byHand) {
     event.stopPropagation();
     event.preventDefault();
     map.setPointerCapture(event.pointerId);
+    leaveDot();
     dragged = fields.read("place");
     if (event.detail < 2) drag(event);
   });
-  map.addEventListener("pointermove", (event) => { if (dragged !== null) drag(event); });
+  map.addEventListener("pointermove", (event) => (dragged !== null ? drag(event) : point(event)));
+
+  // --- the face of the dot under the mouse ---
+  const faces = new Map();
+  let pointed = -1, rests = 0, asking = null;
+  const leaveDot = () => {
+    clearTimeout(rests);
+    asking?.abort();
+    asking = null;
+    pointed = -1;
+    hover.style.display = "none";
+    hover.removeAttribute("src");
+    say("");
+  };
+  const dotAt = (event) => {
+    const shown = map.getBoundingClientRect(), scale = map.width / shown.width;
+    const x = (event.clientX - shown.left) * scale, y = (event.clientY - shown.top) * scale;
+    const away = space.points.map((place) => { const [px, py] = onScreen(place); return (px - x) ** 2 + (py - y) ** 2; });
+    const nearest = away.indexOf(Math.min(...away));
+    return Math.sqrt(away[nearest]) <= NEAR * scale * (shown.width / (map.clientWidth || 1)) ? nearest : -1;
+  };
+  const point = (event) => {
+    if (!space?.points.length) return;
+    const dot = dotAt(event);
+    if (dot === pointed) return;
+    leaveDot();
+    if (dot < 0) return;
+    pointed = dot;
+    say(space.names[dot]);
+    if (space.draws) rests = setTimeout(() => showFace(dot), RESTS);
+  };
+  const showFace = async (dot) => {
+    const wanted = { dot, prompt: prompt.value, seed: Math.max(0, Math.trunc(+seed.value || 0)) }, key = JSON.stringify(wanted);
+    if (!faces.has(key)) {
+      const stop = asking = new AbortController();
+      const answer = await ask(node, "/vitrine/person", wanted, AbortSignal.any([leaving.signal, stop.signal]));
+      if (answer?.ok && answer.content.picture) faces.set(key, `data:image/png;base64,${answer.content.picture}`);
+    }
+    if (closed || pointed !== dot || !faces.has(key)) return;
+    const [x, y] = onScreen(space.points[dot]).map((v) => v * map.clientWidth / map.width);
+    const beside = (v, end) => `${v + 10 + FACE > end ? Math.max(0, v - 10 - FACE) : v + 10}px`;
+    Object.assign(hover.style, { left: beside(x, map.clientWidth), top: beside(y, map.clientHeight), display: "" });
+    hover.src = faces.get(key);
+    hover.dataset.name = space.names[dot];
+  };
+  map.addEventListener("pointerleave", leaveDot);
   const letGo = () => { dragged = null; follow(); };
   map.addEventListener("pointerup", () => { if (dragged !== null) { undoStep(); letGo(); } });
   map.addEventListener("pointercancel", letGo);
@@ -268,6 +325,8 @@ function openPeople(node, byHand) {
 
   /** Of another copy of a subgraph, which has not run. */
   const forget = () => {
+    leaveDot();
+    faces.clear();
     space = null;
     about = shown = "";
     rows.length = 0;
@@ -281,7 +340,7 @@ function openPeople(node, byHand) {
   const listRows = () => {
     const names = rows.map(({ label }) => label.name), key = [app.graph.id, executionId(node), ...names].join("\n");
     const used = names.filter((name) => fields.strength(name) !== 0);
-    listed = { used, scrolled: 0, coloured: 0, ...(listed ? {} : LISTED.get(key)) };
+    listed = { used, scrolled: 0, coloured: Math.max(0, names.indexOf(used[0])), ...(listed ? {} : LISTED.get(key)) };
     LISTED.set(key, listed);
     coloured = listed.coloured;
     const first = rows.filter(({ label }) => listed.used.includes(label.name));
@@ -316,7 +375,10 @@ function openPeople(node, byHand) {
       const before = JSON.stringify(space), names = (s) => s?.labels.map(({ name }) => name).join("\n");
       const known = about === id && names(space) === names(answer.content);
       space = answer.content;
-      if (about !== id || before !== JSON.stringify(space)) shown = "";
+      if (about !== id || before !== JSON.stringify(space)) {
+        shown = "";
+        faces.clear();
+      }
       about = id;
       rows.splice(0, rows.length, ...space.labels.map((label, i) => (known ? rows[i].describe(label) : sliderRow(label, i))));
       for (const field of [prompt, seed]) field.style.display = space.draws ? "" : "none";
@@ -352,7 +414,7 @@ app.registerExtension({
   name: "vitrine.people",
   nodeCreated(node) {
     if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
-    const panel = foldable(node, t("people and sliders"), (byHand) => openPeople(node, byHand), 420);
+    const panel = foldable(node, t("people and sliders"), (byHand) => openPeople(node, byHand), 420, true);
     for (const name of SENT) {
       const widget = node.widgets.find((w) => w.name === name);
       if (widget) chain(widget, "callback", () => panel.later());

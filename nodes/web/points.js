@@ -2,13 +2,13 @@
 // The text field stays the value; this only reads and writes it, so graphs work without this file as well.
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
-import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
+import { addPanel, chain, colour, foldable, linked, styled, THEME, undoStep } from "./panel.js";
 import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PICKERS = {
-  VitrineFindCorrespondence: { picture: "source", unwanted: false },
-  VitrineSegmentLikeThis: { picture: "examples", unwanted: true },
+  VitrineFindCorrespondence: { picture: "source", unwanted: false, instead: "mask" },
+  VitrineSegmentLikeThis: { picture: "examples", unwanted: true, instead: "masks" },
 };
 const GRAB = 9; // pixels on the screen
 const RAN = {}; // the news that a run has ended
@@ -128,6 +128,7 @@ function openPicker(node, text, settings, inRoom) {
     canvas.width = Math.max(1, Math.round(canvas.clientWidth * ratio));
     canvas.height = Math.max(1, Math.round(canvas.clientHeight * ratio));
     const pen = canvas.getContext("2d"), f = frame(), current = points();
+    hint.textContent = linked(node, settings.instead) ? t("{input} is connected and counts; these points do not", { input: settings.instead }) : says;
     if (image.naturalWidth) {
       pen.imageSmoothingEnabled = image.naturalWidth > 128; // tiny pictures stay crisp
       pen.drawImage(image, f.x, f.y, f.w, f.h);

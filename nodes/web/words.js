@@ -23,6 +23,91 @@ const WORDS = {
     "類似度",
     "유사도",
   ],
+  "{input} is connected and counts; these points do not": [
+    "{input} 已连接并生效；这些点不起作用",
+    "{input} が接続されており、そちらが使われます。ここの点は使われません",
+    "{input}가 연결되어 있어 그것이 쓰이고, 이 점들은 쓰이지 않습니다",
+  ],
+  "The name must be a plain one, without folders": [
+    "名称必须是不含文件夹的普通名称",
+    "名前はフォルダーを含まないものにしてください",
+    "이름은 폴더가 없는 단순한 이름이어야 합니다",
+  ],
+  "No report yet: run once to make it": [
+    "还没有报告：请运行一次",
+    "まだレポートがありません。一度実行してください",
+    "아직 보고서가 없습니다: 한 번 실행하세요",
+  ],
+  "The browser did not open a tab: allow it for this page": [
+    "浏览器没有打开标签页：请为此页面允许",
+    "ブラウザーがタブを開きませんでした。このページに許可してください",
+    "브라우저가 탭을 열지 않았습니다: 이 페이지에 허용하세요",
+  ],
+  "what it is": [
+    "它是什么",
+    "これは何か",
+    "무엇인지",
+  ],
+  "where it acts": [
+    "作用在哪里",
+    "どこに効くか",
+    "어디에 작용하는지",
+  ],
+  "what it copies": [
+    "复制了什么",
+    "何を複製するか",
+    "무엇을 복제하는지",
+  ],
+  "what it costs": [
+    "代价是什么",
+    "何を損なうか",
+    "무엇을 잃는지",
+  ],
+  "its neighbours": [
+    "相近的文件",
+    "似たファイル",
+    "비슷한 파일",
+  ],
+  "fine": [
+    "正常",
+    "問題なし",
+    "정상",
+  ],
+  "look": [
+    "请查看",
+    "要確認",
+    "확인 필요",
+  ],
+  "bad": [
+    "有问题",
+    "問題あり",
+    "문제 있음",
+  ],
+  "not measured": [
+    "未测量",
+    "未測定",
+    "측정 안 함",
+  ],
+  "save this person as LoRA": [
+    "将此人物保存为 LoRA",
+    "この人物を LoRA として保存",
+    "이 인물을 LoRA로 저장",
+  ],
+  "copy these sliders": [
+    "复制这些滑块",
+    "これらのスライダーをコピー",
+    "이 슬라이더 복사",
+  ],
+  "Copied: {text}": [
+    "已复制：{text}",
+    "コピーしました：{text}",
+    "복사했습니다: {text}",
+  ],
+  "All sliders are at 0": [
+    "所有滑块都为 0",
+    "スライダーはすべて 0 です",
+    "모든 슬라이더가 0입니다",
+  ],
   "LoRA report": [
     "LoRA 报告",
     "LoRA レポート",
@@ -172,11 +257,6 @@ const WORDS = {
     "打开报告",
     "レポートを開く",
     "보고서 열기",
-  ],
-  "Run once to make the report": [
-    "运行一次即可生成报告",
-    "一度実行するとレポートができます",
-    "한 번 실행하면 보고서가 만들어집니다",
   ],
   "click: add, shift-click: not wanted, drag: move, right click or Delete: remove": [
     "单击添加，Shift+单击为不想要的，拖动移动，右键或 Delete 删除",

@@ -46,6 +46,17 @@ def _told(node, schema):
     return "ui.PreviewText" not in inspect.getsource(node)
 
 
+PASSES_ON = {"MODEL", "CONDITIONING", "LATENT", "GUIDER"}
+"""What a step of a graph makes for the next one: such a node is run by what comes after it."""
+
+
+def _runs_alone(node, schema):
+    """What it shows on its face can be all one wants: ComfyUI runs a graph that ends there."""
+    shows = "ui=" in inspect.getsource(node)
+    within = {o.io_type for o in schema.outputs} & PASSES_ON and schema.node_id != "VitrineCollectTaps"
+    return schema.is_output_node or not shows or within
+
+
 def _costs():
     rows = json.loads((ROOT / "tests" / "benchmarks" / "baseline.json").read_text(encoding="utf-8"))["rows"]
     return {row["method"] for row in rows}
@@ -65,6 +76,7 @@ CHECKS = {
     "a shipped workflow that uses it": lambda node, s: s.node_id in IN_WORKFLOWS,
     "its text shown on it": _told,
     "its twin in Python": _twin,
+    "runs alone where it shows something": _runs_alone,
     "a row in the speed table": lambda node, s: f"node: {s.display_name}" in _costs(),
 }
 

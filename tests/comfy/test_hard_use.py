@@ -32,8 +32,11 @@ def scene(comfy, beside, tmp_path_factory):
 
     global hard
     hard = beside("hard")
+    from vitrine.engine.portraits.shipped import STUDENT_FOLDER
+
     folder = tmp_path_factory.mktemp("loras")
-    folder_paths.add_model_folder_path("loras", str(folder))
+    for path in (folder, STUDENT_FOLDER):
+        folder_paths.add_model_folder_path("loras", str(path))
     made = hard.Scene(comfy, folder)
     made.table = made.runs()
     assert set(made.table) == set(LONG)

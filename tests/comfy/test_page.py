@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from vitrine_tests.comfy.boxes import BOXES, overlaps
-from vitrine_tests.templates import ON_YOUR_MODEL, SHIPPED, every_node, plain_id, plain_title
+from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED, every_node, plain_id, plain_title, read
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +38,18 @@ def test_what_counts_as_an_overlap():
     assert overlaps([square, ("beside", 10, 0, 10, 10), ("below", 0, 10, 10, 10)]) == []
     assert overlaps([square, ("corner", 9, 9, 10, 10)]) == [("corner", "a")]
     assert overlaps([square, ("within", 2, 2, 1, 1)]) == [("within", "a")]
+
+
+NARROW, TEXTS = (1600, 900), 8 / 14
+"""Pixels of a small screen's window, and the zoom below which the classic page blanks texts and panels."""
+
+
+@pytest.mark.parametrize("workflow", ALL, ids=lambda p: p.stem)
+def test_a_template_opens_legible_on_a_small_screen(workflow):
+    """The page fits the nodes' bounding box, ten pixels wider on each side, into three quarters of its window."""
+    nodes = read(workflow)["nodes"]
+    sides = [max(n["pos"][i] + n["size"][i] for n in nodes) - min(n["pos"][i] for n in nodes) + 20 for i in range(2)]
+    assert min(0.75 * window / side for window, side in zip(NARROW, sides, strict=True)) >= TEXTS
 
 
 async def _open(tab, workflow):

@@ -129,6 +129,12 @@ def test_the_route_gives_the_graphs_picture(comfy, people, released):
     assert other != shown
 
 
+def test_the_panel_runs_alone(comfy, people):
+    alone = {number: node for number, node in graph(EDIT).items() if number in ("4", "5", "6")}
+    result, error = comfy.run(alone)
+    assert error is None and "nearest" in result["outputs"]["6"]["text"][0]
+
+
 def test_what_the_page_is_told(comfy, people, space, person):
     comfy.run(graph(EDIT))
     shown = people.laid_out(session_of(people))
@@ -152,15 +158,30 @@ def test_what_a_picture_lacks_is_named(comfy, people, space, person):
 
 
 def test_without_a_student_the_picture_comes_on_release(comfy, people, space, person):
-    from vitrine.nodes.comfy.lora import NO_STUDENT
-
     model, clip, vae = comfy.call("VitrineLoadPortraits")
     with torch.inference_mode():
         positive = clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))
-    renderer, missing = people.renderer_of(space, model, positive, None, vae, NO_STUDENT)
+    renderer, missing = people.renderer_of(space, model, positive, None, vae, people.ORDINARY_STEPS)
     session = people.PanelSession(space, map_of, person, lambda inputs: person, renderer, missing)
     assert people.portrait(session, EDIT, "", 0, released=False) == {"picture": None} and missing == ()
     assert people.portrait(session, EDIT, "", 0)["picture"]
+
+
+def test_a_dot_of_the_map_has_its_training_models_face(comfy, people, space, person):
+    session = people.PanelSession(space, map_of, person, lambda inputs: person, people.shipped)
+    shown = people.laid_out(session)
+    dot = shown["names"].index("person-0041")
+    with torch.inference_mode():
+        model = comfy.call("VitrineLoadW2WModel", file="", space=space, member="person-0041")[0]
+        image = people.sampled(people.shipped(), space, model, PROMPT, SEED)[0]
+    pixels = (255 * image.cpu()).clamp(0, 255).byte().numpy()
+    face = people.training_portrait(session, dot, PROMPT, SEED)["picture"]
+    drawn = np.asarray(Image.open(BytesIO(base64.b64decode(face)))).astype(int)
+    assert np.abs(drawn - pixels).max() <= 1
+    other = people.training_portrait(session, dot + 1, PROMPT, SEED)["picture"]
+    assert np.abs(np.asarray(Image.open(BytesIO(base64.b64decode(other)))).astype(int) - pixels).max() > 50
+    with pytest.raises(VitrineError, match="dot"):
+        people.training_portrait(session, len(shown["points"]), PROMPT, SEED)
 
 
 def test_a_newer_request_ends_a_released_picture_between_two_steps(comfy, people, space, person):
@@ -196,17 +217,15 @@ def test_a_place_moves_and_none_does_not(comfy, space, person):
             call(place=wrong)
 
 
-def test_the_usual_slider_is_left_out_where_the_space_has_none(comfy, space, person):
+def test_a_fresh_node_changes_nothing(comfy, space, person):
+    """In any space: no label that it may not have."""
+    schema = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineW2WEdit"].define_schema()
+    fresh = {i.id: i.default for i in schema.inputs if getattr(i, "default", None) is not None}
     other = replace(space, directions={"glasses": space.directions["glasses"]})
-    fresh = {k: v for k, v in INPUTS.items() if k != "more"}
-
-    def call(**changes):
-        return comfy.call("VitrineW2WEdit", space=other, w2w_model=person, **fresh | changes)[0]
-
-    assert torch.equal(call().coefficients, person.coefficients)
-    for typed in ({"strength_1": 1.5}, {"label_1": "bearded"}, {"label_2": "beard", "strength_2": 1.0}):
-        with pytest.raises(VitrineError, match="glasses"):
-            call(**typed)
+    edited = comfy.call("VitrineW2WEdit", space=other, w2w_model=person, **fresh)[0]
+    assert torch.equal(edited.coefficients, person.coefficients)
+    with pytest.raises(VitrineError, match="glasses"):
+        comfy.call("VitrineW2WEdit", space=other, w2w_model=person, **fresh | {"label_1": "beard", "strength_1": 1.0})
 
 
 def test_sliders_beyond_four(comfy, space, person):
@@ -227,6 +246,7 @@ BUILD = """(async () => {
     const set = (n, name, v) => { n.widgets.find(w => w.name === name).value = v }
     const join = (from, slot, to, name) => from.connect(slot, to, to.inputs.findIndex(i => i.name === name))
     set(text, 'text', 'PROMPT'); set(size, 'width', 64); set(size, 'height', 64)
+    set(edit, 'label_1', 'beard'); set(edit, 'strength_1', 2)
     const empty = add('CLIPTextEncode', 40, 1100)
     for (const [name, v] of Object.entries(RELEASED)) set(step, name, v)
     set(step, 'seed', 7); set(person, 'seed', 4)
@@ -242,8 +262,6 @@ BUILD = """(async () => {
 })()"""
 EDITS = "app.graph._nodes.find(n => n.comfyClass === 'VitrineW2WEdit')"
 VALUES = f"Object.fromEntries({EDITS}.widgets.filter(w => w.serialize !== false).map(w => [w.name, w.value]))"
-PRESS = """(() => { const b = edit.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
-    b.callback(b.value, app.canvas, edit) })()"""
 LATEST = "document.querySelector('.vitrine-person').dataset"
 
 
@@ -273,15 +291,30 @@ async def _settled(tab, values):
     return np.asarray(Image.open(BytesIO(base64.b64decode(source.split(",")[1]))))
 
 
+async def _face_under_the_mouse(tab):
+    """Name and pixels of the face that shows beside the first dot found on a walk over the map."""
+    left, top, width, height = await tab.box(".vitrine-map")
+    named = "document.querySelector('.vitrine-hover')?.dataset.name"
+    for step in range(60):
+        move = {"x": left + width * (0.2 + 0.01 * step), "y": top + height * 0.42, "pointerType": "mouse"}
+        await tab.send("Input.dispatchMouseEvent", type="mouseMoved", **move)
+        await tab.settle()
+        if await tab.evaluate(f"{named} && document.querySelector('.vitrine-hover').style.display !== 'none'"):
+            break
+    face = await tab.evaluate(f"[{named}, document.querySelector('.vitrine-hover').src.length]")
+    await tab.send("Input.dispatchMouseEvent", type="mouseMoved", x=left - 20, y=top - 20, pointerType="mouse")
+    return face
+
+
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
         await tab.build(BUILD.replace("PROMPT", PROMPT).replace("RELEASED", json.dumps(RELEASED)), vue)
-        await tab.evaluate(PRESS)
         await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('Run once')")
         first = await _run(tab, address)
         await tab.wait_for(f"{LATEST}.turn")
         seen = {"first": (first, await _settled(tab, await tab.evaluate(VALUES)))}
         await _drag(tab, ".vitrine-map", (0.5, 0.5), (0.4, 0.4), (0.3, 0.6))
+        seen["face"] = await _face_under_the_mouse(tab)
         seen["dragged"], seen["place before"] = await tab.evaluate(VALUES), await tab.box(".vitrine-people")
         for name in ("glasses", "long hair", "bald", "curly hair", "mole left"):  # a field for three of them
             await tab.evaluate(f"document.querySelector('[data-name=\"{name}\"]').scrollIntoView({{block: 'nearest'}})")
@@ -311,6 +344,8 @@ def test_people_are_dragged_and_sliders_pulled(driver, address, vue, record_prop
     seen, errors = asyncio.run(_walk(driver, address, vue))
     record_property("milliseconds", seen["milliseconds"])
     values = seen["pulled"]
+    name, letters = seen["face"]
+    assert name.startswith("person-") and letters > 1000
     assert seen["place before"] == seen["place after"], "nothing moves under the mouse while sliders come into use"
     x, y = map(float, seen["dragged"]["place"].split())
     assert -1 < x < -0.2 and -1 < y < -0.05 and values["place"] == seen["dragged"]["place"]

@@ -88,7 +88,7 @@ def see_what_the_model_sees(graph, comfy):
 
 
 def find_the_same_part(graph, comfy):
-    from vitrine.nodes.matching import mask_pictures
+    from vitrine.nodes.matching import MASKED, mask_pictures
 
     rank, find, shirt, new = graph(5), graph(12), graph(3), graph(4)
     known = portraits(shirt)
@@ -113,7 +113,7 @@ def find_the_same_part(graph, comfy):
     seeds = list(range(segment.seed, segment.seed + segment.ensemble))
     labels = pipe(known.images, masks, target, graph.text(segment.positive), addresses=list(made.chosen),
                   timestep=segment.timestep, seeds=seeds)  # fmt: skip
-    masked = mask_pictures(labels.float()).permute(0, 3, 1, 2)  # as the node shows them, captions and all
+    masked = mask_pictures(labels.float(), MASKED).permute(0, 3, 1, 2)  # as the node shows them, captions and all
     return found | {14: torch.stack(drawn).permute(0, 3, 1, 2), 9: masked}
 
 
