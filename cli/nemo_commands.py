@@ -164,7 +164,7 @@ class Detect:
             write_text(self.out, csv_text([head, *rows]))
             verdict = verdict_of([result.rated for result in results], "prompts")
             print(f"{verdict}, {sum(r.memorized for r in results)} of {len(results)} {level} -> {self.out}")
-            if self.two_stage and not published:
+            if self.few_steps.two_stage and not published:
                 short = sum(agreement.count < agreement.config.seeds for agreement in results)
                 print(f"{short} of {len(results)} by their first two samples alone")
         forget(workers.own_file(state))

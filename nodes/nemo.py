@@ -417,7 +417,8 @@ class NEMOFindNeurons(io.ComfyNode):
         other = positive
         if adjust and sampler is not None:
             moved = _adjusted(model, sampler, cond, shape)
-            other = [[moved.condition.text.cpu(), positive[0][1]]]
+            words = moved.condition.text
+            other = positive if words is None else [[words.cpu(), positive[0][1]]]
             text += f"\n{moved.text()}" + ("" if result.curve is None else f"\n{recommended(result.curve, moved)}")
         return io.NodeOutput(neurons, text, picture[None], doses, other, ui=shown | text_on(text).as_dict())
 
