@@ -39,7 +39,6 @@ _ROLES = (
 )
 _OTHER_KINDS = (
     ("IA3", re.compile(r"\.ia3_l(\.|$)|\.on_input$")),
-    ("keys by number (cloneofsimo's)", re.compile(r"^(unet|text_encoder):\d+:(up|down)$")),
     ("a textual inversion", re.compile(r"^(emb_params|string_to_param\.|clip_[lg]$|<[^>]*>$)")),
     ("OFT", re.compile(r"\.b?oft_")),
     ("KaSA", re.compile(r"\.lora_diag(\.|$)")),
@@ -47,7 +46,6 @@ _OTHER_KINDS = (
     ("XLabs' LoRA of fused queries", re.compile(r"\.processor\.(qkv|proj)_lora[12]?\.(down|up)\.weight$")),
 )
 _REMEDIES = {
-    "keys by number (cloneofsimo's)": "the order says its layers: load it with lora_diffusion, save it by name",
     "a textual inversion": "it is an embedding of words: put it into ComfyUI's models/embeddings",
     "IA3": "it scales activations: merge it with PEFT and extract a LoRA",
 }

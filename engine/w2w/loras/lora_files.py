@@ -23,6 +23,7 @@ from .base_models import named_base, shaped_base, sized_bases
 from .base_weights import BaseWeights
 from .layer_names import among_factors, dropped_part, other_kind, parse, remedy_of
 from .lora_settings import LoraRules, check_alpha, settings_of
+from .numbered_keys import DIALECT, names_of_numbers
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -99,12 +100,25 @@ def read_header(path: str | Path, layers_per_block: int = 2, base: BaseWeights |
             alphas = {k: _alpha(opened, k, shapes[k]) for k in keys if k.endswith(".alpha")}
             metadata = dict(opened.metadata() or {})
         settings = settings_of(path, metadata, keys)
-        file = _header_of(path, shapes, alphas, settings, layers_per_block, base)
+        named_keys = names_of_numbers(path.name, shapes, metadata)
+        spelled = {named_keys.get(key, key): shape for key, shape in shapes.items()}
+        file = _header_of(path, spelled, alphas, settings, layers_per_block, base)
+        if named_keys:
+            file = _with_own_keys(file, {name: key for key, name in named_keys.items()})
         used = {key for e in file.entries.values() for role, key in e.keys if role != "alpha"}
         kinds = {slices[key].get_dtype() for key in used}
         by_shape = shaped_base({p: e.outer for p, e in file.entries.items()})
         said = named_base(metadata, settings.values)
         return replace(file, dtypes=tuple(sorted(kinds)), said_base=said, shaped_base=by_shape)
+
+
+def _with_own_keys(file: LoraFile, keys: Mapping[str, str]) -> LoraFile:
+    """A file whose keys were spelled out by their numbers, with the keys that its tensors have."""
+    entries = {
+        path: replace(entry, keys=tuple((role, keys[key]) for role, key in entry.keys))
+        for path, entry in file.entries.items()
+    }
+    return replace(file, entries=entries, dialect=DIALECT)
 
 
 def _alpha(opened: Any, key: str, shape: tuple[int, ...]) -> float:
