@@ -45,7 +45,7 @@ def against_diffusers(path: Path, file: LoraFile) -> tuple[str, float, int]:
     pipe.load_lora_weights(str(path.parent), weight_name=path.name, **options)
     if not getattr(unet, "peft_config", None):
         how = "load_lora_adapter"
-        unet.load_lora_adapter(load_file(path), prefix=None, **options)
+        unet.load_lora_adapter(str(path), prefix=None, use_safetensors=True, **options)  # with the header's alpha
     try:
         layers = {name: module for name, module in unet.named_modules() if hasattr(module, "get_delta_weight")}
         return how, *difference(file, layers, lambda name: layers[name].get_delta_weight("a").detach())
