@@ -12,6 +12,8 @@ import torch
 from safetensors.torch import save_file
 from vitrine.engine.w2w import build_space
 from vitrine.engine.w2w.building.folder_summary import look_at_folder
+from vitrine.engine.w2w.loras.lora_files import read_lora
+from vitrine.engine.w2w.loras.low_rank import squared_change
 from vitrine.engine.w2w.loras.near_copies import SAME
 from vitrine.engine.w2w.space.map_layout import map_of, neighbours_of
 from vitrine_tests.benchmarks.conftest import peak, restart_peak
@@ -19,6 +21,8 @@ from vitrine_tests.published.bring import copied, table
 from vitrine_tests.published.test_published import compared, measured
 from vitrine_tests.published.weights import entry_of, file_of, keep
 
+NOTHING = "thehydrowave"
+"""Whose file is zero in every layer."""
 LICENSED = "stable-diffusion-v1.5-lora/pytorch_lora_weights.safetensors"
 
 
@@ -54,6 +58,7 @@ def test_each_is_read_as_diffusers_reads_it(folder):
     files = sorted(folder.iterdir())
     figures = {path.stem: measured(path) for path in files}
     assert len(figures) == 20 and all(figure["outcome"] == "read" for figure in figures.values())
+    assert [name for name, figure in figures.items() if figure["zero"]] == [NOTHING]
     for name, figure in figures.items():
         compared(f"others, {name}", figure)
 
@@ -68,11 +73,15 @@ def test_one_space_of_twenty_authors(folder):
     near, names = neighbours_of(space, 19), [file.name for file in look.scan.good]
     pairs = sorted((round(d, 2), *sorted((names[i], other))) for i, row in near.items() for other, d in row)
     assert len(names) == 20 and not look.scan.bad and not look.copies and memory < 6
+    strengths = sorted((float(f"{squared_change(read_lora(file)) ** 0.5:.2g}"), file.name) for file in look.scan.good)
+    assert strengths[0] == (0.0, NOTHING) and strengths[1][0] > 0
     keep("twenty in one space, cost", {"seconds": round(seconds), "GiB": round(memory, 1)})
     compared("twenty in one space", {
         "outcome": "built", "mode": look.mode, "layers": len(look.scan.shapes),
         "effective directions": round(look.effective, 1), "kept": round(layout.kept, 2),
-        "chance": round(layout.chance, 2), "nearest": list(pairs[0]), "farthest": list(pairs[-1]),
+        "chance": round(layout.chance, 2), "weakest": list(strengths[1]), "strongest": list(strengths[-1]),
+        "weakest two": sorted(name for _, name in strengths[:2]), "nothing": NOTHING, "nearest": list(pairs[0]),
+        "farthest": list(pairs[-1]),
     })  # fmt: skip
 
 
