@@ -154,7 +154,8 @@ class AlteredIndex:
 
         def aligned(i: int, number: int) -> torch.Tensor:
             _, flipped, scale, row, left = (float(values[i, column[number]]) for values in own)
-            return _window(pictures[number].flip(-1) if flipped else pictures[number], SCALES[int(scale)], row, left)
+            window = _window(pictures[number], SCALES[int(scale)], row, left)
+            return window.flip(-1) if flipped else window
 
         return ratios, aligned
 
