@@ -31,6 +31,17 @@ _PLAIN = 0.03
 """Deviation of the window's colours below which it shows nothing that could be found elsewhere."""
 
 
+def altered_words(kinds: torch.Tensor) -> str:
+    """How often copies were altered, by their indices into ``KINDS``; empty where none was.
+
+    Example:
+        >>> altered_words(torch.tensor([0, 1, 1, 3]))
+        '2 mirrored, 1 recoloured'
+    """
+    counts = {kind: int((kinds == number).sum()) for number, kind in enumerate(KINDS) if kind != UNALTERED}
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+
+
 class Altered(NamedTuple):
     """Of S samples, the picture that each is nearest to after alignment.
 
@@ -82,10 +93,12 @@ class AlteredIndex:
             torch.ones(count, dtype=torch.long), samples.clone(),
         )  # fmt: skip
         for start, pictures in self._parts():
-            for kind, compare in ((MIRRORED, self._mirrored), (RECOLOURED, self._recoloured), (MOVED, self._moved)):
+            for kind, compare in ((MIRRORED, self._mirrored), (MOVED, self._moved), (RECOLOURED, self._recoloured)):
                 ratios, aligned = compare(samples, pictures, start)
                 least, number = (ratios * (THIRD / LIMITS[kind])).min(1)
-                nearer = least < best.ratios
+                # of two ways to align a copy the simpler one counts
+                simpler = (best.ratios >= THIRD) | (KINDS.index(kind) <= best.kinds)
+                nearer = (least < best.ratios) & simpler
                 for i in nearer.nonzero()[:, 0].tolist():
                     best.aligned[i] = aligned(i, int(number[i]))
                 best = Altered(
@@ -141,7 +154,8 @@ class AlteredIndex:
 
         def aligned(i: int, number: int) -> torch.Tensor:
             _, flipped, scale, row, left = (float(values[i, column[number]]) for values in own)
-            return _window(pictures[number].flip(-1) if flipped else pictures[number], SCALES[int(scale)], row, left)
+            window = _window(pictures[number], SCALES[int(scale)], row, left)
+            return window.flip(-1) if flipped else window
 
         return ratios, aligned
 
@@ -156,7 +170,7 @@ def _resized(pictures: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _colour_basis(pictures: torch.Tensor) -> torch.Tensor:
-    """(P, 4, n) orthonormal rows that span a picture's colours and white; a grey picture has fewer, then zeros."""
+    """(P, 4, n) orthonormal rows that span a picture's colours and white; those that a grey one lacks are zero."""
     small = _resized(pictures, _FINE).flatten(2)
     base = torch.cat([torch.ones_like(small[:, :1]), small], 1)
     values, vectors = torch.linalg.eigh((base @ base.transpose(1, 2)).double())

@@ -22,6 +22,7 @@ from ..runtime.progress import Progress, silent
 from ..settings.copies_options import CheckConfig
 from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, verdict_of
+from .altered import LOOKED_FOR, altered_words
 from .nearest import LENGTH, PictureIndex, Pictures, as_image, overlay, thumbnails
 
 Sample = Callable[[str, Sequence[int], bool, Callable[[int], None]], torch.Tensor]
@@ -64,6 +65,7 @@ class CheckedPrompt:
         numbers: (S,) which picture that is; without pictures, which other sample.
         areas: (S,) 0..1, how much of the sample is copied.
         similar: (S,) MS-SSIM with it.
+        kinds: (S,) index into :data:`.altered.KINDS`: how a copied picture was altered.
         seeds: (S,) of the samples.
         score: NeMo's; None where it was not measured.
         file: its sample that is nearest, whole; next to it the overlay.
@@ -75,6 +77,7 @@ class CheckedPrompt:
     numbers: torch.Tensor
     areas: torch.Tensor
     similar: torch.Tensor
+    kinds: torch.Tensor
     seeds: Sequence[int]
     score: float | None = None
     file: Path = Path()
@@ -83,6 +86,11 @@ class CheckedPrompt:
     def copies(self) -> int:
         """How many samples are copies."""
         return int((self.ratios < THIRD).sum())
+
+    @property
+    def alterations(self) -> str:
+        """How its copies were altered, in words, such as ``3 mirrored``; empty where none was."""
+        return altered_words(self.kinds[self.ratios < THIRD])
 
     @property
     def share(self) -> float:
@@ -144,7 +152,10 @@ class CopyCheck:
                  f"usual distance {self.level:.3f}, {self.config.seeds} seeds)"]  # fmt: skip
         for p in back[:10]:
             name = f", nearest {self.names[int(p.numbers[p.closest])]}" if self.names else ""
-            lines.append(f"{p.copies} of {len(p.ratios)}: {p.prompt[:80]}{name}")
+            how = f" ({p.alterations})" if p.alterations else ""
+            lines.append(f"{p.copies} of {len(p.ratios)}{how}: {p.prompt[:80]}{name}")
+        if self.names:
+            lines.append(f"Copies were looked for that are {LOOKED_FOR}")
         if self.tau is None:
             lines.append("NeMo's score has no verdict: no threshold was calibrated for this model")
         return "\n".join(lines)
@@ -175,7 +186,7 @@ def check_copies(
     files = [folder / "samples" / f"{i:06d}.png" for i in range(len(prompts))]
     with Run(folder, "copy check", inputs, ("state/*/rows.json",)):
         usual = RowFile(folder / "state" / "usual", (config.usual, LENGTH), torch.float16)
-        rows = RowFile(folder / "state" / "prompts", (len(prompts), 4 * count + 1), torch.float64)
+        rows = RowFile(folder / "state" / "prompts", (len(prompts), 5 * count + 1), torch.float64)
         with usual, rows:
             sampler = _Sampler(instruments, progress, int((~usual.done).sum()) + count * int((~rows.done).sum()))
             for i in (~usual.done).nonzero()[:, 0].tolist():
@@ -191,14 +202,14 @@ def check_copies(
                     _save(_overlay_file(files[i]), overlay(samples[closest], near.maps[closest]))
                     score = torch.nan if instruments.score is None else instruments.score(prompts[i])
                     sampler.show()
-                    parts = (near.ratios, near.numbers, near.areas, near.similar, torch.tensor([score]))
+                    parts = (near.ratios, near.numbers, near.areas, near.similar, near.kinds, torch.tensor([score]))
                     rows.write(i, torch.cat([part.double() for part in parts])[None])
             checked = []
             for i, label in enumerate(labels or [""] * len(prompts)):
-                ratios, numbers, areas, similar, (score,) = rows.rows([i])[0].split([count] * 4 + [1])
+                ratios, numbers, areas, similar, kinds, (score,) = rows.rows([i])[0].split([count] * 5 + [1])
                 measured = None if score.isnan() else float(score)
-                checked.append(CheckedPrompt(prompts[i], label, ratios, numbers.long(), areas, similar, seeds, measured,
-                                             files[i]))  # fmt: skip
+                row = (ratios, numbers.long(), areas, similar, kinds.long())
+                checked.append(CheckedPrompt(prompts[i], label, *row, seeds, measured, files[i]))
             return CopyCheck(checked, list(pictures.names), index.level, config, tau)
 
 

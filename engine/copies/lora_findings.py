@@ -20,6 +20,7 @@ from ..nemo.blocked_copies import share_interval
 from ..settings.one_line import one_line
 from ..settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, verdict_of, with_missing, word_of
 from ..w2w.loras.lora_facts import LoraFacts
+from .altered import LOOKED_FOR, altered_words
 from .lora_contents import LoraHealth, Neighbours
 from .lora_samples import CAPTION, NATURAL, ORDINARY, SHARES, TRIGGER, AskedPrompt, Loading
 from .nearest import PictureIndex, Pictures, distances, thumbnails
@@ -57,6 +58,7 @@ class PromptCopies:
         area: share of the picture where it is below a third.
         shown: (3, h, w) the sample that is nearest.
         where: (64, 64) the ratio around each pixel of it.
+        alterations: how its copies were altered, in words; empty where none was.
     """
 
     prompt: str
@@ -71,6 +73,7 @@ class PromptCopies:
     area: float
     shown: torch.Tensor = field(repr=False)
     where: torch.Tensor = field(repr=False)
+    alterations: str = ""
 
     @property
     def lost(self) -> float:
@@ -87,6 +90,7 @@ class PromptCopies:
         if self.copies is not None and self.nearest is not None:
             interval = share_interval(self.copies, self.samples)
             table |= {"copies": self.copies, "copies_95": list(interval), "nearest": names[self.nearest]}
+            table |= {"altered_copies": self.alterations} if self.alterations else {}
         return table
 
 
@@ -131,6 +135,7 @@ class CopyReader:
             int(near.copied.sum()) if self.by_pictures else None,
             int(near.numbers[closest]) if self.by_pictures else None,
             float(near.ratios[closest]), float(near.areas[closest]), full[closest], near.maps[closest],
+            altered_words(near.kinds[near.copied]),
         )  # fmt: skip
 
 
@@ -386,10 +391,11 @@ def what_it_copies(f: Findings) -> Sentence:
     score, quoted = f.copy_score(), f'"{worst.prompt[:80]}"'
     if f.pictures:
         verdict = BAD if score >= COPIES_BAD else LOOK if score > 0 else FINE
-        text = f"{worst.copies} of {worst.samples} samples of the {worst.kind} {quoted} copy a training picture."
+        how = f" ({worst.alterations})" if worst.alterations else ""
+        text = f"{worst.copies} of {worst.samples} samples of the {worst.kind} {quoted} copy a training picture{how}."
         if not score:
             text = f"No sample of {len(f.own)} prompts copies a training picture; the nearest is at "
-            text += f"{min(p.ratio for p in f.own):.2f} of the usual distance."
+            text += f"{min(p.ratio for p in f.own):.2f} of the usual distance. Looked for: {LOOKED_FOR}."
     else:
         verdict = BAD if score >= LOST_BAD else LOOK if score >= LOST_LOOK else FINE
         text = f"Samples are most alike of the {worst.kind} {quoted}: their distance is {worst.distance:.3f}, without "

@@ -136,8 +136,8 @@ class Nearest:
     """For each of S samples of one prompt, the picture it is nearest to.
 
     Attributes:
-        ratios: (S,) its distance as a share of the usual one; below a third it is a copy. Of a sample that is a copy
-            of an altered picture alone, the altered picture's.
+        ratios: (S,) its distance as a share of the usual one; below a third it is a copy. Of an altered copy, that of
+            the altered picture.
         numbers: (S,) which picture, or which other sample of the prompt.
         areas: (S,) 0..1, the share of the picture where it is one.
         similar: (S,) 0..1, MS-SSIM of the two at 64 px.

@@ -11,6 +11,7 @@ from ..io.files import write_text
 from ..io.html_page import Report
 from ..io.picture_files import open_rgb
 from ..io.tables import csv_text
+from .altered import LOOKED_FOR
 from .copy_check import CheckedPrompt, CopyCheck
 from .lora_findings import BAD, FINE, LOOK, OPEN, Findings, PromptCopies
 from .lora_samples import SHARES
@@ -79,7 +80,8 @@ def _page(check: CopyCheck, pictures: Pictures) -> Report:
     rows: list[Sequence[object]] = [head]
     for p in ranked[:200]:
         i, low, high = p.closest, *p.interval
-        row = [p.prompt[:90], *([p.label] if labelled else []), f"{p.copies} of {len(p.ratios)}", f"{low} to {high}"]
+        counted = f"{p.copies} of {len(p.ratios)}" + (f" ({p.alterations})" if p.alterations else "")
+        row = [p.prompt[:90], *([p.label] if labelled else []), counted, f"{low} to {high}"]
         row += [_nearest_name(check, p), f"{float(p.ratios[i]):.2f}", f"{float(p.areas[i]):.0%}"]
         row += ["" if p.score is None else f"{p.score:.3g}"] if scored else []
         rows.append([*row, _verdict(check, p)] if check.tau is not None else row)
@@ -100,6 +102,10 @@ def _method(check: CopyCheck) -> str:
         "at 64 px. The ratio is that distance divided by the usual one. The area is the "
         "fraction of the picture where it is below a third."
     )
+    if check.names:
+        text += (
+            f" Copies were looked for that are {LOOKED_FOR}; an altered one is compared after the picture is aligned."
+        )
     if not check.names:
         text += " Without training pictures this says that a prompt repeats itself, not what it repeats."
     if check.tau is None:
@@ -251,7 +257,8 @@ def _add_copies(page: Report, lora: Findings, pictures: Pictures) -> None:
 
 def _copy_row(p: PromptCopies) -> list[str]:
     row = [p.prompt[:90], p.kind, f"{p.distance:.3f}", f"{p.bare:.3f}", f"{p.lost:.0%}"]
-    row += [] if p.copies is None else [f"{p.copies} of {p.samples}"]
+    how = f" ({p.alterations})" if p.alterations else ""
+    row += [] if p.copies is None else [f"{p.copies} of {p.samples}{how}"]
     return [*row, f"{p.ratio:.2f}", f"{p.area:.0%}"]
 
 
@@ -287,8 +294,8 @@ def _add_method(page: Report, table: Mapping[str, Any]) -> None:
             f"Samples of {settings['steps']} steps, {settings['seeds']} seeds from {settings['first_seed']} on, "
             f"guidance {settings['guidance']:g}, equal seeds with and without the LoRA. {spent['network_rows']} "
             "evaluations of the network in this call; what earlier calls had sampled is not counted. Distances are of "
-            "pixels at 64 px; a copy is nearer than a third of the usual distance (Gu et al. 2023). A copy that is "
-            "shifted, mirrored or recoloured is not seen."
+            "pixels at 64 px; a copy is nearer than a third of the usual distance (Gu et al. 2023). With training "
+            f"pictures, copies were looked for that are {LOOKED_FOR}."
         )
     rows = ([part, str(spent["network_rows_of"][part]), f"{value:.1f}"] for part, value in spent["seconds"].items())
     page.add_table([["part", "evaluations of the network", "seconds"], *rows])

@@ -95,6 +95,6 @@ def test_a_copy_check_begins_with_its_verdict(near, verdict):
     ratios = [torch.full((8,), 0.9) for _ in range(2)]
     ratios[1][list(near)] = 0.1
     zeros = torch.zeros(8)
-    prompts = [CheckedPrompt("a", "", r, zeros.long(), zeros, zeros, range(8)) for r in ratios]
+    prompts = [CheckedPrompt("a", "", r, zeros.long(), zeros, zeros, zeros.long(), range(8)) for r in ratios]
     check = CopyCheck(prompts, ["x"], 0.2, CheckConfig())
     assert check.text().startswith(verdict) and "no threshold was calibrated" in check.text()
