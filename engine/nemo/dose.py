@@ -53,6 +53,11 @@ class Dose:
     factor: float = 0.0
 
     @property
+    def short(self) -> str:
+        """The name, for a chart."""
+        return self.name.replace(" neurons", "").replace("factor ", "")
+
+    @property
     def count(self) -> int:
         """How many neurons."""
         return sum(len(set(indices)) for indices in self.neurons.values())
@@ -174,11 +179,10 @@ def dose_picture(curve: DoseCurve) -> Image:
     costs = [0.0, *(point.cost for point in curve.points)] if measured else list(range(len(tried)))
     along = "how far ordinary captions' samples move (1: as two samples differ)" if measured else "doses, in order"
     chosen = curve.points.index(curve.chosen) + 1 if curve.points else None
-    title = (
-        f"{curve.verdict}, {curve.chosen.dose.name}; samples that agree with the untouched ones, of {tried[0].samples}"
-    )
+    title = f"{curve.verdict}: {curve.chosen.dose.name}; samples that agree with the untouched, of {tried[0].samples}"
     points = [(cost, point.copies) for cost, point in zip(costs, tried, strict=True)]
-    return curve_picture(points, title, along, "agreeing", [point.dose.name for point in tried], chosen)
+    limit = (MOST_COST, "most that a dose may cost") if measured else None
+    return curve_picture(points, title, along, "agreeing", [point.dose.short for point in tried], chosen, limit)
 
 
 def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome) -> list[Dose]:
