@@ -448,6 +448,7 @@ class NEMOFindNeurons(io.ComfyNode):
         other = positive
         if adjust and sampler is not None:
             moved = _adjusted(model, sampler, cond, shape)
+            assert moved.condition.text is not None
             other = [[moved.condition.text.cpu(), positive[0][1]]]
             text += f"\n{moved.text()}" + ("" if result.curve is None else f"\n{recommended(result.curve, moved)}")
         return io.NodeOutput(neurons, text, picture[None], doses, other, ui=shown | text_on(text).as_dict())
