@@ -11,25 +11,28 @@ from ..errors import refuse
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_COLOR, _CHOSEN, _GRID = (63, 120, 158), (208, 72, 40), (225, 225, 225)
+_COLOR, _CHOSEN, _GRID, _LIMIT = (63, 120, 158), (208, 72, 40), (225, 225, 225), (150, 110, 40)
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 320, 64, 24, 34, 46
 
 
 def curve_picture(
     points: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str, names: Sequence[str] = (),
-    chosen: int | None = None,
+    chosen: int | None = None, limit: tuple[float, str] | None = None,
 ) -> Image:  # fmt: skip
     """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values.
 
     Args:
         names: of the points, written next to them; none: no words.
         chosen: the point whose marker stands out.
+        limit: an x value that is marked by an upright line, and its name.
     """
     from PIL import Image, ImageDraw
 
     if not points or not all(math.isfinite(value) for point in points for value in point):
         raise refuse("chart", f"{len(points)} points", "finite points", "leave out what could not be measured")
-    x_ticks, y_ticks = (_ticks(min(values), max(values)) for values in zip(*points, strict=True))
+    across, upwards = (list(values) for values in zip(*points, strict=True))
+    across += [limit[0]] if limit else []
+    x_ticks, y_ticks = (_ticks(min(values), max(values)) for values in (across, upwards))
     picture = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
     draw = ImageDraw.Draw(picture)
 
@@ -43,17 +46,22 @@ def curve_picture(
         draw.text((_LEFT - 6, pixel(x_ticks[0], y)[1]), f"{y:g}", fill="black", anchor="rm")
     for x in x_ticks:
         draw.text((pixel(x, 0)[0], _HEIGHT - _BOTTOM + 6), f"{x:g}", fill="black", anchor="mt")
+    if limit:
+        top, bottom = (pixel(limit[0], y) for y in (y_ticks[-1], y_ticks[0]))
+        draw.line([top, bottom], fill=_LIMIT)
+        beside = top[0] + 4 + draw.textlength(limit[1]) < _WIDTH
+        draw.text((top[0] + (4 if beside else -4), top[1] + 4), limit[1], fill=_LIMIT, anchor="lt" if beside else "rt")
     line = [pixel(*point) for point in points]
     if len(line) > 1:
         draw.line(line, fill=_COLOR, width=2)
-    for number, (x, y) in enumerate(line):
-        size, color = (5, _CHOSEN) if number == chosen else (3, _COLOR)
-        draw.ellipse([x - size, y - size, x + size, y + size], fill=color)
     for (x, y), name in zip(line, names, strict=False):
         fits = x + 8 + draw.textlength(name) < _WIDTH
         place, anchor = ((x + 8, y - 4), "lb") if fits else ((x - 4, y - 10), "rb")
         draw.rectangle(draw.textbbox(place, name, anchor=anchor), fill="white")
         draw.text(place, name, fill="black", anchor=anchor)
+    for number, (x, y) in enumerate(line):
+        size, color = (5, _CHOSEN) if number == chosen else (3, _COLOR)
+        draw.ellipse([x - size, y - size, x + size, y + size], fill=color)
     draw.text((_LEFT, 8), title, fill="black")
     draw.text((_WIDTH // 2, _HEIGHT - 18), x_label, fill="black", anchor="mt")
     draw.text((6, 16), y_label, fill=(90, 90, 90))

@@ -35,7 +35,8 @@ SAMPLES = 12
 """Of the prompt at each dose, from the calibration's first seed on."""
 MOST_COST = 0.6
 """Of the usual distance: a dose that moves ordinary captions' samples further is not taken. Found neurons move them by
-0.4 to 0.5 of it, all of down and mid by 1.1 (one portrait in a usual pose, 40 repetitions, none of the held-out)."""
+0.4 to 0.5 of it, all of down and mid by 1.1 (one portrait in a usual pose, 40 repetitions, none of the held-out, which
+is all that this was chosen on)."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Dose:
     name: str
     neurons: Neurons
     factor: float = 0.0
+
+    @property
+    def short(self) -> str:
+        """The name, for a chart."""
+        return self.name.replace(" neurons", "").replace("factor ", "")
 
     @property
     def count(self) -> int:
@@ -173,11 +179,10 @@ def dose_picture(curve: DoseCurve) -> Image:
     costs = [0.0, *(point.cost for point in curve.points)] if measured else list(range(len(tried)))
     along = "how far ordinary captions' samples move (1: as two samples differ)" if measured else "doses, in order"
     chosen = curve.points.index(curve.chosen) + 1 if curve.points else None
-    title = (
-        f"{curve.verdict}, {curve.chosen.dose.name}; samples that agree with the untouched ones, of {tried[0].samples}"
-    )
+    title = f"{curve.verdict}: {curve.chosen.dose.name}; samples that agree with the untouched, of {tried[0].samples}"
     points = [(cost, point.copies) for cost, point in zip(costs, tried, strict=True)]
-    return curve_picture(points, title, along, "agreeing", [point.dose.name for point in tried], chosen)
+    limit = (MOST_COST, "most that a dose may cost") if measured else None
+    return curve_picture(points, title, along, "agreeing", [point.dose.short for point in tried], chosen, limit)
 
 
 def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome) -> list[Dose]:

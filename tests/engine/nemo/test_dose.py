@@ -74,6 +74,10 @@ def test_the_report_names_each_dose_and_the_picture_shows_it():
     assert len(lines) == 3 and lines[0].startswith("untouched: 12 of 12") and lines[2].endswith("<- chosen")
     assert "move by 0.10" in lines[1] and "move" not in lines[2] and dose_lines(None) == []
     assert dose_picture(curve).size == (560, 320)
+    whole = dose_picture(curve_of(point(6), point(0, cost=0.9)))
+    colours = {colour for _, colour in whole.getcolors(1 << 16)}
+    unmeasured = {colour for _, colour in dose_picture(curve).getcolors(1 << 16)}
+    assert (150, 110, 40) in colours - unmeasured, "the most that a dose may cost, where the cost was measured"
 
 
 def test_a_file_carries_its_dose_which_blocking_and_baking_apply(tmp_path):
