@@ -14,6 +14,7 @@ BUILD = """(async () => {
     const space = add('VitrineLoadW2WSpace', 60, 80), person = add('VitrineW2WSample', 500, 80)
     const any = add('PreviewAny', 1000, 80)
     space.connect(0, person, 0); person.connect(1, any, 0)
+    window.lora = add('VitrineLoRAReport', 60, 400)  // without its model: this run leaves it out
     space.widgets.find(w => w.name === 'components').value = KEPT  // or the server would have the answer of before
     Object.assign(window, { space, person })
 })()"""
@@ -34,6 +35,11 @@ async def _shown(driver, address, vue):
         await tab.build(BUILD.replace("KEPT", str(300 + vue)), vue)
         shown = [ON_NODE[vue].replace("NODE", name) for name in ("space", "person")]
         before = [await tab.evaluate(s) for s in shown]
+        chips = "[...document.querySelectorAll('.vitrine-verdict')].map(e => e.dataset.verdict)"
+        before.append(await tab.evaluate(chips))
+        await tab.evaluate("lora.widgets.find(w => w.type === 'button' && /report/.test(w.name)).callback()")
+        await tab.wait_for("document.querySelector('.vitrine-verdicts').textContent.includes('No report yet')")
+        await tab.evaluate("lora.graph.remove(lora)")
         await tab.run(address)
         await tab.wait_for(f"{shown[0]}.includes('models') && {shown[1]}.includes('earest')")
         return before, [await tab.evaluate(s) for s in shown], tab.faults()
@@ -42,5 +48,6 @@ async def _shown(driver, address, vue):
 @page_modes("Nodes 2.0")
 def test_a_report_is_on_its_node(driver, address, vue):
     before, after, faults = asyncio.run(_shown(driver, address, vue))
+    assert before.pop() == ["not measured"] * 5, "five verdicts have room before a run, too"
     assert not any("520 models" in text or "earest" in text for text in before)
     assert f"520 models, {300 + vue} components" in after[0] and "earest" in after[1] and not faults
