@@ -16,20 +16,27 @@ SIDE = 400
 REST, FADE = 1500, 60
 """Milliseconds that a frame stands, and each of three between two frames."""
 
-Frame = tuple[str, str, int, int]
-"""Caption, row of the sheet, the first of its squares, and how many: four as a square, else one. What a template gives
-comes first: titles are told apart by it before the frames move."""
+Tile = tuple[str, str, int]
+"""Title whose sheet it is on (empty: the template's own), row of the sheet, and which of its squares."""
+Frame = tuple[str, str, int, int] | tuple[str, list[Tile]]
+"""Caption, row of the sheet, the first of its squares, and how many: four as a square, else one; or caption and four
+tiles. What a template gives comes first: titles are told apart by it before the frames move."""
+
+
+def two_rows(above: str, below: str, title: str = "", count: int = 2) -> list[Tile]:
+    """Two squares of one row of a sheet above two of another."""
+    return [(title, row, k) for row in (above, below) for k in range(count)]
+
+
 FRAMES: dict[str, list[Frame]] = {
     "Change a person halfway through (demo)": [
         ("edited from the middle on", "Edited from t = 700 on", 0, 4), ("the person", "The person", 0, 4),
     ],
     "Check a model for copies (demo)": [
-        ("what of it is copied", "Sample, and what of it is copied", 5, 1),
-        ("a sample", "Sample, and what of it is copied", 4, 1),
+        ("samples, and what is copied", [("", "Sample, and what of it is copied", k) for k in range(4)]),
     ],
     "Sample a person in one step (demo)": [
-        ("one network call", "One person, one call", 0, 4),
-        ("forty network calls", "For comparison: 40 calls a picture", 0, 4),
+        ("above one call, below forty", two_rows("One person, one call", "For comparison: 40 calls a picture")),
     ],
     "Sample at twice the size (demo)": [
         ("positions fitted", "256 px, static", 0, 1), ("twice the size, untouched", "256 px, untouched", 0, 1),
@@ -39,19 +46,17 @@ FRAMES: dict[str, list[Frame]] = {
         ("sixty network calls", "60 network calls a picture", 0, 4),
     ],
     "Find the same part (demo)": [
-        ("click here", "The same points in other faces", 0, 1),
-        *(("found", "The same points in other faces", k, 1) for k in (1, 3, 5)),
+        ("click one, find the others", [("", "The same points in other faces", k) for k in (0, 1, 3, 5)]),
     ],
     "Make a picture look small or large (demo)": [
-        ("made to look small", "Strength 3: blurrier, as a small original is", 0, 1),
-        ("as trained", "strength 1", 0, 1),
+        ("above plain, below as small", two_rows("strength 1", "Strength 3: blurrier, as a small original is")),
     ],
     "Sample at twice the size, transformer (demo)": [
         ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
         ("twice the size, untouched", "128 px, positions run on", 0, 1),
     ],
     "Look inside a copied picture (demo)": [
-        ("inside, at step 10", "Inside, step 10 of 20", 0, 4),
+        ("pictures, and inside", two_rows("Untouched: one picture, four times", "Inside, step 10 of 20")),
         ("blocked", "Blocked: what the caption says", 0, 4),
         ("four seeds, one picture", "Untouched: one picture, four times", 0, 4),
     ],
@@ -70,18 +75,22 @@ FRAMES: dict[str, list[Frame]] = {
         ("a person", "The person", 0, 4),
     ],
     "Reuse saved neurons, people and layers (demo)": [
-        ("activations from a file", "From a file, no model needed", 0, 4),
-        ("a person, too", "A person from a file", 0, 4),
+        ("all from files", two_rows("A person from a file", "From a file, no model needed")),
     ],
     "Say how large a picture should look (demo)": [
-        ("size 256 pixels", "Power-cosine, 256 px", 0, 1), ("size 16 pixels", "Power-cosine, 16 px", 0, 1),
+        ("told 16, 64 and 256 pixels", [
+            ("", "Power-cosine, 16 px", 0), ("", "Power-cosine, 64 px", 0), ("", "Power-cosine, 256 px", 0),
+            ("", "Power-cosine, 256 px", 1),
+        ]),
     ],
     "See what the model sees (demo)": [
-        ("what the model sees", "Second layer", 0, 4), ("for one word: hair", "One word: hair", 0, 4),
+        ("what the model sees", two_rows("The pictures", "Second layer")), ("for one word: hair", "One word: hair", 0, 4),
         ("the pictures", "The pictures", 0, 4),
     ],
     "Stop the model copying a picture (demo)": [
-        ("neurons off", "With and without the neurons", 2, 1),
+        ("above copied, below blocked", two_rows(
+            "Untouched: one picture, four times", "Blocked: what the caption says", "Look inside a copied picture (demo)"
+        )),
         ("the training picture", "With and without the neurons", 0, 1),
         ("it comes back", "With and without the neurons", 1, 1),
     ],
@@ -102,10 +111,11 @@ SAME_WAY = {
 
 def frame(title: str, cut: Frame) -> Image.Image:
     """One square: the pictures of a template, and below them what they are."""
-    caption, row, first, count = cut
-    image, side = Image.new("RGB", (SIDE, SIDE)), SIDE // 2 if count == 4 else SIDE
-    for k, box in enumerate(squares(title, row)[first : first + count]):
-        tile = crop(sheet(title), box)
+    caption, row, *chosen = cut
+    tiles = row if isinstance(row, list) else [("", row, chosen[0] + k) for k in range(chosen[1])]
+    image, side = Image.new("RGB", (SIDE, SIDE)), SIDE // 2 if len(tiles) == 4 else SIDE
+    for k, (other, name, number) in enumerate(tiles):
+        tile = crop(sheet(other or title), squares(other or title, name)[number])
         image.paste(tile.resize((side, side), Image.Resampling.BICUBIC), (k % 2 * side, k // 2 * side))
     bar = Image.new("RGBA", (SIDE, 44), (12, 14, 18, 190))
     image.paste(bar, (0, SIDE - 44), bar)

@@ -26,7 +26,7 @@ from ..engine.w2w import (
     reach,
     with_directions,
 )
-from ..engine.w2w.space.directions import METHODS
+from ..engine.w2w.space.directions import METHODS, beats_chance
 from ..engine.w2w.space.labels import parse_labels
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
@@ -84,6 +84,14 @@ class BuildSpace(io.ComfyNode):
         return io.NodeOutput(built.space, built.summary(), ui=text_on(built.summary()))
 
 
+def learned(label: str, balanced: float, models: int) -> str:
+    """Whether a slider learned anything from so many labelled models, and what to do where it did not."""
+    right = f"right for {balanced:.0%} of models left out of training, both kinds counting equally; chance is 50 %"
+    if beats_chance(balanced, models):
+        return f"{label} works: {right} ({models} labelled models)"
+    return f"{label} is useless: {right}. Label more than these {models} models, or look whether the labels are right"
+
+
 class TrainDirection(io.ComfyNode):
     """A named slider from labelled models."""
 
@@ -132,10 +140,7 @@ class TrainDirection(io.ComfyNode):
         held_out = quality(space, {label: y}, method, used)
         extended = with_directions(space, {label.strip(): vector})
         known = int((~y.isnan()).sum())
-        lines = [
-            f"{label}: {known} labelled models, held-out accuracy {held_out.accuracy[label]:.0%} "
-            f"(both classes equally: {held_out.balanced[label]:.0%}), training models reach {reach(space, vector):.1f}"
-        ]
+        lines = [learned(label, held_out.balanced[label], known), f"training models reach {reach(space, vector):.1f}"]
         lines += overlaps(space, vector)
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")

@@ -95,7 +95,7 @@ class StudentPreset(Options):
         """Reads the header entry; ``name`` is the file name for errors."""
         if not metadata or KEY not in metadata:
             accepted = f"a safetensors header with {KEY!r}"
-            raise refuse("student preset", f"none in {name}", accepted, "choose a preset or enter t* by hand")
+            raise refuse("student preset", f"none in {name}", accepted, "choose its preset, or manual and its timestep")
         with named(name, "student preset", "a table of settings", "export the student again"):
             values = parse_table(metadata[KEY])
             version = values.pop("version", None)
@@ -170,7 +170,7 @@ def check_network(preset: StudentPreset, backbone: nn.Module) -> None:
         accepted = f"a {bases[0][0].name} of {preset.base}"
     if widths:
         accepted += f" (width {' or '.join(map(str, widths))})"
-    remedy = "choose the preset of this model's student, or enter t* by hand"
+    remedy = "choose the preset of this model's student, or manual and its timestep"
     raise refuse("model", next(iter(rivals), shown), accepted, remedy)
 
 

@@ -53,8 +53,10 @@ def direction(
     y, used = _labels(space, labels), components or usual_components(space)
     known = ~y.isnan()
     if len(set(y[known].tolist())) < 2:
-        shown = f"{int(known.sum())} labels, all equal"
-        raise refuse("labels", shown, "two classes or more", "label models on both sides")
+        number = int(known.sum())
+        shown = f"{number} labelled models, none different" if number else "none that fits a model of this space"
+        remedy = "write one line for each model with a 1 and one for each with a 0"
+        raise refuse("labels", shown, "models of two kinds: with the attribute and without", remedy)
     used = min(used, space.coefficients.shape[1])
     if method == "least_squares" and bool(known.all()):
         return one_deviation(space, published_direction(space, y, used))
@@ -83,7 +85,8 @@ def joint_directions(
         y = _labels(space, values)
         y = torch.where(y.isnan(), y.nanmean(), y)
         if float(y.std()) == 0:
-            raise refuse(f"labels of {label}", "all equal", "two values or more", "label models on both sides")
+            remedy = "label some models with the attribute and some without"
+            raise refuse(f"labels of {label}", "one value for all models", "two values or more", remedy)
         columns[label] = (y - y.mean()).double()
     p = _coefficients(space).double()
     p = p - p.mean(0)
@@ -189,6 +192,15 @@ class Quality:
     balanced: dict[str, float]
     entanglement: torch.Tensor
     labels: tuple[str, ...]
+
+
+CHANCE = 0.5
+"""Balanced accuracy of a slider that knows nothing, of two classes."""
+
+
+def beats_chance(balanced: float, models: int) -> bool:
+    """Whether a balanced accuracy on held-out models is above chance by more than guessing gives in 1 of 20 cases."""
+    return balanced - 1.645 * (CHANCE * (1 - CHANCE) / max(1, models)) ** 0.5 > CHANCE
 
 
 def quality(

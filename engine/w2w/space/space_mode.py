@@ -42,7 +42,8 @@ def choose_mode(requested: str, mixed: str, gauge: Gauge) -> tuple[str, str]:
             raise refuse("mode", f"factors, but {mixed}", "one set of layers and one rank", "use delta or auto")
         return "delta", mixed
     if requested == "factors" and not gauge.shared:
-        return "factors", f"as requested, although {gauge.reason()}: results may be meaningless, delta is safe"
+        advice = "if people look wrong, build it again with mode delta"
+        return "factors", f"as requested, although {gauge.reason()}: {advice}"
     return ("factors" if gauge.shared else "delta"), gauge.reason()
 
 

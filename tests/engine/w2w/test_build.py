@@ -122,7 +122,7 @@ def test_delta_mode_does_not_see_the_gauge(how, tmp_path):
         write_lora(tmp_path / f"{i:02}.safetensors", x)
     assert build_space(tmp_path).space.mode == "delta"
     forced = build_space(tmp_path, BuildConfig("factors"))
-    assert forced.space.mode == "factors" and "may be meaningless" in forced.summary()
+    assert forced.space.mode == "factors" and "build it again with mode delta" in forced.summary()
 
 
 def test_auto_takes_factors_for_one_start(folder):

@@ -5,7 +5,7 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.w2w import SampleConfig, joint_directions, sample, with_directions
-from vitrine.engine.w2w.space.directions import score
+from vitrine.engine.w2w.space.directions import beats_chance, score
 from vitrine.engine.w2w.space.manifest import LoraLayer, Manifest
 from vitrine.engine.w2w.space.principal_components import Matrix, principal_components
 from vitrine.engine.w2w.space.space import WeightSpace
@@ -91,9 +91,15 @@ def test_numbers_are_labels_too_and_unknown_ones_count_as_average():
     assert float(score(found["beard"], space.coefficients).std()) == pytest.approx(1, rel=0.01)
 
 
+def test_a_slider_at_chance_is_useless():
+    """Guessing gives 60 % of ten models often, of a thousand never."""
+    assert not beats_chance(0.33, 8) and not beats_chance(0.6, 10)
+    assert beats_chance(0.6, 1000) and beats_chance(0.9, 20)
+
+
 def test_what_is_refused():
     space, table, _ = with_pattern(30)
-    with pytest.raises(VitrineError, match="all equal"):
+    with pytest.raises(VitrineError, match="one value for all models"):
         joint_directions(space, table | {"same": torch.ones(30)})
     with pytest.raises(VitrineError, match="labels"):
         joint_directions(space, {"short": torch.ones(3)})
