@@ -84,12 +84,14 @@ FRAMES: dict[str, list[Frame]] = {
         ]),
     ],
     "See what the model sees (demo)": [
-        ("what the model sees", two_rows("The pictures", "Second layer")), ("for one word: hair", "One word: hair", 0, 4),
+        ("what the model sees", two_rows("The pictures", "Second layer")),
+        ("for one word: hair", "One word: hair", 0, 4),
         ("the pictures", "The pictures", 0, 4),
     ],
     "Stop the model copying a picture (demo)": [
         ("above copied, below blocked", two_rows(
-            "Untouched: one picture, four times", "Blocked: what the caption says", "Look inside a copied picture (demo)"
+            "Untouched: one picture, four times", "Blocked: what the caption says",
+            "Look inside a copied picture (demo)",
         )),
         ("the training picture", "With and without the neurons", 0, 1),
         ("it comes back", "With and without the neurons", 1, 1),

@@ -16,6 +16,7 @@ from ..errors import VitrineError, refuse
 from ..io.files import write_json
 from ..runtime.progress import Progress, silent
 from ..settings.one_line import one_line
+from ..settings.verdicts import COPIES_BAD
 from ..w2w.loras.base_models import shaped_base
 from ..w2w.loras.base_weights import BaseWeights
 from ..w2w.loras.lora_facts import LoraFacts, facts_of
@@ -38,7 +39,6 @@ from .lora_samples import (
 from .nearest import Pictures
 from .pages import write_page
 from .training_runs import CopiesAtStep, TrainingRun, runs_among, with_copies
-from .verdicts import COPIES_BAD
 
 PAGE, TABLE = "report.html", "report.json"
 SCHEMA = 1

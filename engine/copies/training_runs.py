@@ -21,9 +21,9 @@ from ..errors import VitrineError, printable
 from ..io.files import named
 from ..io.folders import files_in
 from ..io.lora_layer import LoraLayer
+from ..settings.verdicts import BAD, FINE, LOOK, OPEN
 from ..w2w.loras.adapter_factors import factors_of
 from ..w2w.loras.lora_files import LoraFile, read_header, telling_parts
-from .verdicts import BAD, FINE, LOOK, OPEN
 
 LEARNS, WANDERS, TURNS = 0.25, 0.1, -0.25
 """Cosine of a stretch with the one before: from the first on it learns, below the second it wanders, below the third it
