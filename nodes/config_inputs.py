@@ -23,7 +23,10 @@ def inputs_of(config: type[Options], *names: str, without: Sequence[str] = (), *
         changes: what these inputs have instead, such as ``advanced=True``.
     """
     settings = chosen(config, names, without)
-    return [_input(setting, changes) for setting in settings if names or setting.option.node]
+    hidden = [setting.name for setting in settings if names and not setting.option.node]
+    if hidden:
+        raise ValueError(f"{hidden} of {config.__name__}: declared with node=False")
+    return [_input(setting, changes) for setting in settings if setting.option.node]
 
 
 def input_of(config: type[Options], name: str, id: str | None = None, **changes: Any) -> Any:
@@ -39,8 +42,8 @@ def settings_from(config: type[O], values: Mapping[str, Any], **others: Any) -> 
 
 
 def values_of(config: type[Options], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a node's values that are options of the class; an option's ``unset`` becomes None."""
-    own = [setting for setting in settings_of(config) if setting.name in values]
+    """Those of a node's values that are options of the class which nodes show; an option's ``unset`` becomes None."""
+    own = [setting for setting in settings_of(config) if setting.option.node and setting.name in values]
     return {s.name: None if _is_unset(s.option, values[s.name]) else values[s.name] for s in own}
 
 

@@ -233,7 +233,7 @@ class NEMOVerify(io.ComfyNode):
     ) -> io.NodeOutput:  # fmt: skip
         """Interrupt works between two steps of the attack."""
         blank = blank_latents(model, latent)[:1]
-        probe = make_probe(denoiser_of(model), "all", settings_from(ProbeConfig, options, seed=ProbeConfig.seed))
+        probe = make_probe(denoiser_of(model), "all", settings_from(ProbeConfig, options))
         cond = condition_of(model, positive, blank)
         picture = None
         if reference is not None and attack_steps:

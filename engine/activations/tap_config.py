@@ -77,8 +77,8 @@ class TapConfig(Options):
         self._check_addresses()
         self._check_timestep()
         self._check_seeds()
-        object.__setattr__(self, "map_tokens", self.maps.tokens)
         super().__post_init__()
+        object.__setattr__(self, "map_tokens", self.maps.tokens)
 
     def _check_addresses(self) -> None:
         if not self.addresses or not all(isinstance(a, str) and a.strip() for a in self.addresses):

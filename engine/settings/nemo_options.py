@@ -127,9 +127,11 @@ class FewStepConfig(Options):
     guidance: Annotated[float, Option("As you sample; 1 is without.", ge=0, top=100, step=0.1)] = 3.0
     two_stage: Annotated[bool, Option(
         "Two samples first, the others only if these agree: about half the cost on ordinary prompts.",
-        details="Needs a threshold.",
+        details="Needs a threshold.", node=False,
     )] = False  # fmt: skip
-    shift: Annotated[float, Option("Of a flow's times towards noise, as you sample; 1 is without.", gt=0)] = 1.0
+    shift: Annotated[float, Option(
+        "Of a flow's times towards noise, as you sample; 1 is without.", gt=0, node=False,
+    )] = 1.0  # fmt: skip
 
     @property
     def rows(self) -> int:

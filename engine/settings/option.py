@@ -103,7 +103,7 @@ def chosen(cls: type, names: Sequence[str], without: Sequence[str] = ()) -> list
     return [settings[name] for name in names or (name for name in settings if name not in without)]
 
 
-def _read(cls: type) -> Iterator[Setting]:
+def _read(cls: Any) -> Iterator[Setting]:
     hints = hints_of(cls)
     for field in fields(cls):
         hint = hints[field.name]

@@ -49,9 +49,10 @@ def test_an_option_that_is_added_is_the_last_input(made, comfy):
 
 
 def test_settings_come_from_what_a_node_is_given(made):
-    from vitrine.engine.nemo import SearchConfig, VerifyConfig
+    from vitrine.engine.nemo import ProbeConfig, SearchConfig, VerifyConfig
 
     config = made.settings_from(SearchConfig, {"mode": "fast", "seeds": 3}, tau=0.5)
     assert config == SearchConfig(tau=0.5, mode="fast")
+    assert made.settings_from(ProbeConfig, {"seeds": 3, "steps": 4}) == ProbeConfig(seeds=3), "steps of another class"
     assert made.settings_from(VerifyConfig, {"tau": 0.0}).tau is None
     assert made.settings_from(VerifyConfig, {"tau": 0.25}).tau == 0.25

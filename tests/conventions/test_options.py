@@ -87,6 +87,21 @@ def test_nodes_repeat_no_option_of_their_settings():
     assert not repeated, "take inputs_of(Config, name) (nodes/config_inputs.py)"
 
 
+def test_settings_of_one_node_share_no_name():
+    """``settings_from`` takes values by name: the steps of one class would become those of another."""
+    made = {}
+    for tree in sources("nodes").values():
+        for node in classes(tree):
+            calls = [
+                n for n in ast.walk(node) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "settings_from"
+            ]
+            made[node.name] = {call.args[0].id for call in calls}
+    assert {"ProbeConfig", "SearchConfig"} <= made["NEMOFindNeurons"]
+    for name, kinds_made in made.items():
+        shown = [s.name for kind in kinds_made for s in settings_of(CLASSES[kind]) if s.option.node]
+        assert len(shown) == len(set(shown)), name
+
+
 def test_commands_repeat_no_option_of_their_settings():
     repeated = []
     for tree in sources("cli").values():

@@ -31,7 +31,8 @@ TOKENS = st.none() | st.lists(st.integers(0, 200), min_size=1, max_size=5).map(t
 
 def values_of(setting):
     """What an option accepts; None where its values are tuples."""
-    option, kinds = setting.option, set(typing.get_args(setting.annotation) or (setting.annotation,))
+    option, kind = setting.option, setting.annotation
+    kinds = {kind} if typing.get_origin(kind) is tuple else set(typing.get_args(kind) or (kind,))
     low = option.ge if option.gt is None else option.gt
     high = option.le if option.lt is None else option.lt
     if option.choices:

@@ -116,7 +116,7 @@ def test_the_tap_keeps_what_was_asked_of_maps():
     kept = tap_latents(denoiser, latents, cond, config)[place]
     assert kept.tensor.shape == (2, 1, 24, 2) and whole.tensor.shape == (2, 2, 24, 7)
     assert torch.allclose(kept.tensor, whole.tensor.mean(1, keepdim=True)[..., [2, 5]], atol=1e-6)
-    with pytest.raises(VitrineError, match="map heads"):
+    with pytest.raises(VitrineError, match="map_heads: given sum; accepted: each, mean"):
         TapConfig((place,), map_heads="sum")
 
 
