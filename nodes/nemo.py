@@ -44,6 +44,7 @@ from ..engine.settings.nemo_options import METHODS, check_method
 from ..engine.tracing.fingerprint import width_of
 from .captions import banded, captioned
 from .comfy import saved
+from .comfy.carried import with_foreign
 from .comfy.conditioning import condition_of, literal, prompt_conditions
 from .comfy.model import (
     active_fingerprint,
@@ -279,7 +280,7 @@ class NEMODetect(io.ComfyNode):
         sampler = _sampler_of(model, negative, blank, config, threshold)
         (agreement,) = sample_agreement(sampler, [condition_of(model, positive, blank)], shape_of(blank), progress())
         pictures, where = _shown(model, vae, agreement)
-        text = agreement.text()
+        text = with_foreign(agreement.text(), positive, negative)
         shown = text_on(text).as_dict()
         if vae is not None:
             named = captioned(pictures, [f"seed {config.first_seed + i}" for i in range(len(pictures))])
@@ -299,7 +300,7 @@ def _one_step(
     cond, shape = condition_of(model, positive, blank, probe.t), shape_of(blank)
     ((score,), _) = score_prompts(probe, [cond], shape, known and known.tau, progress())
     memorized = known is not None and score.memorized
-    text = score.text(probe.config)
+    text = with_foreign(score.text(probe.config), positive)
     nothing, shown = torch.zeros(1, 8, 8, 3), text_on(text).as_dict()
     pictures = nothing if vae is None else previews(model, vae, probe, cond, shape)
     if vae is not None:
@@ -410,6 +411,7 @@ class NEMOFindNeurons(io.ComfyNode):
         searched = {site.address for site in probe.sites} | set(neurons.neurons)
         widths = {s.address: width_of(backbone_of(model), s) for s in sites if s.address in searched}
         text, picture, doses = describe(neurons), heat_map(neurons, widths), torch.zeros(1, 8, 8, 3)
+        text = with_foreign(text, positive, negative)
         shown = ui.PreviewImage(by_layer(neurons, widths), cls=cls).as_dict()
         if result.curve is not None:
             doses = torch.from_numpy(np.asarray(dose_picture(result.curve)).astype(np.float32) / 255)[None]

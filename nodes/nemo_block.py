@@ -23,6 +23,7 @@ from ..engine.nemo.block import token_positions
 from ..engine.nemo.neurons import parse_neurons
 from .captions import captioned, enlarged
 from .comfy import saved
+from .comfy.carried import with_foreign
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, blank_latents, denoiser_of, differentiable, fingerprint, scaled_latents
 from .comfy.nemo import LAYERS, baked, blocked, layers_of
@@ -251,7 +252,7 @@ class NEMOVerify(io.ComfyNode):
         adversarial = positive
         if verdict.embedding is not None and verdict.embedding.text is not None:
             adversarial = [[verdict.embedding.text.cpu(), positive[0][1]]]
-        text = verdict.text()
+        text = with_foreign(verdict.text(), positive)
         differ = verdict.untouched.memorized and not verdict.blocked.memorized
         return io.NodeOutput(text, differ, adversarial, ui=text_on(text))
 

@@ -30,6 +30,7 @@ from ..engine.w2w.space.directions import METHODS, beats_chance
 from ..engine.w2w.space.labels import parse_labels
 from .comfy import saved
 from .comfy import w2w as comfy_w2w
+from .comfy.carried import with_foreign
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, differentiable, encode, encode_samples
 from .comfy.pictures import as_masks, as_pictures
@@ -233,7 +234,7 @@ class W2WInvert(io.ComfyNode):
         )
         first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
         text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"
-        text += described(space, inverted.coefficients)
+        text = with_foreign(text + described(space, inverted.coefficients), positive)
         return io.NodeOutput(inverted, text, ui=text_on(text))
 
 

@@ -10,6 +10,7 @@ from comfy_api.latest import io
 from ..engine.errors import refuse
 from ..engine.w2w import PairConfig, Pairs, Space, W2WModel, blended, train_pair_slider, with_pair_slider
 from .comfy import w2w as comfy_w2w
+from .comfy.carried import with_foreign
 from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, differentiable, encode
 from .comfy.pictures import as_pictures
@@ -88,7 +89,7 @@ class TrainSlider(io.ComfyNode):
         lines += overlaps(space, extended.directions[name])
         if save_as:
             lines.append(f"saved: {comfy_w2w.save_space(extended, save_as)}")
-        text = "\n".join(lines)
+        text = with_foreign("\n".join(lines), positive)
         return io.NodeOutput(extended, strength, text, ui=text_on(text))
 
 

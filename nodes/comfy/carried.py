@@ -137,6 +137,12 @@ def foreign_keys(conditioning: list) -> str:
     return f"not read by ComfyUI: {', '.join(keys)}" if keys else ""
 
 
+def with_foreign(text: str, *conditionings: list | None) -> str:
+    """A report, and what nothing in core reads of the prompts that it is about."""
+    lines = dict.fromkeys(foreign_keys(conditioning) for conditioning in conditionings if conditioning)
+    return "\n".join([text, *filter(None, lines)])
+
+
 def active_at(model: Any, conditioning: list, sigma: float) -> list:
     """The prompts of a CONDITIONING that core's sampler applies at a noise level, without their timestep ranges."""
     base = SimpleNamespace(model_sampling=model.get_model_object("model_sampling"))

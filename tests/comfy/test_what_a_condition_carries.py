@@ -225,7 +225,7 @@ def test_what_one_forward_cannot_honour_is_refused(made, key):
 def test_a_key_of_another_pack_goes_along(made):
     """Core ignores it; a wrapper of its pack on the MODEL reads it in our forward as in a run."""
     import comfy.patcher_extension
-    from vitrine.nodes.comfy.carried import foreign_keys
+    from vitrine.nodes.comfy.carried import foreign_keys, with_foreign
 
     def scaled(executor, model, conds, x, timestep, options):
         factors = [part.get("my_pack_scale", 1.0) for cond in conds if cond for part in cond]
@@ -241,6 +241,27 @@ def test_a_key_of_another_pack_goes_along(made):
         assert not torch.allclose(expected, cores(wrapped, plain, x), atol=1e-2)
         assert torch.allclose(ours(wrapped, told, x), expected, atol=1e-3)
     assert foreign_keys(told) == "not read by ComfyUI: my_pack_scale" and foreign_keys(plain) == ""
+    assert with_foreign("a report", told, told) == "a report\nnot read by ComfyUI: my_pack_scale"
+    assert with_foreign("a report", plain, None) == "a report"
+
+
+def test_every_report_about_a_prompt_says_what_is_not_read(comfy):
+    """Of NEMO and of W2W too: each node with a text output and a CONDITIONING calls one of the two functions."""
+    import inspect
+    import sys
+
+    lacking = []
+    for node_id, node in comfy.nodes.NODE_CLASS_MAPPINGS.items():
+        schema = node.define_schema() if node_id.startswith("Vitrine") else None
+        kinds = [] if schema is None else [i.get_io_type() for i in schema.inputs if not getattr(i, "optional", False)]
+        if "CONDITIONING" in kinds and "STRING" in [o.get_io_type() for o in schema.outputs]:
+            source = inspect.getsource(sys.modules[node.__module__])
+            if "with_foreign(" not in source and "foreign_keys(" not in source:
+                lacking.append(node_id)
+    assert set(lacking) <= {
+        "VitrineControlConditionedSampler",
+        "VitrineFindCorrespondence",
+    }  # texts of sizes and points
 
 
 def test_part_of_a_run_and_rows_at_several_levels(made):
