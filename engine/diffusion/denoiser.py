@@ -56,9 +56,10 @@ class Denoiser:
     def __post_init__(self) -> None:
         if self.prediction not in PREDICTIONS:
             raise refuse("prediction", self.prediction, PREDICTIONS, "see the scheduler's prediction_type")
-        if (self.prediction == "flow") != (self.schedule.kind == "flow"):
+        flow = self.schedule.kind == "flow"
+        if self.prediction not in (("flow", "x0") if flow else ("eps", "v", "x0")):
             pair = (self.prediction, self.schedule.kind)
-            raise refuse("prediction and schedule", pair, "flow with flow", "match them")
+            raise refuse("prediction and schedule", pair, "flow or x0 with a flow's schedule", "match them")
 
     @classmethod
     def from_diffusers(cls, model: Any, scheduler: Any = None) -> Denoiser:

@@ -57,7 +57,7 @@ def sample(
     """
     guided = null is not None and guidance != 1
     both = Condition.batch([cond, null.take(torch.arange(len(noise)))]) if null is not None and guided else cond
-    flow = denoiser.prediction == "flow"
+    flow = denoiser.schedule.kind == "flow"
     if flow:
         scheduler.set_timesteps(sigmas=[1 - i / steps for i in range(steps)])
     else:
@@ -89,7 +89,8 @@ def few_step_latents(
             step.
         shift: of a flow's times towards noise (Esser et al. 2024, Eq. 23); 1 changes nothing.
     """
-    total, flow, times = denoiser.schedule.steps, denoiser.prediction == "flow", [1 - i / steps for i in range(steps)]
+    schedule = denoiser.schedule
+    total, flow, times = schedule.steps, schedule.kind == "flow", [1 - i / steps for i in range(steps)]
     if flow:
         times = [total * shift * s / (1 + (shift - 1) * s) for s in times]
     else:

@@ -35,14 +35,19 @@ class Condition:
         return Condition(text, pooled, {k: fn(v) for k, v in self.extra.items()}, self.fixed)
 
     @property
+    def _first(self) -> torch.Tensor | None:
+        """The text, else the first other tensor, such as a class; None where there is none."""
+        return next((v for v in (self.text, self.pooled, *self.extra.values()) if v is not None), None)
+
+    @property
     def count(self) -> int:
-        """B, the batch rows of the text; 1 without text."""
-        return 1 if self.text is None else len(self.text)
+        """B, the batch rows; 1 without a tensor."""
+        return 1 if self._first is None else len(self._first)
 
     @property
     def device(self) -> torch.device:
-        """Of the text; the CPU where there is none."""
-        return torch.device("cpu") if self.text is None else self.text.device
+        """Of its tensors; the CPU where there is none."""
+        return torch.device("cpu") if self._first is None else self._first.device
 
     def take(self, rows: torch.Tensor) -> Condition:
         """Batch rows by index, with repetition. A condition with one row is expanded."""
