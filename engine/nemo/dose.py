@@ -212,6 +212,7 @@ def escalate(
         conds, outcomes: of each prompt: its condition, one row, and what its search ended with.
         shape: (C, h, w) of the latents.
         most_rows: UNet evaluations for each prompt, beyond which no further dose is tried; the first always is.
+        progress: counts UNet evaluations, of as many as all doses would take.
     """
     if sampler.threshold is None:
         raise refuse("sampler", "without a threshold", "one measured on this model", "calibrate")
@@ -220,21 +221,25 @@ def escalate(
     untouched = judge.samples([(cond, UNTOUCHED) for cond in conds])
     shared = judge.rows[0] + judge.rows[1] // max(1, len(conds))
     curves = [DoseCurve(judge.point(UNTOUCHED, each, each), judge.agreement(each), rows=shared) for each in untouched]
-    most = max(map(len, ladders), default=0)
+    most, each = max(map(len, ladders), default=0), sum(judge.rows)
+    limits = [math.inf] * len(curves) if most_rows is None else [max(rows, shared + each) for rows in most_rows]
+    expected = max((int(min(n, shared + most * each)) for n in limits), default=1)
 
     def goes_on(i: int, step: int) -> bool:
-        affordable = not step or most_rows is None or curves[i].rows + sum(judge.rows) <= most_rows[i]
-        return step < len(ladders[i]) and not curves[i].ended and affordable
+        return step < len(ladders[i]) and not curves[i].ended and curves[i].rows + each <= limits[i]
 
+    progress(shared, expected, None)
     for step in range(most):
         waiting = [i for i in range(len(curves)) if goes_on(i, step)]
+        if not waiting:
+            break
         doses = [ladders[i][step] for i in waiting]
         sampled = judge.samples([(conds[i], dose) for i, dose in zip(waiting, doses, strict=True)])
         for i, dose, samples, cost in zip(waiting, doses, sampled, judge.costs(doses), strict=True):
             point = replace(judge.point(dose, samples, untouched[i]), cost=cost)
-            curves[i] = curves[i].with_point(point, judge.agreement(samples), sum(judge.rows))
-        progress(step + 1, most, None)
-    progress(most, most, None)
+            curves[i] = curves[i].with_point(point, judge.agreement(samples), each)
+        progress(min(max(curve.rows for curve in curves), expected), expected, None)
+    progress(expected, expected, None)
     return curves
 
 

@@ -37,6 +37,7 @@ from vitrine.engine.nemo.dose import (
     doses_of,
     escalate,
 )
+from vitrine.engine.nemo.find import SEARCH_PART
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.nemo.probed_model import SampleBudget, setting, verbatim
@@ -168,6 +169,9 @@ def test_samples_decide_the_dose(searched):
     assert before.memorized and not after.memorized
     assert result.curve.rows == sampler.forwards
     assert steps == sorted(steps) and steps[-1] == 1
+    tried = [round((step - SEARCH_PART) / (1 - SEARCH_PART), 2) for step in steps if SEARCH_PART < step < 1]
+    rows = [112, 224, 336]  # untouched, then one dose after another: as many evaluations each
+    assert tried == pytest.approx([n / (112 * 8) for n in rows], abs=0.01)
     published, _ = dosed(searched, protocol="nemo")
     assert published.curve is None and published.neurons("").factor == 0, "as published"
 
