@@ -49,7 +49,7 @@ FRAMES: dict[str, list[Frame]] = {
         ("click one, find the others", [("", "The same points in other faces", k) for k in (0, 1, 3, 5)]),
     ],
     "Make a picture look small or large (demo)": [
-        ("above plain, below as small", two_rows("strength 1", "Strength 3: blurrier, as a small original is")),
+        ("above plain, below small", two_rows("strength 1", "Strength 3: blurrier, as a small original is")),
     ],
     "Sample at twice the size, transformer (demo)": [
         ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
@@ -90,7 +90,8 @@ FRAMES: dict[str, list[Frame]] = {
     ],
     "Stop the model copying a picture (demo)": [
         ("above copied, below blocked", two_rows(
-            "Untouched: one picture, four times", "Blocked: what the caption says",
+            "Untouched: one picture, four times",
+            "Blocked: what the caption says",
             "Look inside a copied picture (demo)",
         )),
         ("the training picture", "With and without the neurons", 0, 1),

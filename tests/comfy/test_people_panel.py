@@ -265,6 +265,10 @@ VALUES = f"Object.fromEntries({EDITS}.widgets.filter(w => w.serialize !== false)
 LATEST = "document.querySelector('.vitrine-person').dataset"
 
 
+MENU = f"app.extensions.find(e => e.name === 'vitrine.people_menu').getNodeMenuItems({EDITS})"
+"""What a right click on the node offers."""
+
+
 async def _drag(tab, selector, *shares):
     """Real mouse events at shares of an element's box."""
     left, top, width, height = await tab.box(selector)
@@ -334,6 +338,9 @@ async def _walk(driver, address, vue):
         copied += ".filter(n => n.comfyClass === 'VitrineW2WEdit' && n !== e)"
         copied += ".map(n => n.widgets.find(w => w.name === 'place').value)"
         seen["copied"] = await tab.evaluate(f"(() => {{ const e = {EDITS}; {copied} }})()")
+        copies = "app.graph._nodes.filter(n => n.comfyClass === 'VitrineW2WEdit').slice(1)"
+        await tab.evaluate(f"{copies}.forEach(n => app.graph.remove(n))")  # it is connected to nothing
+        seen["saved"] = await tab.run(address, MENU + "[0].callback()")
         seen["last"] = (await _run(tab, address), panel)
         return seen, tab.faults()
 
@@ -353,6 +360,9 @@ def test_people_are_dragged_and_sliders_pulled(driver, address, vue, record_prop
     assert labels == ["beard", "glasses", "long hair", "bald"] and values["strength_1"] == 2
     assert all(values[f"strength_{i}"] > 1 for i in range(2, 5))
     assert [part.split(":")[0] for part in values["more"].splitlines()] == ["curly hair", "mole left"]
+    outputs = seen["saved"]["outputs"].values()
+    written = [text for shown in outputs for text in shown.get("text", ()) if ".safetensors" in text]
+    assert "models/loras/vitrine/person.safetensors" in written[0] and not any("images" in o for o in outputs)
     assert seen["undone"]["more"].startswith("curly hair") and "mole" not in seen["undone"]["more"]
     assert seen["reloaded"] == values and seen["copied"] == [values["place"]]
     for executed, panel in (seen["first"], seen["last"]):

@@ -289,10 +289,8 @@ def sample_a_person_in_one_step(graph, comfy):
             return student(prompt, seeds, preset, output_type="pt").images
 
     found = {22: student(prompt, seeds, preset, output_type="pt").images, 32: one(person), 42: one(edited)}
-    student.load_lora_weights(str(student_file("diff-instruct")), adapter_name="strokes")
-    student.set_adapters(["generator", "strokes"], [1.0, graph(10).strength_model])
     slow = pipeline(W2WPipeline)
-    return found | {52: one(edited), 62: ksampler(graph, 60, slow, space=space, model=person)}
+    return found | {62: ksampler(graph, 60, slow, space=space, model=person)}
 
 
 # --- files and making ----------------------------------------------------------------------------------------------
