@@ -27,9 +27,8 @@ QUICK = Measured(plants=2, samples=3, blocked=3, others=2, ordinary=20, agreemen
     "nemo.held_out", paper=PAPER,
     figure="held-out memorized pictures: fraction of single samples that still copy after blocking, in the kind of "
            "pictures where it is largest",
-    target="of each kind at most 5 % of samples, surely below 8 %, where half or more copy untouched; ordinary "
-           "captions lose at most 2 points of prompt agreement; what still copies is never called cured; each verbatim "
-           "copy is detected; false alarms can be 1 %",
+    target="of each kind surely below 8 % of samples, at most 5 % measured; ordinary captions lose at most 2 points. "
+           "What still copies is not called cured; each verbatim copy is detected; false alarms can be 1 %",
     minutes=30, quick_minutes=0.8,
 )  # fmt: skip
 def held_out(
