@@ -49,7 +49,7 @@ class Reproduce:
     """Number of claims measured in parallel, each in a process of one thread; none: one per core, at most four."""
     plants: str | None = None
     """For nemo.held_out: a list of memorized pictures, JSON next to its LoRA (format: evidence/nemo/plant_files.py)."""
-    state: str | None = None
+    state: OutFolder | None = None
     """For nemo.held_out: a folder for what is measured so far; the same command goes on after it was ended."""
     photographs: str | None = None
     """For claims about photographs: their folder; by default that of Debian's tuxpaint-stamps-default."""
@@ -61,7 +61,7 @@ class Reproduce:
         from ..evidence.reproduce import reproduce
 
         names = ("plants", "state", "photographs", "avataaars")
-        files = {name: getattr(self, name) for name in names}
+        files = {name: value and str(value) for name in names for value in [getattr(self, name)]}
         return reproduce(list(self.claims), self.out, self.model, self.quick, self.workers, files)
 
 

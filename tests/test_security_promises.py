@@ -56,6 +56,10 @@ def test_routes_are_those_of_the_page():
     assert {method for method, _ in routes} == {"get", "post"}
 
 
+HUB = "engine/io/hub.py"
+"""Asks the hub where Python names a hub id. Nodes hand paths of files to what uses it."""
+
+
 def test_nodes_ask_no_other_host():
     scripts = [p.read_text(encoding="utf-8") for p in (ROOT / "nodes" / "web").glob("*.js")]
     assert len(scripts) >= 8
@@ -63,17 +67,24 @@ def test_nodes_ask_no_other_host():
         assert not re.search(r"https?://(?!www\.w3\.org/)|(?<!\.)\bfetch\(|WebSocket|EventSource", text)
     imported = {
         alias.name.split(".")[0]
-        for tree in trees().values()
+        for path, tree in trees().items()
+        if path != ROOT / HUB
         for n in ast.walk(tree)
         if isinstance(n, ast.Import)
         for alias in n.names
     } | {
         n.module.split(".")[0]
-        for tree in trees().values()
+        for path, tree in trees().items()
+        if path != ROOT / HUB
         for n in ast.walk(tree)
         if isinstance(n, ast.ImportFrom) and n.module and not n.level
     }
     assert not imported & {"requests", "urllib", "http", "httpx", "socket", "huggingface_hub", "subprocess", "pickle"}
+    asked = {"from_pretrained", "push_to_hub", "local_file", "hub"}
+    for path, tree in trees().items():
+        if path.is_relative_to(ROOT / "nodes"):
+            names = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+            assert not asked & names, path
 
 
 def test_it_says_how_to_report():

@@ -200,10 +200,10 @@ class PictureIndex:
             near = self.table.rows(numbers.tolist()).float().view(-1, 3, SIDE, SIDE)
         kinds = torch.full((len(samples),), KINDS.index(UNALTERED))
         if self._altered is not None and bool((ratios >= THIRD).any()):
-            rest = (ratios >= THIRD).nonzero()[:, 0]
-            altered = self._altered.nearest(samples[rest])
+            others = (ratios >= THIRD).nonzero()[:, 0]
+            altered = self._altered.nearest(samples[others])
             copied = altered.ratios < THIRD
-            at = rest[copied]
+            at = others[copied]
             ratios[at], numbers[at], kinds[at] = altered.ratios[copied], altered.numbers[copied], altered.kinds[copied]
             near[at] = altered.aligned[copied]
         maps = torch.stack([self._map(a, b) for a, b in zip(samples, near, strict=True)])

@@ -127,7 +127,7 @@ class TrainingRun:
     Attributes:
         name: what the files' names have in common.
         checkpoints: at least two.
-        verdict: ``fine``, ``look``, ``bad`` or ``not measured``, see :mod:`.verdicts`.
+        verdict: ``fine``, ``look``, ``bad`` or ``not measured``, see :mod:`~vitrine.engine.settings.verdicts`.
         headline: the outcome in a few words.
         text: why, and what to do.
         suggested: index of the checkpoint to try first; None where the weights do not say.

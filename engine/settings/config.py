@@ -84,7 +84,8 @@ def check_numbers(settings: Any) -> None:
         value, kind = getattr(settings, field.name), kinds[field.name]
         numbers, inner = list(_floats(value)), _elements(kind) if isinstance(value, tuple) else kind
         numeric = inner is not None and set(_members(inner)) <= _NUMBERS
-        fits = not any(map(math.isnan, numbers)) and (not numeric or _fits(value, kind))
+        several = isinstance(value, (tuple, list, dict)) and set(_members(kind)) <= set(_PLAIN)  # where one is wanted
+        fits = not several and not any(map(math.isnan, numbers)) and (not numeric or _fits(value, kind))
         if not fits or any(map(math.isinf, numbers)) and not any(map(math.isinf, _floats(field.default))):
             large = isinstance(value, int) and abs(value) >= _TOO_LARGE
             accepted = "a finite number" if fits else "a number below 2**64" if large else _kinds(kind)

@@ -17,7 +17,7 @@ class CheckConfig(Options):
     usual: Annotated[int, Option("Samples that say which distance is usual.", ge=2, node=False)] = 16
     ordinary: Annotated[tuple[str, ...], Option(
         "Captions that have nothing to do with the pictures: they say which distance is usual.",
-        details="With a LoRA none are needed, as the model without it says what is usual.",
+        details="With a LoRA none are needed, as the model without it says what is usual.", node=False,
     )] = ()  # fmt: skip
 
     def __post_init__(self) -> None:

@@ -6,8 +6,8 @@
     class SearchConfig(Options):
         share: Annotated[float, Option("Fraction of the effect.", gt=0, le=1, step=0.01)] = 0.98
 
-Checks and their messages, the class's ``Attributes:`` (which the command line and ``docs/api`` read), node inputs
-(``nodes/config_inputs.py``) and property tests are made from it.
+Checks and their messages, the class's ``Attributes:`` (which the command line and the pages of the API read), node
+inputs (``nodes/config_inputs.py``) and property tests are made from it.
 """
 
 from __future__ import annotations

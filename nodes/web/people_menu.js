@@ -17,8 +17,8 @@ function saverOf(node) {
   graph.add(saver);
   const at = (name) => saver.inputs.findIndex((i) => i.name === name);
   const space = node.inputs.findIndex((i) => i.name === "space"), link = graph.getLink(node.inputs[space].link);
-  if (link) graph.getNodeById(link.origin_id)?.connect(link.origin_slot, saver, at("space"));
-  node.connect(0, saver, at("w2w_model"));
+  if (link) graph.getNodeById(link.origin_id)?.connectByType(link.origin_slot, saver, saver.inputs[at("space")].type);
+  node.connectByType(0, saver, saver.inputs[at("w2w_model")].type);
   undoStep();
   return saver;
 }

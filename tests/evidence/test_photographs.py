@@ -52,7 +52,7 @@ def test_descriptors_find_points_of_a_shifted_copy(describe):
 
 def test_without_scikit_image_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "skimage", None)
-    with pytest.raises(VitrineError, match=r"vitrine-diffusion\[demo\]"):
+    with pytest.raises(VitrineError, match=r"'\.\[demo\]'"):
         whole_photographs()
 
 

@@ -63,11 +63,11 @@ def names_of_numbers(file: str, shapes: Shapes, header: Mapping[str, str]) -> di
         file: name of the file, for messages.
         header: the file's texts, which may have ranks and classes of modules.
     """
-    found = {key: match for key in shapes if (match := _KEY.fullmatch(key))}
-    if not found:
+    numbered = {key: match for key in shapes if (match := _KEY.fullmatch(key))}
+    if not numbered:
         return {}
     sizes: dict[str, dict[int, tuple[int, int]]] = {"unet": {}, "text_encoder": {}}
-    for match in found.values():
+    for match in numbered.values():
         part, number = match[1], int(match[2])
         sizes[part][number] = _size(file, shapes, header, f"{part}:{number}")
     modules = {"unet": _unet_layers(file, sizes["unet"], header), "text_encoder": _text_layers(sizes["text_encoder"])}
@@ -75,7 +75,7 @@ def names_of_numbers(file: str, shapes: Shapes, header: Mapping[str, str]) -> di
         if len(sizes[part]) != len(layers):
             shown = f"{file} with {len(sizes[part])} numbers of {part}"
             raise refuse("LoRA file", shown, "those of all its layers", _REMEDY)
-    names = {key: f"{m[1]}.{modules[m[1]][int(m[2])]}.{_SPELLED[m[3]]}" for key, m in found.items()}
+    names = {key: f"{m[1]}.{modules[m[1]][int(m[2])]}.{_SPELLED[m[3]]}" for key, m in numbered.items()}
     return names | {key: f"bundle_emb.{key}" for key in shapes if _EMBEDDING.fullmatch(key)}
 
 
@@ -104,8 +104,8 @@ def _unet_layers(file: str, sizes: Mapping[int, tuple[int, int]], header: Mappin
             if sizes == {number: size for number, (_, size) in enumerate(layers)}:
                 return [name for name, _ in layers]
     classes = header.get("unet", "")[:120]
-    told = f" below {', '.join(_classes(classes))}" if classes else ""
-    shown = f"{file} with {len(sizes)} layers by number{told}"
+    below = f" below {', '.join(_classes(classes))}" if classes else ""
+    shown = f"{file} with {len(sizes)} layers by number{below}"
     accepted = "those of attentions and GEGLU of Stable Diffusion 1 or 2, in one of diffusers' orders"
     raise refuse("LoRA file", shown, accepted, _REMEDY)
 

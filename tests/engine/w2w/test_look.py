@@ -69,7 +69,7 @@ def test_copies_of_many_are_found_in_blocks_and_nothing_else():
         (KEYS, (320, 1024), "Stable Diffusion 2.x"),
         (KEYS, (640, 2048), "SDXL"),
         ("single_transformer_blocks.0.attn.to_q", (3072, 3072), "Flux or Chroma"),
-        ("double_blocks.0.img_attn.qkv", (9216, 3072), "Flux or Chroma"),
+        ("double_blocks.0.img_attn.qkv", (9216, 3072), "Flux or Chroma or Flux.2 Klein 4B"),
         ("joint_blocks.0.x_block.attn.qkv", (4608, 1536), "Stable Diffusion 3 / 3.5 medium"),
         ("transformer_blocks.0.attn2.to_q", (1152, 1152), "PixArt"),
         (KEYS, (32, 33), ""),

@@ -86,7 +86,7 @@ def test_unknown_labels_are_left_out(space):
     y = (space.coefficients[:, 0] > 0).float()
     y[::3] = torch.nan
     assert abs(float(torch.nn.functional.normalize(direction(space, y, components=8), dim=0)[0])) > 0.7
-    with pytest.raises(VitrineError, match="two classes"):
+    with pytest.raises(VitrineError, match="models of two kinds"):
         direction(space, torch.ones(space.count))
     with pytest.raises(VitrineError, match="labels"):
         direction(space, torch.ones(3))
