@@ -97,7 +97,7 @@ class SearchConfig(Options):
     rows: Annotated[int, Option("Largest batch of one forward.", ge=1, node=False)] = 80
     protocol: Annotated[str, Option(
         "vitrine searches the prompt you give; nemo only one that scores above the threshold, as published.",
-        choices=PROTOCOLS, advanced=True, details="vitrine takes all seeds. nemo takes those that agree by more than "
+        choices=PROTOCOLS, advanced=True, details="All seeds count with vitrine; nemo takes those that agree by more than "
         "tau, and ends when blocked and unblocked predictions agree by no more than tau.",
     )] = PROTOCOLS[0]  # fmt: skip
 

@@ -10,7 +10,7 @@ from vitrine.engine.nemo.noise_similarity import PROMPT_WORDS
 from vitrine.engine.settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, WORDS
 from vitrine_tests.engine.copies.test_verdicts import facts
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "is_my_lora_overfitted.md"
+PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
 MARKS = ("<!-- verdicts -->", "<!-- end of verdicts -->")
 ASKED = {
     "what it is": "its tensors; libraries that loaded it", "where it acts": "its own prompts and ordinary ones",

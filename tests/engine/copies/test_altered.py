@@ -12,7 +12,7 @@ from vitrine.engine.nemo.blocked_copies import THIRD, share_interval
 from vitrine.engine.portraits import render, sample_scenes
 from vitrine.evidence.portraits.identities import FIRST_IDENTITY, training_pictures
 
-PAGE = Path(__file__).parents[3] / "docs/tutorials/is_my_lora_overfitted.md"
+PAGE = Path(__file__).parents[3] / "docs/verdicts.md"
 
 
 def cropped(pictures, part, top, left):
