@@ -153,7 +153,7 @@ class LoraReportNode(io.ComfyNode):
             search_aliases=["is my lora overfitted", "overtrained lora", "lora info", "inspect lora", "lora metadata",
                             "trigger words", "does my lora copy", "lora strength", "duplicate lora"],
             hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("ordinary", "compare", "name"), [
+            inputs=under_advanced(("ordinary", "whole_run", "compare", "name"), [
                 io.Model.Input("model", tooltip="The LoRA's base model, without the LoRA."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
                 io.Vae.Input("vae", tooltip="Its autoencoder."),

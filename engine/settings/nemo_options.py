@@ -97,8 +97,8 @@ class SearchConfig(Options):
     rows: Annotated[int, Option("Largest batch of one forward.", ge=1, node=False)] = 80
     protocol: Annotated[str, Option(
         "vitrine searches the prompt you give; nemo only one that scores above the threshold, as published.",
-        choices=PROTOCOLS, advanced=True, details="All seeds count with vitrine; nemo takes those that agree by more than "
-        "tau, and ends when blocked and unblocked predictions agree by no more than tau.",
+        choices=PROTOCOLS, advanced=True, details="All seeds count with vitrine; nemo takes those that agree by more "
+        "than tau, and ends when blocked and unblocked predictions agree by no more than tau.",
     )] = PROTOCOLS[0]  # fmt: skip
 
     def _check(self) -> None:

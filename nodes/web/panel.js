@@ -228,7 +228,9 @@ export function foldable(node, label, open, width = 280, fresh = false) {
   if (fresh) chain(node, "onAdded", () => queueMicrotask(() => { // a saved or copied node is configured, as it was left
     if (configured || panel || !node.graph) return;
     node.properties[OPEN] = true;
-    show(true);
+    const beside = Math.max(0, node.size[1] - node.computeSize()[1]); // what room.js keeps for what a run shows
+    const least = show(true);
+    node.setSize?.([node.size[0], least + beside]);
   }));
   return { later };
 }

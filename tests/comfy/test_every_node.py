@@ -1,7 +1,6 @@
 """What every node of the pack must have, counted: 100 % or the names of those that lack it."""
 
 import inspect
-import json
 import pkgutil
 import re
 from pathlib import Path
@@ -57,11 +56,6 @@ def _runs_alone(node, schema):
     return schema.is_output_node or not shows or within
 
 
-def _costs():
-    rows = json.loads((ROOT / "tests" / "benchmarks" / "baseline.json").read_text(encoding="utf-8"))["rows"]
-    return {row["method"] for row in rows}
-
-
 CHECKS = {
     "V3 schema": _v3,
     "display name": lambda node, s: s.display_name and s.display_name != s.node_id,
@@ -77,7 +71,6 @@ CHECKS = {
     "its text shown on it": _told,
     "its twin in Python": _twin,
     "runs alone where it shows something": _runs_alone,
-    "a row in the speed table": lambda node, s: f"node: {s.display_name}" in _costs(),
 }
 
 

@@ -31,12 +31,13 @@ SHORTER = {
     "VitrineEMDDistill": {"steps": 1, "batch": 1, "K": 1},
     "VitrineW2WInvert": {"preset": "custom", "steps": 2},
     "VitrineTrainW2WSlider": {"steps": 2},
-    "VitrineNEMOCopyCheck": {"seeds": 2, "steps": 2},
+    "VitrineNEMOCalibrate": {"prompts": "a face\na hat\na beard\na cap"},
+    "VitrineNEMOCopyCheck": {"seeds": 2, "steps": 2, "prompts": "a face"},
     "VitrineLoRAReport": {"seeds": 2, "steps": 1, "prompts": 1, "ordinary": "a\nb"},
     "VitrineNEMOVerify": {"attack_steps": 2},
     "VitrineControlConditionedSampler": {"steps": 2},
 }
-"""What only takes less time than the defaults."""
+"""What only takes less time than the defaults, and texts that a node cannot do without."""
 SHIPPED = {"VitrineLoadControl": {"file": "portraits power-cosine"}}
 """Files that other tests have saved come first in a list."""
 LEFT_OUT = {

@@ -1,6 +1,8 @@
 """ComfyUI's own nodes that change a MODEL, before one forward of ours outside a sampler: none ends in a raw error."""
 
+import shutil
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -62,7 +64,20 @@ def patched(node, model):
 
 
 @pytest.fixture(scope="module")
-def scene(comfy):
+def own_lora(comfy):
+    """A LoRA in the user's folder: the shipped ones are not in core's lists."""
+    import folder_paths
+    from vitrine.engine.portraits.shipped import student_file
+
+    path = Path(folder_paths.get_folder_paths("loras")[0]) / "own.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(student_file(), path)
+    yield
+    path.unlink()
+
+
+@pytest.fixture(scope="module")
+def scene(comfy, own_lora):
     """A model, and the two nodes that run it once: MODEL -> what comes out."""
     model, clip, vae = comfy.call("VitrineLoadPortraits")
     with torch.inference_mode():
