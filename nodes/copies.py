@@ -20,7 +20,7 @@ from ..engine.copies import (
 )
 from ..engine.copies.lora_samples import USUAL
 from ..engine.copies.nearest import overlay
-from ..engine.copies.training_runs import fellow_checkpoints
+from ..engine.copies.training_runs import checkpoints_beside
 from ..engine.nemo import ProbeConfig, VerifyConfig
 from .captions import captioned
 from .comfy.copies import (
@@ -208,7 +208,7 @@ class LoraReportNode(io.ComfyNode):
             path.parent if compare else None,
         )  # fmt: skip
         holder = ComfyModel(model, clip, vae, latent)
-        files = fellow_checkpoints(path) if whole_run else [path]
+        files = checkpoints_beside(path) if whole_run else [path]
         report = lora_report(
             files,
             work_folder(REPORTS, name),

@@ -200,8 +200,8 @@ def _look(
     if health is None or health.broken("NaN or infinite"):
         return Findings(name, facts, health, problem)
     # checkpoints of one run are near each other, which is no finding
-    fellows = {other.resolve() for run in runs if path in run.paths for other in run.paths}
-    others = [other for other in files_to_compare(paths, material.folder) if other.resolve() not in fellows]
+    of_the_runs = {other.resolve() for run in runs if path in run.paths for other in run.paths}
+    others = [other for other in files_to_compare(paths, material.folder) if other.resolve() not in of_the_runs]
     try:
         near = neighbours_in(facts.file, others)
     except VitrineError:  # its numbers are finite, yet no weights

@@ -311,7 +311,7 @@ def runs_among(files: Sequence[LoraFile], others: Sequence[Path] = ()) -> list[T
     return runs
 
 
-def fellow_checkpoints(path: Path) -> list[Path]:
+def checkpoints_beside(path: Path) -> list[Path]:
     """The checkpoints of a file's run in the order of their steps; the file alone where it is of none."""
     file = _header(path)
     runs = [] if file is None else runs_among([file], files_in(path.parent, ".safetensors", deep=True))

@@ -69,7 +69,7 @@ class Shared:
 
     def save_pretrained(self, folder: str | Path) -> Path:
         """Writes a folder that :meth:`from_pretrained` reads: the file, and a card unless there is one."""
-        return self._saved(Path(folder), str(folder))
+        return self._saved(Path(folder), Path(folder).name)  # a card names no folder of this machine
 
     def _saved(self, folder: Path, source: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)

@@ -126,7 +126,7 @@ def test_the_command_says_a_run_of_n_checkpoints_and_shows_it(folder, tmp_path, 
     assert run["checkpoints"][2]["cosine_with_the_stretch_before"] == pytest.approx(float(rows[0] @ rows[1]), abs=1e-3)
 
 
-def test_fellows_in_the_folder_count_and_are_no_neighbours(folder, tmp_path):
+def test_checkpoints_in_the_folder_count_and_are_no_neighbours(folder, tmp_path):
     assert main(["lora", "report", str(folder / "style-000004.safetensors"), "--folder", str(folder),
                  "--out", str(tmp_path / "out")]) == 0  # fmt: skip
     table = json.loads((tmp_path / "out" / "report.json").read_text())

@@ -57,15 +57,15 @@ class Stub(BaseHTTPRequestHandler):
         })  # fmt: skip
 
     def do_GET(self):
-        found = re.fullmatch(r"/(.+)/resolve/(?:main|0{40})/(.+)", self.path)
-        if found is None:
+        asked_file = re.fullmatch(r"/(.+)/resolve/(?:main|0{40})/(.+)", self.path)
+        if asked_file is None:
             name = re.sub(r"^/api/models/|/revision/main$|\?.*", "", self.path)
             if name in self.server.repositories:
                 return self._answer({"id": name, "sha": COMMIT, "siblings": []})
             return self._answer({}, 404, X_Error_Code="RepoNotFound")
-        content = self.server.repositories.get(found[1], {}).get(found[2])
+        content = self.server.repositories.get(asked_file[1], {}).get(asked_file[2])
         if content is None:
-            code = "EntryNotFound" if found[1] in self.server.repositories else "RepoNotFound"
+            code = "EntryNotFound" if asked_file[1] in self.server.repositories else "RepoNotFound"
             return self._answer({}, 404, X_Error_Code=code)
         return self._answer(content, ETag=f'"{sha1(content).hexdigest()}"', X_Repo_Commit=COMMIT)
 

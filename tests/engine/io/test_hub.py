@@ -64,6 +64,8 @@ def test_a_card_says_what_it_is_and_its_owners_stays(artefacts, tmp_path, monkey
     (tmp_path / "kept" / CARD).write_text("my words")
     neurons.save_pretrained(tmp_path / "kept")
     assert (tmp_path / "kept" / CARD).read_text() == "my words"
+    neurons.save_pretrained(tmp_path / "new")
+    assert str(tmp_path) not in (tmp_path / "new" / CARD).read_text()
 
 
 def test_what_is_not_there_is_refused(tmp_path, monkeypatch):
