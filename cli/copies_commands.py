@@ -132,9 +132,14 @@ class Report:
         from ..engine.runtime.progress import TqdmProgress
 
         report = lora_report(
-            _lora_files(self.files), self.out, self._model if self.base else None, self._material(), self.sampled,
-            self.budget or None, TqdmProgress("samples"),
-        )  # fmt: skip
+            _lora_files(self.files),
+            self.out,
+            self._model if self.base else None,
+            self._material(),
+            self.sampled,
+            self.budget or None,
+            TqdmProgress("samples"),
+        )
         print(report.text())
         print(f"-> {report.page}, {report.folder / 'report.json'}")
         if report.unread:

@@ -16,10 +16,18 @@ from ..engine.settings.setting_checks import OutFolder
 from .options import Load
 
 PORTRAITS: dict[str, Any] = {
-    "steps": 2000, "batch": 16, "rank": 16, "guidance": 3.0, "score_updates": 2, "ema": 0.999,
-    "lr_generator": 1e-4, "lr_score": 5e-4, "weight": "dmd", "auto_gz": False,
+    "steps": 2000,
+    "batch": 16,
+    "rank": 16,
+    "guidance": 3.0,
+    "score_updates": 2,
+    "ema": 0.999,
+    "lr_generator": 1e-4,
+    "lr_score": 5e-4,
+    "weight": "dmd",
+    "auto_gz": False,
     "chain": {"steps": 4, "ge": 0.16, "gz": 0.01, "clip": 20.0},
-}  # fmt: skip
+}
 """Training settings of the shipped student."""
 
 

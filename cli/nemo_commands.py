@@ -76,9 +76,16 @@ class Calibrate:
         texts, pipe, workers = read_prompts(self.prompts, 2)[0], _pipeline(self.model, self.load), launched()
         state = self.out.with_suffix(".state")
         calibration = pipe.calibrate(
-            texts, scope=self.scope, probe=self.probe, few_steps=self.few_steps, scored=self.scored,
-            progress=_bar("calibrating", workers), state=state, memory=self.memory, workers=workers,
-        )  # fmt: skip
+            texts,
+            scope=self.scope,
+            probe=self.probe,
+            few_steps=self.few_steps,
+            scored=self.scored,
+            progress=_bar("calibrating", workers),
+            state=state,
+            memory=self.memory,
+            workers=workers,
+        )
         if not workers.index:
             calibration.save(self.out)
             print(f"{calibration.text()}\n-> {self.out}")
@@ -259,6 +266,10 @@ class Bake:
 
 
 COMMANDS: dict[str, type] = {
-    "calibrate": Calibrate, "import-statistics": ImportStatistics, "detect": Detect, "find": Find, "bake": Bake,
+    "calibrate": Calibrate,
+    "import-statistics": ImportStatistics,
+    "detect": Detect,
+    "find": Find,
+    "bake": Bake,
     "check": Check,
-}  # fmt: skip
+}

@@ -69,10 +69,15 @@ class Rank:
             raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
         pictures, workers = self._pictures(), launched()
         settings: dict[str, Any] = {
-            "timestep": self.timestep, "budget": self.budget, "most": self.most, "state": self.state,
-            "memory": self.memory, "size": self.size, "progress": TqdmProgress("ranking", not workers.index),
+            "timestep": self.timestep,
+            "budget": self.budget,
+            "most": self.most,
+            "state": self.state,
+            "memory": self.memory,
+            "size": self.size,
+            "progress": TqdmProgress("ranking", not workers.index),
             "workers": workers,
-        }  # fmt: skip
+        }
         if self.keypoints is None:
             pipe = SegmentationPipeline.from_pipe(load_pipeline(self.model, None, self.load))
             ranking = pipe.rank(pictures, None, self.prompt, split=self.split, folds=self.folds, **settings)

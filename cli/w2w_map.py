@@ -53,8 +53,10 @@ class Map:
         drawn = map_of(space, labels, self.method, self.seed, TqdmProgress("laying out"))
         pictures = _pictures(self.thumbnails, names)
         page = map_page(space, drawn, pictures)
-        print(f"{page.write(self.out)}: {len(names)} models, {len(pictures)} thumbnails, "
-              f"{drawn.kept:.0%} of neighbours kept (by chance {drawn.chance:.0%})")  # fmt: skip
+        print(
+            f"{page.write(self.out)}: {len(names)} models, {len(pictures)} thumbnails, "
+            f"{drawn.kept:.0%} of neighbours kept (by chance {drawn.chance:.0%})"
+        )
         if self.store and self.space is not None:
             print(f"space: {with_map(space, drawn, labels).save(self.space, self.dtype)}")
         return 0

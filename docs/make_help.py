@@ -83,7 +83,7 @@ def cuts() -> dict[str, list[Cut]]:
         "map": [strip("widget_people", ".vitrine-map")],
         "clicks": [strip("widget_points", ".vitrine-shown")],
         "transformer": [tiles(SIZE, "Constant, 64 px", 3)],
-    }  # fmt: skip
+    }
 
 
 def picture(name: str) -> Image.Image:

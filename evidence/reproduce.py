@@ -22,9 +22,13 @@ from .result_plots import shown
 
 
 def reproduce(
-    names: list[str], out: Path | None, model: str | None, quick: bool = False, workers: int | None = None,
+    names: list[str],
+    out: Path | None,
+    model: str | None,
+    quick: bool = False,
+    workers: int | None = None,
     files: Mapping[str, str | None] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Measures claims by name or glob, all for an empty list; prints the time left before each.
 
     Args:

@@ -21,7 +21,7 @@ LIBRARIES = ("vitrine-diffusion", "torch", "diffusers", "transformers", "peft")
 
 def record(
     claim: Claim, result: ClaimResult, *, quick: bool, command: str, seconds: float, code: str | None
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The file's content: the claim in words, its figures with all baselines, and the settings of the measurement.
 
     Args:

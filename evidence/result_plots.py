@@ -76,9 +76,11 @@ def _axis_title(result: dict[str, Any]) -> str:
 def _arm(arm: dict[str, Any], y: int, x: Any) -> list[str]:
     """Name and figure above a line with the interval and the dot."""
     role, line = arm["role"], y + 27
-    parts = [f'<text x="{LEFT}" y="{y + 14}">{html.escape(arm["name"])}</text>',
-             f'<text x="{RIGHT}" y="{y + 14}" text-anchor="end">{number(arm["value"])}</text>',
-             f'<path stroke="var(--line)" d="M{LEFT} {line}H{RIGHT}"/>']  # fmt: skip
+    parts = [
+        f'<text x="{LEFT}" y="{y + 14}">{html.escape(arm["name"])}</text>',
+        f'<text x="{RIGHT}" y="{y + 14}" text-anchor="end">{number(arm["value"])}</text>',
+        f'<path stroke="var(--line)" d="M{LEFT} {line}H{RIGHT}"/>',
+    ]
     if arm["interval"]:
         ends = [x(v) for v in arm["interval"]]
         parts.append(f'<path class="{role}" stroke-width="2" d="M{ends[0]} {line}H{ends[1]}"/>')

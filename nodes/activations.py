@@ -83,10 +83,21 @@ class ActivationTap(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, image: torch.Tensor, positive: list, selection: str, addresses: str,
-        timestep: float, seed: int, ensemble: int, dtype: str, modulate: bool = False, discard: str = "",
+        cls,
+        model: Any,
+        vae: Any,
+        image: torch.Tensor,
+        positive: list,
+        selection: str,
+        addresses: str,
+        timestep: float,
+        seed: int,
+        ensemble: int,
+        dtype: str,
+        modulate: bool = False,
+        discard: str = "",
         protocol: str = PROTOCOLS[0],
-    ) -> io.NodeOutput:  # fmt: skip
+    ) -> io.NodeOutput:
         """Encode once, tap with ``tap_latents``, show the first site."""
         config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard), dtype)
         backbone = backbone_of(model)
@@ -196,20 +207,27 @@ class CollectTaps(io.ComfyNode):
             search_aliases=["recorded activations", "read taps"],
             inputs=[
                 RecorderSocket.Input(
-                    "recorder", optional=True,
+                    "recorder",
+                    optional=True,
                     tooltip="From Tap During Sampling. Without one, as when that is bypassed, only the LATENT is "
-                            "passed on.",
+                    "passed on.",
                 ),
                 io.Latent.Input("latent", tooltip="The output of the sampler that used the recording MODEL."),
                 io.Int.Input(
                     "step", default=-1, min=-1, max=10_000, tooltip="A recorded step of the run; -1: the last."
                 ),
                 io.Combo.Input(
-                    "half", options=list(HALVES), default="cond",
+                    "half",
+                    options=list(HALVES),
+                    default="cond",
                     tooltip="With or without the prompt; the others are further conditionings of some guiders.",
                 ),
                 io.Int.Input(
-                    "part", default=0, min=0, max=100, optional=True,
+                    "part",
+                    default=0,
+                    min=0,
+                    max=100,
+                    optional=True,
                     tooltip="Which of several prompts that were combined, from 1; 0: the only one.",
                 ),
             ],
@@ -220,7 +238,7 @@ class CollectTaps(io.ComfyNode):
             ],
             hidden=[io.Hidden.unique_id],
             not_idempotent=True,  # the recorder changes behind the cache's back when only the sampler ran again
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(
@@ -393,5 +411,10 @@ def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
 
 
 NODES = [
-    ActivationTap, TapDuringSampling, CollectTaps, ActivationPicture, SaveActivations, LoadActivations,
-]  # fmt: skip
+    ActivationTap,
+    TapDuringSampling,
+    CollectTaps,
+    ActivationPicture,
+    SaveActivations,
+    LoadActivations,
+]

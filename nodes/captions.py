@@ -20,7 +20,7 @@ def enlarged(pictures: torch.Tensor, least: int = 256) -> torch.Tensor:
 
 def captioned(
     pictures: torch.Tensor, names: Sequence[str] = (), colours: Mapping[str, str] | None = None, line: int = LINE
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Enlarged pictures with a line above that says what each is, and one below that says what its colours mean.
 
     Args:

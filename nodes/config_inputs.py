@@ -55,9 +55,11 @@ def _input(setting: Setting, changes: dict[str, Any]) -> Any:
     name, annotation, default, option = setting
     kind = next(t for t in (typing.get_args(annotation) or (annotation,)) if t is not type(None))
     shared: dict[str, Any] = {
-        "default": option.unset if default in (None, MISSING) else default, "tooltip": tooltip_of(option),
-        "display_name": option.label, "advanced": option.advanced,
-    }  # fmt: skip
+        "default": option.unset if default in (None, MISSING) else default,
+        "tooltip": tooltip_of(option),
+        "display_name": option.label,
+        "advanced": option.advanced,
+    }
     if option.choices:
         return io.Combo.Input(name, **{"options": list(option.choices)} | shared | changes)
     if kind is bool:

@@ -72,9 +72,18 @@ class ControlValues(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, conditioning: list, width: int, height: int, crop_left: int, crop_top: int, target_width: int,
-        target_height: int, flip: bool = False, extra: str = "", model: Any = None,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        conditioning: list,
+        width: int,
+        height: int,
+        crop_left: int,
+        crop_top: int,
+        target_width: int,
+        target_height: int,
+        flip: bool = False,
+        extra: str = "",
+        model: Any = None,
+    ) -> io.NodeOutput:
         """The conditioning that comes in stays as it is."""
         if model is not None:
             reads_sizes(model)
@@ -105,9 +114,16 @@ class ApplyGammaSchedule(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, form: str, alpha: float, clock: str, reference: str, reference_width: int,
-        reference_height: int, points: str = "",
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        form: str,
+        alpha: float,
+        clock: str,
+        reference: str,
+        reference_width: int,
+        reference_height: int,
+        points: str = "",
+    ) -> io.NodeOutput:
         """``weighted``; constant leaves the model untouched."""
         neutral = reference_of(reference, reference_width, reference_height)
         drawn = points.strip()
@@ -130,7 +146,8 @@ class LoadControl(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
-                    "file", options=checkpoints() or ["none found"],
+                    "file",
+                    options=checkpoints() or ["none found"],
                     tooltip="A .safetensors of models/vitrine_control, or one that ships with a portraits transformer.",
                 ),
             ],
@@ -138,7 +155,7 @@ class LoadControl(io.ComfyNode):
                 io.Model.Output(display_name="MODEL", tooltip="Takes the values of Size and Crop Values."),
                 io.String.Output(display_name="report", tooltip="Conditions, curve, padding, base model."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def fingerprint_inputs(cls, file: str, **others: Any) -> str:
@@ -188,7 +205,7 @@ class NoisyReplicatePadding(io.ComfyNode):
     @classmethod
     def execute(
         cls, conditioning: list, seed: int, tokens: int = 0, clip: Any = None, text: str = "", **options: Any
-    ) -> io.NodeOutput:  # fmt: skip
+    ) -> io.NodeOutput:
         """The conditioning that comes in stays as it is."""
         config, padded_parts = settings_from(PaddingConfig, options), []
         if len(conditioning) > 1 and (tokens or clip is not None):

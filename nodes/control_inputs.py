@@ -14,12 +14,14 @@ GAMMA = [
     input_of(GammaConfig, "form", options=list(FORMS)),
     *inputs_of(GammaConfig, "alpha", "clock"),
     io.Combo.Input(
-        "reference", options=list(REFERENCES), default="target",
+        "reference",
+        options=list(REFERENCES),
+        default="target",
         tooltip="The neutral size, used while the weight is 0. target: neither enlarged nor reduced.",
     ),
     io.Int.Input("reference_width", default=1024, min=8, max=16384, tooltip="For 'size below', in pixels."),
     io.Int.Input("reference_height", default=1024, min=8, max=16384, tooltip="For 'size below', in pixels."),
-]  # fmt: skip
+]
 
 
 def pixels(name: str, default: int, least: int, tooltip: str) -> io.Int.Input:

@@ -51,9 +51,15 @@ class ControlCFGGuider(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, negative: list, cfg: float, control: float, nesting: str,
+        cls,
+        model: Any,
+        positive: list,
+        negative: list,
+        cfg: float,
+        control: float,
+        nesting: str,
         negative_sizes: str = "picture",
-    ) -> io.NodeOutput:  # fmt: skip
+    ) -> io.NodeOutput:
         """Eq. 2; the null control is derived from the positive."""
         config = GuidanceConfig(cfg, control, nesting, negative=negative_sizes)
         return io.NodeOutput(ControlGuider(model, positive, negative, config))
@@ -115,11 +121,33 @@ class ControlConditionedSampler(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, negative: list, latent_image: dict, seed: int, steps: int, cfg: float,
-        control: float, nesting: str, sampler_name: str, scheduler: str, denoise: float, width: int, height: int,
-        crop_left: int, crop_top: int, flip: bool, form: str, alpha: float, clock: str, reference: str,
-        reference_width: int, reference_height: int, upscale: float = 1.0, negative_sizes: str = "picture",
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        positive: list,
+        negative: list,
+        latent_image: dict,
+        seed: int,
+        steps: int,
+        cfg: float,
+        control: float,
+        nesting: str,
+        sampler_name: str,
+        scheduler: str,
+        denoise: float,
+        width: int,
+        height: int,
+        crop_left: int,
+        crop_top: int,
+        flip: bool,
+        form: str,
+        alpha: float,
+        clock: str,
+        reference: str,
+        reference_width: int,
+        reference_height: int,
+        upscale: float = 1.0,
+        negative_sizes: str = "picture",
+    ) -> io.NodeOutput:
         """Size and Crop Values, Size Weight Schedule, Size CFG Guider and a sampler in a row."""
         latents_to_sample(model, latent_image)
         gamma = GammaConfig(form, alpha, clock=clock)

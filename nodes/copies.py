@@ -102,10 +102,24 @@ class NEMOCopyCheck(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, clip: Any, vae: Any, latent: dict, prompts: str, ordinary: str,
-        steps: int, cfg: float, sampler_name: str, scheduler: str, tau: float, timestep_index: int, name: str,
-        pictures: torch.Tensor | None = None, bare_model: Any = None, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        clip: Any,
+        vae: Any,
+        latent: dict,
+        prompts: str,
+        ordinary: str,
+        steps: int,
+        cfg: float,
+        sampler_name: str,
+        scheduler: str,
+        tau: float,
+        timestep_index: int,
+        name: str,
+        pictures: torch.Tensor | None = None,
+        bare_model: Any = None,
+        **options: Any,
+    ) -> io.NodeOutput:
         """Interrupt works between two steps of sampling; the same inputs resume where it stopped."""
         usual = () if bare_model is not None else USUAL  # the model without the LoRA says what is usual
         config = settings_from(CheckConfig, options, ordinary=tuple(lines(ordinary, 0)) or usual)
@@ -195,18 +209,34 @@ class LoraReportNode(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, clip: Any, vae: Any, latent: dict, lora: str, captions: str, trigger: str, ordinary: str,
-        minutes: float, cfg: float, compare: bool, name: str, pictures: torch.Tensor | None = None,
-        whole_run: bool = False, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        clip: Any,
+        vae: Any,
+        latent: dict,
+        lora: str,
+        captions: str,
+        trigger: str,
+        ordinary: str,
+        minutes: float,
+        cfg: float,
+        compare: bool,
+        name: str,
+        pictures: torch.Tensor | None = None,
+        whole_run: bool = False,
+        **options: Any,
+    ) -> io.NodeOutput:
         """Interrupt works between two prompts; the same inputs resume where it stopped."""
         config = settings_from(ReportConfig, options, guidance=cfg)
         path = lora_path(lora)
         words = tuple(part.strip() for part in trigger.split(",") if part.strip())
         material = Material(
-            training_pictures(pictures), tuple(lines(captions, 0)), words, tuple(lines(ordinary, 0)) or USUAL,
+            training_pictures(pictures),
+            tuple(lines(captions, 0)),
+            words,
+            tuple(lines(ordinary, 0)) or USUAL,
             path.parent if compare else None,
-        )  # fmt: skip
+        )
         holder = ComfyModel(model, clip, vae, latent)
         files = checkpoints_beside(path) if whole_run else [path]
         report = lora_report(

@@ -146,9 +146,19 @@ class EMDOneStepGenerator(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, seed: int, student: str, contract: str, timestep: float,
-        noise: str, base: Any = None, base_steps: int = 1, replaces: int = 1,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        positive: list,
+        latent: dict,
+        seed: int,
+        student: str,
+        contract: str,
+        timestep: float,
+        noise: str,
+        base: Any = None,
+        base_steps: int = 1,
+        replaces: int = 1,
+    ) -> io.NodeOutput:
         """``one_step`` or ``few_steps`` on seeded noise."""
         several = _sampling(contract, student)
         preset = StudentPreset() if several else _preset(contract, student, timestep, noise)
@@ -232,8 +242,14 @@ class EMDDistill(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, base: str, prompts: str, name: str, K: int, diff_instruct: bool, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        base: str,
+        prompts: str,
+        name: str,
+        K: int,
+        diff_instruct: bool,
+        **options: Any,
+    ) -> io.NodeOutput:
         """``Trainer.run`` outside inference mode."""
         chain = EStepConfig.diff_instruct() if diff_instruct else EStepConfig(K)
         advanced = EMDAdvancedConfig(save_every=max(1, min(100, options["steps"])))
@@ -253,10 +269,16 @@ class EMDVariety(io.ComfyNode):
             display_name="EMD Variety",
             category=CATEGORY,
             description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
-                        "different pictures they amount to, and how much of a reference they reach. Fast students "
-                        "often make one picture for every seed.",
+            "different pictures they amount to, and how much of a reference they reach. Fast students "
+            "often make one picture for every seed.",
             search_aliases=[
-                "diversity", "Vendi score", "recall", "mode collapse", "same face", "seeds", "all look the same",
+                "diversity",
+                "Vendi score",
+                "recall",
+                "mode collapse",
+                "same face",
+                "seeds",
+                "all look the same",
                 "same face every seed",
             ],
             is_output_node=True,
@@ -264,11 +286,13 @@ class EMDVariety(io.ComfyNode):
             inputs=[
                 io.Image.Input("images", tooltip="Pictures of one prompt, two or more, each with its own seed."),
                 io.Image.Input(
-                    "reference", optional=True,
+                    "reference",
+                    optional=True,
                     tooltip="What the same prompt should give, three pictures or more: the base model's, say.",
                 ),
                 io.ClipVision.Input(
-                    "clip_vision", optional=True,
+                    "clip_vision",
+                    optional=True,
                     tooltip="The network whose features are compared. Without one it is colours at 16 x 16, which see "
                     "layout but not what is shown.",
                 ),
@@ -279,7 +303,7 @@ class EMDVariety(io.ComfyNode):
                 io.Float.Output(display_name="recall", tooltip="Fraction of the reference reached; -1 without one."),
                 io.String.Output(display_name="report", tooltip="The same in words, with precision."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(

@@ -36,9 +36,14 @@ CLICKED, MASKED = "like your clicks", "like your masks (clicks do not count)"
 
 
 def _features(
-    model: Any, vae: Any, images: tuple[torch.Tensor, torch.Tensor], positive: list, config: TapConfig, protocol: str,
+    model: Any,
+    vae: Any,
+    images: tuple[torch.Tensor, torch.Tensor],
+    positive: list,
+    config: TapConfig,
+    protocol: str,
     grid: tuple[int, int] | None = None,
-) -> list[torch.Tensor]:  # fmt: skip
+) -> list[torch.Tensor]:
     """(B, C, H, W) joined features of two batches of pictures; those of one size go through together.
 
     Args:
@@ -79,11 +84,19 @@ POINT_SEARCHES = [
     "match pictures",
     "pose landmarks",
     "click a point",
-]  # fmt: skip
+]
 MASK_SEARCHES = [
-    "few-shot segmentation", "mask propagation", "auto mask", "label propagation", "SAM", "object mask",
-    "remove background", "segment anything", "select object", "click to mask",
-]  # fmt: skip
+    "few-shot segmentation",
+    "mask propagation",
+    "auto mask",
+    "label propagation",
+    "SAM",
+    "object mask",
+    "remove background",
+    "segment anything",
+    "select object",
+    "click to mask",
+]
 """What people type who look for these two nodes."""
 
 
@@ -128,10 +141,24 @@ class FindCorrespondence(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, source: torch.Tensor, target: torch.Tensor, points: str,
-        selection: str, addresses: str, timestep: float, seed: int, ensemble: int, softness: float,
-        mask: torch.Tensor | None = None, modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0],
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        vae: Any,
+        positive: list,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        points: str,
+        selection: str,
+        addresses: str,
+        timestep: float,
+        seed: int,
+        ensemble: int,
+        softness: float,
+        mask: torch.Tensor | None = None,
+        modulate: bool = False,
+        discard: str = "",
+        protocol: str = PROTOCOLS[0],
+    ) -> io.NodeOutput:
         """One early-exited forward serves source and targets of one size together."""
         source, target = as_pictures(source, "source")[:1], as_pictures(target, "target")
         height, width = source.shape[1:3]
@@ -196,10 +223,24 @@ class SegmentLikeThis(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, examples: torch.Tensor, images: torch.Tensor, selection: str,
-        addresses: str, timestep: float, seed: int, ensemble: int, hidden: int, masks: torch.Tensor | None = None,
-        modulate: bool = False, discard: str = "", protocol: str = PROTOCOLS[0], points: str = CLICKS,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        vae: Any,
+        positive: list,
+        examples: torch.Tensor,
+        images: torch.Tensor,
+        selection: str,
+        addresses: str,
+        timestep: float,
+        seed: int,
+        ensemble: int,
+        hidden: int,
+        masks: torch.Tensor | None = None,
+        modulate: bool = False,
+        discard: str = "",
+        protocol: str = PROTOCOLS[0],
+        points: str = CLICKS,
+    ) -> io.NodeOutput:
         """Fit a probe on the examples' activations and apply it, or compare with what was clicked."""
         examples, images = as_pictures(examples, "examples"), as_pictures(images, "images")
         examples = examples if masks is not None else examples[:1]

@@ -68,9 +68,12 @@ STATISTICS, MEASURED = "vitrine_statistics", "none: measure captions"
 EVERYTHING = "everything"
 PROBE = inputs_of(ProbeConfig, "seeds", "timestep_index")
 PROMPTS = io.String.Input(
-    "prompts", multiline=True, default="", placeholder="a dog in the snow\na street at night",
+    "prompts",
+    multiline=True,
+    default="",
+    placeholder="a dog in the snow\na street at night",
     tooltip="Ordinary captions of the kind you use, one a line, four at least: the more the better, 500 or more.",
-)  # fmt: skip
+)
 _FEW_STEPS = [
     input_of(FewStepConfig, "seeds", "samples"),
     input_of(FewStepConfig, "steps"),
@@ -156,9 +159,16 @@ class NEMOCalibrate(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, clip: Any, latent: dict, prompts: str, measure: str = EVERYTHING, scope: str = SCOPES[0],
-        published: str = MEASURED, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        clip: Any,
+        latent: dict,
+        prompts: str,
+        measure: str = EVERYTHING,
+        scope: str = SCOPES[0],
+        published: str = MEASURED,
+        **options: Any,
+    ) -> io.NodeOutput:
         """Interrupt works between two forwards."""
         if published != MEASURED:
             path = saved.path_of(STATISTICS, published)
@@ -207,9 +217,12 @@ def _usual_samples(
 
 
 def _sampler_of(
-    model: Any, negative: list, blank: torch.Tensor, config: FewStepConfig,
+    model: Any,
+    negative: list,
+    blank: torch.Tensor,
+    config: FewStepConfig,
     threshold: SampleThreshold | None = None,
-) -> FewStepSampler:  # fmt: skip
+) -> FewStepSampler:
     """Samples in few steps, guided against a negative prompt."""
     if threshold is not None:
         threshold.check(fingerprint(model))
@@ -267,9 +280,16 @@ class NEMODetect(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, negative: list, latent: dict, method: str = METHODS[0],
-        calibration: Calibration | None = None, vae: Any = None, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        positive: list,
+        negative: list,
+        latent: dict,
+        method: str = METHODS[0],
+        calibration: Calibration | None = None,
+        vae: Any = None,
+        **options: Any,
+    ) -> io.NodeOutput:
         """A few steps of ``samples`` rows, twice as many with guidance; or one forward of ``seeds`` rows."""
         blank = blank_latents(model, latent)[:1]
         if check_method(method):
@@ -291,9 +311,14 @@ class NEMODetect(io.ComfyNode):
 
 
 def _one_step(
-    cls: Any, model: Any, positive: list, blank: torch.Tensor, config: ProbeConfig, calibration: Calibration | None,
+    cls: Any,
+    model: Any,
+    positive: list,
+    blank: torch.Tensor,
+    config: ProbeConfig,
+    calibration: Calibration | None,
     vae: Any,
-) -> io.NodeOutput:  # fmt: skip
+) -> io.NodeOutput:
     """The published score of a prompt, with the predictions that it compares."""
     known = None if calibration is None else calibration.known("score").check(fingerprint(model))
     probe = make_probe(denoiser_of(model), config=config if known is None else known.probe)
@@ -384,9 +409,17 @@ class NEMOFindNeurons(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, calibration: Calibration, scope: str,
-        negative: list | None = None, clip: Any = None, adjust: bool = False, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        positive: list,
+        latent: dict,
+        calibration: Calibration,
+        scope: str,
+        negative: list | None = None,
+        clip: Any = None,
+        adjust: bool = False,
+        **options: Any,
+    ) -> io.NodeOutput:
         """Search, judge; interrupt works between two forwards."""
         model_id, statistics = fingerprint(model), calibration.known("statistics")
         calibration.check(model_id)

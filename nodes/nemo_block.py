@@ -85,9 +85,14 @@ class NEMONeuronBlocker(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, neurons: NeuronSet, factor: float, tokens: str = "", spared: str = "",
+        cls,
+        model: Any,
+        neurons: NeuronSet,
+        factor: float,
+        tokens: str = "",
+        spared: str = "",
         **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+    ) -> io.NodeOutput:
         """Check the set against the model now, not in the middle of sampling."""
         config = settings_from(BlockConfig, options, factor=factor or None, tokens=token_positions(tokens))
         left = neurons.without(parse_neurons(spared))
@@ -213,7 +218,8 @@ class NEMOVerify(io.ComfyNode):
                 *inputs_of(VerifyConfig, "seed"),
                 input_of(AttackConfig, "steps", "attack_steps"),
                 io.Latent.Input(
-                    "reference", optional=True,
+                    "reference",
+                    optional=True,
                     tooltip="The memorized picture, or an unblocked sample, as a latent: connect it to try the attack.",
                 ),
             ],
@@ -221,17 +227,23 @@ class NEMOVerify(io.ComfyNode):
                 io.String.Output(display_name="report", tooltip="Scores and what they mean, in words."),
                 io.Boolean.Output(display_name="seeds differ", tooltip="True if other seeds no longer agree."),
                 io.Conditioning.Output(
-                    display_name="adversarial", tooltip="Sample the blocked model with it and look (the prompt without "
-                    "a reference).",
+                    display_name="adversarial",
+                    tooltip="Sample the blocked model with it and look (the prompt without a reference).",
                 ),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(
-        cls, model: Any, positive: list, latent: dict, neurons: NeuronSet, attack_steps: int,
-        reference: dict | None = None, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        positive: list,
+        latent: dict,
+        neurons: NeuronSet,
+        attack_steps: int,
+        reference: dict | None = None,
+        **options: Any,
+    ) -> io.NodeOutput:
         """Interrupt works between two steps of the attack."""
         blank = blank_latents(model, latent)[:1]
         probe = make_probe(denoiser_of(model), "all", settings_from(ProbeConfig, options))
@@ -244,11 +256,15 @@ class NEMOVerify(io.ComfyNode):
             if picture is not None:
                 allow_gradients(model)
             verdict = verify(
-                probe, cond.to(model.load_device, copy=True), neurons, shape_of(blank),
+                probe,
+                cond.to(model.load_device, copy=True),
+                neurons,
+                shape_of(blank),
                 settings_from(VerifyConfig, options, attack=AttackConfig(steps=attack_steps)),
                 reference=None if picture is None else picture.clone(),
-                fingerprint=fingerprint(model), progress=progress(model),
-            )  # fmt: skip
+                fingerprint=fingerprint(model),
+                progress=progress(model),
+            )
         adversarial = positive
         if verdict.embedding is not None and verdict.embedding.text is not None:
             adversarial = [[verdict.embedding.text.cpu(), positive[0][1]]]
@@ -277,7 +293,8 @@ class NEMOCompareCopies(io.ComfyNode):
                 io.Image.Input("after", tooltip="Samples with the neurons blocked, of the same seeds."),
                 io.Image.Input("training_picture", tooltip="The picture that must not come back."),
                 io.Image.Input(
-                    "ordinary", tooltip="Pictures of other subjects of the model's kind, eight or more: how far they "
+                    "ordinary",
+                    tooltip="Pictures of other subjects of the model's kind, eight or more: how far they "
                     "are from the training picture says what is usual.",
                 ),
             ],
@@ -286,7 +303,7 @@ class NEMOCompareCopies(io.ComfyNode):
                 io.Image.Output(display_name="side by side", tooltip="Training picture, samples before and after."),
                 io.Int.Output(display_name="copies", tooltip="Samples with neurons blocked that are still copies."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(
@@ -332,6 +349,4 @@ def _square(pictures: torch.Tensor, size: int) -> torch.Tensor:
     return torch.nn.functional.interpolate(large.movedim(-1, 1), scale_factor=scale, mode="area").movedim(1, -1)
 
 
-NODES: list[type[io.ComfyNode]] = [
-    NEMONeuronBlocker, NEMOBake, SaveNeurons, LoadNeurons, NEMOVerify, NEMOCompareCopies
-]  # fmt: skip
+NODES: list[type[io.ComfyNode]] = [NEMONeuronBlocker, NEMOBake, SaveNeurons, LoadNeurons, NEMOVerify, NEMOCompareCopies]

@@ -81,9 +81,18 @@ class RankActivations(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, images: torch.Tensor, places: str,
-        masks: torch.Tensor | None = None, classes: int = 2, keypoints: str = "", memory: str = "4GB", **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        vae: Any,
+        positive: list,
+        images: torch.Tensor,
+        places: str,
+        masks: torch.Tensor | None = None,
+        classes: int = 2,
+        keypoints: str = "",
+        memory: str = "4GB",
+        **options: Any,
+    ) -> io.NodeOutput:
         """The pictures are encoded once; interrupt works between two forwards."""
         choices.remember(cls.hidden, sites_of(backbone_of(model)))
         images = as_pictures(images, "images")

@@ -24,9 +24,12 @@ class LoadPortraits(io.ComfyNode):
         """Which one in, where more than one ships."""
         names = list(shipped_models())
         choice = io.Combo.Input(
-            "model", options=names, default=names[0], optional=True,
+            "model",
+            options=names,
+            default=names[0],
+            optional=True,
             tooltip="64 px: shaped like Stable Diffusion 1.5. 128 px: shaped like Flux.",
-        )  # fmt: skip
+        )
         return io.Schema(
             node_id="VitrineLoadPortraits",
             display_name="Load Portraits Model",
@@ -75,14 +78,16 @@ class LoadPortraitsTransformer(io.ComfyNode):
             display_name="Load Portraits Transformer",
             category=CATEGORY,
             description="A small PixArt-shaped model of cartoon portraits, trained with the size, crop and flip "
-                        "of its pictures as conditions. Load Size Checkpoint adds the part that reads them.",
+            "of its pictures as conditions. Load Size Checkpoint adds the part that reads them.",
             search_aliases=["portraits pixart", "portraits dit", "size conditioned demo model"],
             inputs=[
                 io.Combo.Input(
-                    "weight", options=names, default="power-cosine" if "power-cosine" in names else None,
+                    "weight",
+                    options=names,
+                    default="power-cosine" if "power-cosine" in names else None,
                     tooltip="How the size was weighted over the noise level in training: power-cosine is the paper's "
-                            "curve, constant is SDXL's way. With 128: fine-tuned for 128 px. With flips: follows the "
-                            "flip that is set.",
+                    "curve, constant is SDXL's way. With 128: fine-tuned for 128 px. With flips: follows the "
+                    "flip that is set.",
                 ),
             ],
             outputs=[
@@ -90,7 +95,7 @@ class LoadPortraitsTransformer(io.ComfyNode):
                 io.Clip.Output(display_name="CLIP", tooltip="Text encoder, 24 tokens; knows the captions' words."),
                 io.Vae.Output(display_name="VAE", tooltip="Autoencoder with factor 4: 64 px <-> 16 x 16 latents."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(cls, weight: str) -> io.NodeOutput:
@@ -116,10 +121,18 @@ class RenderPortrait(io.ComfyNode):
                 io.Int.Input("seed", default=100_000, min=0, max=2**31, tooltip="First seed; below 32768: trained on."),
                 io.Int.Input("count", default=4, min=1, max=64, tooltip="How many portraits, from consecutive seeds."),
                 io.Int.Input("size", default=64, min=16, max=512, step=4, tooltip="Side in pixels (model: 64)."),
-                io.Combo.Input("part", options=["person", *PARTS[1:]], default="person", optional=True,
-                               tooltip="What the mask shows, exactly as rendered."),
                 io.Combo.Input(
-                    "memorized", options=[BY_SEED, *MEMORIZED], default=BY_SEED, optional=True,
+                    "part",
+                    options=["person", *PARTS[1:]],
+                    default="person",
+                    optional=True,
+                    tooltip="What the mask shows, exactly as rendered.",
+                ),
+                io.Combo.Input(
+                    "memorized",
+                    options=[BY_SEED, *MEMORIZED],
+                    default=BY_SEED,
+                    optional=True,
                     tooltip="A picture that training repeated until the model memorized it, by the two words that "
                     "recall it. Seed and count are not used then.",
                 ),
@@ -129,7 +142,7 @@ class RenderPortrait(io.ComfyNode):
                 io.String.Output(display_name="caption", tooltip="The caption of the first one."),
                 io.Mask.Output(display_name="MASK", tooltip="One mask a portrait: the part asked for."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(cls, seed: int, count: int, size: int, part: str = "person", memorized: str = BY_SEED) -> io.NodeOutput:

@@ -26,7 +26,7 @@ def _size_inputs() -> list[Any]:
         io.Int.Input("train_height", default=0, **_SIDE, tooltip=f"Height of the training pictures {usual}"),
         io.Int.Input("target_width", default=1024, **_SIDE | {"min": 8}, tooltip="Width you will sample, in pixels."),
         io.Int.Input("target_height", default=1024, **_SIDE | {"min": 8}, tooltip="Height you will sample, in pixels."),
-    ]  # fmt: skip
+    ]
 
 
 class ResolutionTransferLoader(io.ComfyNode):
@@ -74,9 +74,15 @@ class ResolutionTransferLoader(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, train_width: int, train_height: int, target_width: int, target_height: int,
-        metadata_from: str = NONE, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        train_width: int,
+        train_height: int,
+        target_width: int,
+        target_height: int,
+        metadata_from: str = NONE,
+        **options: Any,
+    ) -> io.NodeOutput:
         """``plan`` for this model, then a clone with it."""
         if bool(train_width) != bool(train_height):
             raise refuse("train size", f"{train_width} x {train_height}", "both sides, or 0 for both", "give both")

@@ -30,14 +30,16 @@ def selection_inputs() -> list[io.Input]:
     """The inputs that say which layers are tapped, and how; the same in every node that taps pictures."""
     return [
         io.Combo.Input(
-            "selection", options=[_OWN, *PRESETS], default=_OWN,
+            "selection",
+            options=[_OWN, *PRESETS],
+            default=_OWN,
             tooltip="A published selection of layers, or those typed below.",
         ),
         io.String.Input("addresses", display_name="layers", multiline=True, default=AUTO, tooltip=HELP),
         *inputs_of(TapConfig, "timestep"),
         io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
         io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over this many noises (DIFT: 8)."),
-    ]  # fmt: skip
+    ]
 
 
 def remedy_inputs() -> list[io.Input]:
@@ -45,18 +47,18 @@ def remedy_inputs() -> list[io.Input]:
     return [
         *inputs_of(TapConfig, "modulate", optional=True),
         io.String.Input(
-            "discard", default="", optional=True,
+            "discard",
+            default="",
+            optional=True,
             tooltip="Massive channels to set to zero, e.g. 154 1446 for Flux.1-dev. "
             "Activation Tap's report names them.",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def added_selection(tooltip: str) -> io.Input:
     """A published selection instead of the addresses typed above it, where it was added later."""
-    return io.Combo.Input(
-        "selection", options=[_TYPED, *PRESETS], default=_TYPED, optional=True, tooltip=tooltip
-    )  # fmt: skip
+    return io.Combo.Input("selection", options=[_TYPED, *PRESETS], default=_TYPED, optional=True, tooltip=tooltip)
 
 
 def published_sites(choice: str) -> tuple[str, ...] | None:
@@ -67,10 +69,13 @@ def published_sites(choice: str) -> tuple[str, ...] | None:
 def protocol_input() -> io.Input:
     """Whose conventions a tap follows; after the inputs above, where it was added."""
     return io.Combo.Input(
-        "protocol", options=list(PROTOCOLS), default=PROTOCOLS[0], optional=True,
+        "protocol",
+        options=list(PROTOCOLS),
+        default=PROTOCOLS[0],
+        optional=True,
         tooltip="gdf: as the authors' code on SD 1.x and SDXL: posterior sample and noise of the whole batch, timestep "
-                "51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own size.",
-    )  # fmt: skip
+        "51 for 50 on SD 1.x, features joined as they are. Square pictures of the model's own size.",
+    )
 
 
 def sized(kind: str, batch: torch.Tensor) -> str:

@@ -102,18 +102,25 @@ class LoadSpace(io.ComfyNode):
             inputs=[
                 io.Combo.Input("space_file", options=files or ["none built yet"], tooltip="A file in models/w2w."),
                 io.Int.Input(
-                    "components", default=0, min=0, max=100_000,
+                    "components",
+                    default=0,
+                    min=0,
+                    max=100_000,
                     tooltip="Use only the first principal components; 0 takes all.",
                 ),
-                io.String.Input("colour_by", default="", optional=True,
-                                tooltip="Label that colours the map, such as beard; empty: one colour."),
+                io.String.Input(
+                    "colour_by",
+                    default="",
+                    optional=True,
+                    tooltip="Label that colours the map, such as beard; empty: one colour.",
+                ),
             ],
             outputs=[
                 W2WSpaceSocket.Output(display_name="SPACE", tooltip="For the other W2W nodes."),
                 io.String.Output(display_name="report", tooltip="Models, components, variance and directions."),
                 io.Image.Output(display_name="map", tooltip="All models in a plane, neighbours near one another."),
             ],
-        )  # fmt: skip
+        )
 
     @classmethod
     def fingerprint_inputs(cls, space_file: str, **others: Any) -> str:
@@ -169,12 +176,18 @@ class W2WSample(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, space: Space, seed: int, factor: float, wanted: str, attributes: str = "auto", **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        space: Space,
+        seed: int,
+        factor: float,
+        wanted: str,
+        attributes: str = "auto",
+        **options: Any,
+    ) -> io.NodeOutput:
         """``sample``, then ``conditioned``."""
         config = usual_sampling(
             space, attributes=None if attributes == "auto" else attributes, **values_of(SampleConfig, options)
-        )  # fmt: skip
+        )
         config = replace(config, factor=factor * config.factor)
         targets = sliders_of(_parts(wanted), ":")
         rows = conditioned(space, sample(space, [seed], config), targets)
@@ -192,12 +205,19 @@ class W2WEdit(io.ComfyNode):
         pairs: list[Any] = []
         for i in range(1, SLIDERS + 1):
             pairs += [
-                io.String.Input(f"label_{i}", default="",
-                                tooltip="A direction of the space (see its report); empty for none."),
-                io.Float.Input(f"strength_{i}", default=0.0, min=-20.0, max=20.0, step=0.05,
-                               round=0.01,
-                               tooltip="In standard deviations of the training models, which reach about 3."),
-            ]  # fmt: skip
+                io.String.Input(
+                    f"label_{i}", default="", tooltip="A direction of the space (see its report); empty for none."
+                ),
+                io.Float.Input(
+                    f"strength_{i}",
+                    default=0.0,
+                    min=-20.0,
+                    max=20.0,
+                    step=0.05,
+                    round=0.01,
+                    tooltip="In standard deviations of the training models, which reach about 3.",
+                ),
+            ]
         return io.Schema(
             node_id="VitrineW2WEdit",
             display_name="W2W Edit",
@@ -239,9 +259,17 @@ class W2WEdit(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, space: Space, w2w_model: W2WModel, protect: str, model: Any = None, positive: list | None = None,
-        vae: Any = None, student: str = people.ORDINARY_STEPS, negative: list | None = None, **inputs: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        space: Space,
+        w2w_model: W2WModel,
+        protect: str,
+        model: Any = None,
+        positive: list | None = None,
+        vae: Any = None,
+        student: str = people.ORDINARY_STEPS,
+        negative: list | None = None,
+        **inputs: Any,
+    ) -> io.NodeOutput:
         """``moved``; the panel on the page receives what the sliders act on."""
         choices.remember(cls.hidden, sorted(listed(space)))
         edited = moved(space, w2w_model, inputs | {"protect": protect})
@@ -265,13 +293,21 @@ class W2WBlend(io.ComfyNode):
             description="A model between two of the same space: a child of two people.",
             search_aliases=["weights2weights", "interpolate", "mix identities", "merge people", "mix lora"],
             inputs=[
-                SPACE, MODEL,
+                SPACE,
+                MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
-                io.Float.Input("share", display_name="blend", default=0.5, min=-1.0, max=2.0, step=0.05,
-                               tooltip="0 is the first, 1 the other; beyond exaggerates."),
+                io.Float.Input(
+                    "share",
+                    display_name="blend",
+                    default=0.5,
+                    min=-1.0,
+                    max=2.0,
+                    step=0.05,
+                    tooltip="0 is the first, 1 the other; beyond exaggerates.",
+                ),
             ],
             outputs=[W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="The blend.")],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, share: float) -> io.NodeOutput:
@@ -294,22 +330,33 @@ class ApplyW2W(io.ComfyNode):
             "and merges. With a late model, an edit begins at a chosen timestep and leaves the layout alone.",
             search_aliases=["weights2weights", "apply identity", "delayed injection", "load person"],
             inputs=[
-                io.Model.Input("model", tooltip="The base model the space was made for."), SPACE, MODEL,
+                io.Model.Input("model", tooltip="The base model the space was made for."),
+                SPACE,
+                MODEL,
                 io.Float.Input(
-                    "strength", default=1.0, min=-2.0, max=2.0, step=0.05,
+                    "strength",
+                    default=1.0,
+                    min=-2.0,
+                    max=2.0,
+                    step=0.05,
                     tooltip="As for a LoRA; 1 is the model itself.",
                 ),
                 *inputs_of(EditConfig, "start"),
                 W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],
-        )  # fmt: skip
+        )
 
     @classmethod
     def execute(
-        cls, model: Any, space: Space, w2w_model: W2WModel, strength: float, start: float,
+        cls,
+        model: Any,
+        space: Space,
+        w2w_model: W2WModel,
+        strength: float,
+        start: float,
         late_model: W2WModel | None = None,
-    ) -> io.NodeOutput:  # fmt: skip
+    ) -> io.NodeOutput:
         """Patched at once, or late inside each forward."""
         if late_model is not None:
             start = min(start, late_model.start)

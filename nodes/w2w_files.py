@@ -71,9 +71,16 @@ class SaveW2WLora(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, space: Space, w2w_model: W2WModel, name: str, names: str, rank: int = 0, dtype: str = "float32",
-        slider_from: W2WModel | None = None, one_sided: bool = False,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        space: Space,
+        w2w_model: W2WModel,
+        name: str,
+        names: str,
+        rank: int = 0,
+        dtype: str = "float32",
+        slider_from: W2WModel | None = None,
+        one_sided: bool = False,
+    ) -> io.NodeOutput:
         """Files are written whole; those of the same name are replaced."""
         coefficients = w2w_model.only(space)
         if slider_from is None:

@@ -154,8 +154,9 @@ def overlaps(space: Space, vector: torch.Tensor) -> list[str]:
     cosines = {o: float(torch.nn.functional.cosine_similarity(vector, v, dim=0)) for o, v in space.directions.items()}
     return [
         f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit"
-        for other, cosine in cosines.items() if abs(cosine) > 0.2
-    ]  # fmt: skip
+        for other, cosine in cosines.items()
+        if abs(cosine) > 0.2
+    ]
 
 
 class W2WInvert(io.ComfyNode):
@@ -201,9 +202,16 @@ class W2WInvert(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, space: Space, image: torch.Tensor, preset: str,
-        mask: torch.Tensor | None = None, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        vae: Any,
+        positive: list,
+        space: Space,
+        image: torch.Tensor,
+        preset: str,
+        mask: torch.Tensor | None = None,
+        **options: Any,
+    ) -> io.NodeOutput:
         """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
         config = settings_from(InvertConfig, options, antithetic=options["batch"] > 1)
         if preset != "custom":
@@ -219,10 +227,15 @@ class W2WInvert(io.ComfyNode):
             allow_gradients(model)
             try:
                 inversion = invert_below(
-                    saved.folder(comfy_w2w.FOLDER), denoiser, space, trained.clone(),
-                    cond.to(model.load_device, copy=True), config,
-                    None if small is None else small.clone(), progress=progress(model),
-                )  # fmt: skip
+                    saved.folder(comfy_w2w.FOLDER),
+                    denoiser,
+                    space,
+                    trained.clone(),
+                    cond.to(model.load_device, copy=True),
+                    config,
+                    None if small is None else small.clone(),
+                    progress=progress(model),
+                )
             except BaseException as error:  # the run stops here; Load W2W Model finds what was best so far
                 partial = partial_inversion(error)
                 if partial is not None and partial.steps:

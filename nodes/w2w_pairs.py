@@ -66,9 +66,18 @@ class TrainSlider(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vae: Any, positive: list, space: Space, before: torch.Tensor, after: torch.Tensor, label: str,
-        save_as: str, w2w_model: W2WModel | None = None, **options: Any,
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        vae: Any,
+        positive: list,
+        space: Space,
+        before: torch.Tensor,
+        after: torch.Tensor,
+        label: str,
+        save_as: str,
+        w2w_model: W2WModel | None = None,
+        **options: Any,
+    ) -> io.NodeOutput:
         """``train_pair_slider`` outside inference mode; interrupt works between two steps."""
         name = label.strip()
         if not name:

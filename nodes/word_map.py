@@ -68,9 +68,17 @@ class WordMap(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, clip: Any, vae: Any, image: torch.Tensor, positive: list, word: str, seed: int,
-        timestep: float, prompt: str = "",
-    ) -> io.NodeOutput:  # fmt: skip
+        cls,
+        model: Any,
+        clip: Any,
+        vae: Any,
+        image: torch.Tensor,
+        positive: list,
+        word: str,
+        seed: int,
+        timestep: float,
+        prompt: str = "",
+    ) -> io.NodeOutput:
         """One forward over all pictures; only the word's tokens are kept."""
         pictures, typed = as_pictures(image), prompt.strip()
         positive = prompts_at(model, positive, timestep)

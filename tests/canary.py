@@ -56,8 +56,9 @@ def gone_from_comfyui(python: Path, folder: Path) -> int:
     subprocess.run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", GUARD], check=True)
     pack = folder / "custom_nodes" / "vitrine"
     pack.mkdir(parents=True)
-    files = subprocess.run(["git", "-C", str(ROOT), "archive", "HEAD", "__init__.py", "engine", "nodes"],
-                           capture_output=True, check=True)  # fmt: skip
+    files = subprocess.run(
+        ["git", "-C", str(ROOT), "archive", "HEAD", "__init__.py", "engine", "nodes"], capture_output=True, check=True
+    )
     subprocess.run(["tar", "-x", "-C", str(pack)], input=files.stdout, check=True)
     git = ["git", "-C", str(COMFYUI), "rev-parse", "--verify", "--quiet", "origin/master"]
     newest = not subprocess.run(git, capture_output=True).returncode

@@ -9,8 +9,13 @@ from vitrine.engine.emd.train_config import EMDTrainConfig
 from vitrine.engine.network.condition import Condition
 from vitrine_tests import models
 
-SMALL = {"sample_size": 8, "block_out_channels": (8, 16), "norm_num_groups": 4, "cross_attention_dim": 8,
-         "attention_head_dim": 2}  # fmt: skip
+SMALL = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 4,
+    "cross_attention_dim": 8,
+    "attention_head_dim": 2,
+}
 FAST = {"batch": 2, "rank": 2, "save_every": 1, "guidance": 2.0}
 
 

@@ -15,6 +15,7 @@ def nightly_but(names, kept=EVERY_DAY):
 def page_modes(kept):
     """Parameter ``vue`` of a test in ComfyUI's page: ``kept``, "classic" or "Nodes 2.0", and the other one at night."""
     modes = {"classic": False, "Nodes 2.0": True}
-    return pytest.mark.parametrize("vue", [
-        pytest.param(vue, id=name, marks=() if name == kept else pytest.mark.nightly) for name, vue in modes.items()
-    ])  # fmt: skip
+    return pytest.mark.parametrize(
+        "vue",
+        [pytest.param(vue, id=name, marks=() if name == kept else pytest.mark.nightly) for name, vue in modes.items()],
+    )

@@ -29,16 +29,24 @@ ATTENTION_FIRST = {
 }
 SD15: dict[str, Any] = {"cross_attention_dim": 768, "attention_head_dim": 8, "sample_size": 64}
 SD21: dict[str, Any] = {
-    "cross_attention_dim": 1024, "attention_head_dim": (5, 10, 20, 20), "use_linear_projection": True,
+    "cross_attention_dim": 1024,
+    "attention_head_dim": (5, 10, 20, 20),
+    "use_linear_projection": True,
     "sample_size": 96,
-}  # fmt: skip
+}
 SDXL: dict[str, Any] = {
-    "block_out_channels": (320, 640, 1280), "cross_attention_dim": 2048, "attention_head_dim": (5, 10, 20),
+    "block_out_channels": (320, 640, 1280),
+    "cross_attention_dim": 2048,
+    "attention_head_dim": (5, 10, 20),
     "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"), "use_linear_projection": True,
-    "transformer_layers_per_block": (1, 2, 10), "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
-    "projection_class_embeddings_input_dim": 2816, "sample_size": 128,
-}  # fmt: skip
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "use_linear_projection": True,
+    "transformer_layers_per_block": (1, 2, 10),
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+    "sample_size": 128,
+}
 
 
 def seeded(kind, config, seed):
@@ -56,9 +64,13 @@ def outline(**config):
 def unet(seed=0, **changes):
     """SD1-shaped; changes of its levels bring their own block types, four levels have diffusers' own."""
     config = {
-        "sample_size": 16, "block_out_channels": (16, 32), "layers_per_block": 1, "cross_attention_dim": TEXT,
-        "attention_head_dim": 4, "norm_num_groups": 8,
-    }  # fmt: skip
+        "sample_size": 16,
+        "block_out_channels": (16, 32),
+        "layers_per_block": 1,
+        "cross_attention_dim": TEXT,
+        "attention_head_dim": 4,
+        "norm_num_groups": 8,
+    }
     levels = len(changes.get("block_out_channels", (16, 32)))
     return seeded(UNet2DConditionModel, config | (ATTENTION_FIRST if levels == 2 else {}) | changes, seed)
 
@@ -72,9 +84,12 @@ def unet_xl(seed=0, **changes):
     """SDXL-shaped: pooled text and size conditioning, attention in the lower level alone."""
     wave = changes.get("addition_time_embed_dim", 8)
     config = ATTENTION_LAST | {
-        "use_linear_projection": True, "attention_head_dim": (2, 4), "addition_embed_type": "text_time",
-        "addition_time_embed_dim": wave, "projection_class_embeddings_input_dim": POOLED + 6 * wave,
-    }  # fmt: skip
+        "use_linear_projection": True,
+        "attention_head_dim": (2, 4),
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": wave,
+        "projection_class_embeddings_input_dim": POOLED + 6 * wave,
+    }
     return unet(seed, **config | changes)
 
 
@@ -82,39 +97,66 @@ def unet_xl(seed=0, **changes):
 def dit(seed=0, **changes):
     """Classes in place of text."""
     config = {
-        "num_attention_heads": 2, "attention_head_dim": 8, "in_channels": 4, "out_channels": 4, "num_layers": 2,
-        "sample_size": 8, "patch_size": 2, "num_embeds_ada_norm": 4,
-    }  # fmt: skip
+        "num_attention_heads": 2,
+        "attention_head_dim": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_layers": 2,
+        "sample_size": 8,
+        "patch_size": 2,
+        "num_embeds_ada_norm": 4,
+    }
     return seeded(DiTTransformer2DModel, config | changes, seed)
 
 
 def pixart(seed=0, **changes):
     """Predicts noise and variance; ``use_additional_conditions=True`` adds the sizes."""
     config = {
-        "num_attention_heads": 2, "attention_head_dim": 12, "in_channels": 4, "out_channels": 8, "num_layers": 2,
-        "sample_size": 16, "patch_size": 2, "cross_attention_dim": 24, "caption_channels": TEXT,
-        "use_additional_conditions": False, "norm_type": "ada_norm_single",
-    }  # fmt: skip
+        "num_attention_heads": 2,
+        "attention_head_dim": 12,
+        "in_channels": 4,
+        "out_channels": 8,
+        "num_layers": 2,
+        "sample_size": 16,
+        "patch_size": 2,
+        "cross_attention_dim": 24,
+        "caption_channels": TEXT,
+        "use_additional_conditions": False,
+        "norm_type": "ada_norm_single",
+    }
     return seeded(PixArtTransformer2DModel, config | changes, seed)
 
 
 def sd3(seed=0, **changes):
     """SD3; ``dual_attention_layers=(0,), qk_norm="rms_norm"`` make it SD3.5 medium."""
     config = {
-        "sample_size": 16, "patch_size": 2, "in_channels": 4, "num_layers": 2, "attention_head_dim": 16,
-        "num_attention_heads": 2, "joint_attention_dim": TEXT, "caption_projection_dim": 32,
-        "pooled_projection_dim": POOLED, "out_channels": 4, "pos_embed_max_size": 16,
-    }  # fmt: skip
+        "sample_size": 16,
+        "patch_size": 2,
+        "in_channels": 4,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": TEXT,
+        "caption_projection_dim": 32,
+        "pooled_projection_dim": POOLED,
+        "out_channels": 4,
+        "pos_embed_max_size": 16,
+    }
     return seeded(SD3Transformer2DModel, config | changes, seed)
 
 
 def flux(seed=0, **changes):
     """Takes packed latents of four channels; ``guidance_embeds=True`` makes it the distilled one."""
     config = {
-        "in_channels": 16, "num_layers": 2, "num_single_layers": 1, "attention_head_dim": 16,
-        "num_attention_heads": 2, "joint_attention_dim": TEXT, "pooled_projection_dim": POOLED,
+        "in_channels": 16,
+        "num_layers": 2,
+        "num_single_layers": 1,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": TEXT,
+        "pooled_projection_dim": POOLED,
         "axes_dims_rope": (4, 6, 6),
-    }  # fmt: skip
+    }
     return seeded(FluxTransformer2DModel, config | changes, seed)
 
 
@@ -122,10 +164,13 @@ def flux(seed=0, **changes):
 def vae(seed=1, levels=4, **changes):
     """One step of ``levels - 1`` halvings."""
     config = {
-        "block_out_channels": (4,) * levels, "down_block_types": ("DownEncoderBlock2D",) * levels,
-        "up_block_types": ("UpDecoderBlock2D",) * levels, "latent_channels": 4, "norm_num_groups": 2,
+        "block_out_channels": (4,) * levels,
+        "down_block_types": ("DownEncoderBlock2D",) * levels,
+        "up_block_types": ("UpDecoderBlock2D",) * levels,
+        "latent_channels": 4,
+        "norm_num_groups": 2,
         "layers_per_block": 1,
-    }  # fmt: skip
+    }
     return seeded(AutoencoderKL, config | changes, seed)
 
 

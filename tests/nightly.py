@@ -136,8 +136,9 @@ def commit() -> str:
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
     if head.returncode:
         return "unknown"
-    changed = subprocess.run([*git, "status", "--porcelain", "-uno", "--", ".", ":!tests/nightly.json"],
-                             capture_output=True, text=True)  # fmt: skip
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "-uno", "--", ".", ":!tests/nightly.json"], capture_output=True, text=True
+    )
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 

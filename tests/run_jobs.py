@@ -52,8 +52,13 @@ from vitrine.engine.w2w.space.principal_components import Matrix, PCAConfig, pri
 from vitrine_tests import models
 from vitrine_tests.engine.small_loras import lora
 
-SIZE = {"sample_size": 8, "block_out_channels": (8, 16), "norm_num_groups": 4, "cross_attention_dim": 12,
-        "attention_head_dim": 2}  # fmt: skip
+SIZE = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 4,
+    "cross_attention_dim": 12,
+    "attention_head_dim": 2,
+}
 
 
 class Job(NamedTuple):
@@ -141,9 +146,11 @@ def properties(folder, network, scheduler, latents, prompts, timestep, progress)
 
 def comparison(folder, worth, progress):
     found = greedy_search(
-        sorted(worth), lambda places: sum(worth[p] for p in places), progress=progress,
+        sorted(worth),
+        lambda places: sum(worth[p] for p in places),
+        progress=progress,
         state=Run(folder / "scores.safetensors", "comparison", {"worth": worth}),
-    )  # fmt: skip
+    )
     return {a: torch.tensor(v) for a, v in found.singles.items()}
 
 

@@ -42,8 +42,13 @@ def test_the_scanner_finds_nothing():
 
 
 def test_the_scanner_is_not_blind():
-    for line, kind in (("searching.send(x)", "network"), ("f.bind (a)", "network"), ("x = eval(y)", "dynamic code"),
-                       ("import subprocess", "processes"), ("aiohttp.ClientSession()", "network")):  # fmt: skip
+    for line, kind in (
+        ("searching.send(x)", "network"),
+        ("f.bind (a)", "network"),
+        ("x = eval(y)", "dynamic code"),
+        ("import subprocess", "processes"),
+        ("aiohttp.ClientSession()", "network"),
+    ):
         assert re.search(SCANNED[kind], line)
     assert not any(re.search(pattern, "net.eval().requires_grad_(False)") for pattern in SCANNED.values())
 

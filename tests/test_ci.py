@@ -64,8 +64,10 @@ def test_the_readmes_commands_run_where_nothing_is_installed():
     """The script finds both, and hands them an empty environment and home."""
     script = (ROOT / ".ci" / "run").read_text()
     (find,) = re.findall(r"^readme_command\(\) \{.*?\n(.*?)\n\}", script, re.S | re.M)
-    found = [subprocess.run(["bash", "-c", f"set -- {n}; {find}"], cwd=ROOT, capture_output=True, text=True, check=True)
-             for n in (1, 2)]  # fmt: skip
+    found = [
+        subprocess.run(["bash", "-c", f"set -- {n}; {find}"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for n in (1, 2)
+    ]
     see, check = (run.stdout.strip() for run in found)
     block = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1)
     assert [see, check] == [line for line in block.splitlines() if line and not line.startswith("#")]

@@ -48,8 +48,14 @@ def test_the_page_says_it_of_every_kind_of_file():
 
 def test_there_are_no_fonts_and_no_pictures_elsewhere():
     folders = {p.parent.relative_to(ROOT).as_posix() for kind in ("jpg", "png", "webp") for p in files_of(kind)}
-    assert folders <= {"docs", "docs/pictures", "engine/portraits/weights/flow", "nodes/web/docs/pictures",
-                       "tests/data/avataaars", "workflows"}  # fmt: skip
+    assert folders <= {
+        "docs",
+        "docs/pictures",
+        "engine/portraits/weights/flow",
+        "nodes/web/docs/pictures",
+        "tests/data/avataaars",
+        "workflows",
+    }
     assert not [p for kind in ("ttf", "otf", "woff", "woff2") for p in files_of(kind)]
 
 

@@ -184,9 +184,13 @@ class Activations(Mapping[str, Activation]):
 
     @classmethod
     def from_tensors(
-        cls, tensor_of: Callable[[str], torch.Tensor], header: Mapping[str, Any], prefix: str = "", source: str = "",
+        cls,
+        tensor_of: Callable[[str], torch.Tensor],
+        header: Mapping[str, Any],
+        prefix: str = "",
+        source: str = "",
         only: Sequence[str] | None = None,
-    ) -> Activations:  # fmt: skip
+    ) -> Activations:
         """Rebuild from tensors by name and a header as :meth:`header` gives it; ``only`` selects sites."""
         with named(source, "file", "a header that fits its tensors", "the file is damaged; write it again"):
             grids = {a: None if g is None else _grid(g) for a, g in header["grids"].items()}

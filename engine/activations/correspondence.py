@@ -171,8 +171,9 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
     if bool((values > 1).any()):
         values = values / torch.tensor([width, height])
     if not bool(((values >= 0) & (values <= 1)).all()):
-        raise refuse("points", text, f"inside the picture of {width} x {height}",
-                     "x counts from the left, y from above")  # fmt: skip
+        raise refuse(
+            "points", text, f"inside the picture of {width} x {height}", "x counts from the left, y from above"
+        )
     return values, torch.tensor([positive for _, positive in rows])
 
 

@@ -154,9 +154,13 @@ def _resize(pixels: torch.Tensor, size: tuple[int, int] | None) -> torch.Tensor:
 
 @torch.no_grad()
 def encode_pixels(
-    vae: AutoencoderKL, pixels: torch.Tensor, posterior: str = "mean", seed: int = 0,
-    noise: torch.Tensor | None = None, latent: Latent | None = None,
-) -> torch.Tensor:  # fmt: skip
+    vae: AutoencoderKL,
+    pixels: torch.Tensor,
+    posterior: str = "mean",
+    seed: int = 0,
+    noise: torch.Tensor | None = None,
+    latent: Latent | None = None,
+) -> torch.Tensor:
     """Scaled latents (B, C, h, w), float32, of images (B, 3, H, W) in [-1, 1]; one call of the encoder.
 
     ``posterior="sample"`` samples every image with the first noise of ``seed``, or with ``noise`` of the latents'

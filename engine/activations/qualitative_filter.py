@@ -58,16 +58,36 @@ class FilterRule(Options):
     gdf.filter``). On another model, check the strips first.
     """
 
-    noise: Annotated[float | None, Option(
-        "Largest noise score, in medians over all layers.", gt=0, top=10, step=0.05, unset=0.0, unset_doc="no bound",
-        label="noise_limit",
-    )] = 0.8  # fmt: skip
-    granularity: Annotated[float | None, Option(
-        "Finest detail allowed, in medians over all layers.", gt=0, top=10, step=0.1, unset=0.0, unset_doc="no bound",
-    )] = 2.0  # fmt: skip
-    locality: Annotated[tuple[float | None, float | None], Option(
-        "Smallest and largest locality. A layer below the smallest has no spatial order.", node=False,
-    )] = (0.05, 0.6)  # fmt: skip
+    noise: Annotated[
+        float | None,
+        Option(
+            "Largest noise score, in medians over all layers.",
+            gt=0,
+            top=10,
+            step=0.05,
+            unset=0.0,
+            unset_doc="no bound",
+            label="noise_limit",
+        ),
+    ] = 0.8
+    granularity: Annotated[
+        float | None,
+        Option(
+            "Finest detail allowed, in medians over all layers.",
+            gt=0,
+            top=10,
+            step=0.1,
+            unset=0.0,
+            unset_doc="no bound",
+        ),
+    ] = 2.0
+    locality: Annotated[
+        tuple[float | None, float | None],
+        Option(
+            "Smallest and largest locality. A layer below the smallest has no spatial order.",
+            node=False,
+        ),
+    ] = (0.05, 0.6)
 
     def _check(self) -> None:
         """Localities are in order."""
@@ -191,9 +211,13 @@ def measure_properties(
 
 
 def site_groups(
-    denoiser: Denoiser, latents: torch.Tensor, cond: Condition, sites: list[str], timestep: float,
+    denoiser: Denoiser,
+    latents: torch.Tensor,
+    cond: Condition,
+    sites: list[str],
+    timestep: float,
     memory: int | str | None,
-) -> tuple[list[tuple[str, ...]], int]:  # fmt: skip
+) -> tuple[list[tuple[str, ...]], int]:
     """Groups of sites that are tapped together for all images, and the batch rows of a forward.
 
     Args:

@@ -109,9 +109,12 @@ class Pictures:
 
     @classmethod
     def of(
-        cls, latents: torch.Tensor, cond: Condition, masks: torch.Tensor | None = None,
+        cls,
+        latents: torch.Tensor,
+        cond: Condition,
+        masks: torch.Tensor | None = None,
         pairs: Sequence[Pair] | None = None,
-    ) -> Self:  # fmt: skip
+    ) -> Self:
         """From clean latents (B, C, h, w), a condition of B rows or one, and masks (B, H, W) or known points."""
         if masks is not None and len(masks) != len(latents):
             raise wrong_number(len(masks), len(latents))

@@ -54,29 +54,61 @@ TIE = 0.001
 class RankingConfig(Options):
     """How sites are ranked."""
 
-    patterns: Annotated[str | tuple[str, ...], Option(
-        "Layer names or patterns, such as up-*; * ranks all.", label="layers",
-    )] = "*"  # fmt: skip
-    timestep: Annotated[float, Option(
-        "The network's own timestep, 0 to 999; GDF takes 50.", bottom=0, top=1000, step=1,
-    )] = 50.0  # fmt: skip
+    patterns: Annotated[
+        str | tuple[str, ...],
+        Option(
+            "Layer names or patterns, such as up-*; * ranks all.",
+            label="layers",
+        ),
+    ] = "*"
+    timestep: Annotated[
+        float,
+        Option(
+            "The network's own timestep, 0 to 999; GDF takes 50.",
+            bottom=0,
+            top=1000,
+            step=1,
+        ),
+    ] = 50.0
     rule: FilterRule = FilterRule()
-    budget: Annotated[int | None, Option(
-        "Most channels together.", ge=1, top=100_000, unset=0, unset_doc="no bound",
-    )] = None  # fmt: skip
+    budget: Annotated[
+        int | None,
+        Option(
+            "Most channels together.",
+            ge=1,
+            top=100_000,
+            unset=0,
+            unset_doc="no bound",
+        ),
+    ] = None
     most: Annotated[int, Option("Most layers together.", ge=1, top=16, remedy="GDF chooses four")] = 4
-    strips: Annotated[bool, Option(
-        "Also render the scored images at every site, for :meth:`Ranking.strip`.", node=False,
-    )] = False  # fmt: skip
-    split: Annotated[str, Option(
-        "Who judges: the second half; a half that shows each class as often; or each part in turn (crossed).",
-        choices=tuple(SPLITS), details="Half of the validation images choose the sites, the others score the choice; "
-        "with crossed, choices made without each part are scored on it.", remedy="'stratified' balances classes",
-    )] = "halves"  # fmt: skip
+    strips: Annotated[
+        bool,
+        Option(
+            "Also render the scored images at every site, for :meth:`Ranking.strip`.",
+            node=False,
+        ),
+    ] = False
+    split: Annotated[
+        str,
+        Option(
+            "Who judges: the second half; a half that shows each class as often; or each part in turn (crossed).",
+            choices=tuple(SPLITS),
+            details="Half of the validation images choose the sites, the others score the choice; "
+            "with crossed, choices made without each part are scored on it.",
+            remedy="'stratified' balances classes",
+        ),
+    ] = "halves"
     folds: Annotated[int, Option("Parts of the crossed split.", ge=2, top=64)] = 4
-    alpha: Annotated[float, Option(
-        "A point within this fraction of the image's longer side is correct.", gt=0, node=False, remedy="0.1 is usual",
-    )] = 0.1  # fmt: skip
+    alpha: Annotated[
+        float,
+        Option(
+            "A point within this fraction of the image's longer side is correct.",
+            gt=0,
+            node=False,
+            remedy="0.1 is usual",
+        ),
+    ] = 0.1
 
     def within(self, widths: Mapping[str, int]) -> Budget | None:
         """The bound on channels, if any."""
@@ -179,9 +211,14 @@ def rank_sites(
         made_of: dict[str, object] = {} if folder is None else {"ranking": run.mark}
         source = pictures.source(range(min(pictures.count, PICTURES_SCORED)))
         properties = measure_properties(
-            denoiser, *source, sites, config.timestep, progress=progress, memory=memory,
+            denoiser,
+            *source,
+            sites,
+            config.timestep,
+            progress=progress,
+            memory=memory,
             state=_run(folder, "filter.safetensors", made_of),
-        )  # fmt: skip
+        )
         candidates, dropped = config.rule.apply(properties)
         if not candidates:
             shown = f"all {len(properties)} layers dropped"

@@ -26,10 +26,15 @@ CLICK_TEMPERATURE = 0.05
 class ProbeSettings(Options):
     """How a pixel probe is fitted."""
 
-    hidden: Annotated[int, Option(
-        "0: linear probe; else a layer this wide.", ge=0, top=512, details="A linear probe is multinomial logistic "
-        "regression.",
-    )] = 0  # fmt: skip
+    hidden: Annotated[
+        int,
+        Option(
+            "0: linear probe; else a layer this wide.",
+            ge=0,
+            top=512,
+            details="A linear probe is multinomial logistic regression.",
+        ),
+    ] = 0
     weight_decay: Annotated[float, Option("L2 penalty on the weights.", ge=0)] = 1e-3
     pixels: Annotated[int, Option("Most labelled pixels per image.", ge=1)] = 1024
     steps: Annotated[int, Option("L-BFGS iterations (linear) or Adam steps (MLP).", ge=1)] = 60

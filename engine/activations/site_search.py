@@ -230,9 +230,12 @@ def _check(folds: Sequence[Fold], present: Sequence[AbstractSet[int]], classes: 
         return
     single = [c for c in sorted(missing) if sum(c in p for p in present) < 2]
     remedy = (
-        "show it in another picture, or mark it 255 (unknown)" if single
-        else "split='stratified' balances the classes" if split == "halves" else "take fewer folds, or more pictures"
-    )  # fmt: skip
+        "show it in another picture, or mark it 255 (unknown)"
+        if single
+        else "split='stratified' balances the classes"
+        if split == "halves"
+        else "take fewer folds, or more pictures"
+    )
     raise refuse("masks", f"classes {single or sorted(missing)} missing from a part", "each class in each part", remedy)
 
 

@@ -111,9 +111,15 @@ class Streamed(NamedTuple):
 
 
 def stream_taps(
-    denoiser: Denoiser, source: Source | Pictures, names: Sequence[str], config: TapConfig, folder: str | Path,
-    memory: int | str = "2GB", progress: Progress = silent, workers: Workers | None = None,
-) -> Streamed:  # fmt: skip
+    denoiser: Denoiser,
+    source: Source | Pictures,
+    names: Sequence[str],
+    config: TapConfig,
+    folder: str | Path,
+    memory: int | str = "2GB",
+    progress: Progress = silent,
+    workers: Workers | None = None,
+) -> Streamed:
     """Taps images into a folder; the same call resumes after an interruption or a kill.
 
     Memory beyond the models and the forward of a single row stays below the budget. Latents are requested on demand, at
@@ -219,9 +225,15 @@ class Features:
 
     @classmethod
     def of(
-        cls, denoiser: Denoiser, pictures: Pictures, config: TapConfig, memory: int | str | None = None,
-        state: str | Path | None = None, progress: Progress = silent, workers: Workers = ALONE,
-    ) -> Self:  # fmt: skip
+        cls,
+        denoiser: Denoiser,
+        pictures: Pictures,
+        config: TapConfig,
+        memory: int | str | None = None,
+        state: str | Path | None = None,
+        progress: Progress = silent,
+        workers: Workers = ALONE,
+    ) -> Self:
         """Taps images, divided among processes; with a budget into ``state``, or a temporary folder."""
         names = [f"{n:08d}" for n in range(pictures.count)]
         if memory is None:

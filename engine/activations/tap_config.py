@@ -29,45 +29,86 @@ class TapConfig(Options):
     (:func:`~vitrine.engine.activations.tap.massive_channels`).
     """
 
-    addresses: Annotated[tuple[str, ...], Option(
-        'Layer names or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.',
-    )]  # fmt: skip
-    timestep: Annotated[float, Option(
-        "The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.", bottom=0, top=1000,
-        step=1,
-    )] = 50.0  # fmt: skip
-    seeds: Annotated[tuple[int, ...], Option(
-        "One noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).",
-    )] = (0,)  # fmt: skip
-    dtype: Annotated[str, Option(
-        "Storage type.", choices=tuple(sorted(DTYPES)), details="Statistics are float32 whatever it is.",
-        remedy="float16 halves the file, float32 is exact",
-    )] = "float32"  # fmt: skip
-    size: Annotated[int | None, Option(
-        "Images are resized to this side in pixels first.", unset_doc="their own size",
-    )] = None  # fmt: skip
-    early_exit: Annotated[bool, Option(
-        "Stop the network after the last requested layer. Does not change values.",
-    )] = True  # fmt: skip
-    posterior: Annotated[str, Option(
-        "The VAE's mean or one seeded sample, as in the official GDF code.", choices=("mean", "sample"),
-        remedy="'sample' is what the GDF code does",
-    )] = "mean"  # fmt: skip
-    batch: Annotated[int, Option(
-        "The most batch rows (images x seeds x timesteps) per forward. Does not change a row's noise.", ge=1,
-        remedy="lower it when memory is short",
-    )] = 16  # fmt: skip
+    addresses: Annotated[
+        tuple[str, ...],
+        Option(
+            'Layer names or globs, ``"up-level1-repeat*-cross-q"``; or one string of several.',
+        ),
+    ]
+    timestep: Annotated[
+        float,
+        Option(
+            "The network's own timestep, 0 to 999 (flow: 1000 x time). 50 in the paper; 261 in DIFT.",
+            bottom=0,
+            top=1000,
+            step=1,
+        ),
+    ] = 50.0
+    seeds: Annotated[
+        tuple[int, ...],
+        Option(
+            "One noise for each seed; activations are averaged over them (DIFT's ensemble uses 8).",
+        ),
+    ] = (0,)
+    dtype: Annotated[
+        str,
+        Option(
+            "Storage type.",
+            choices=tuple(sorted(DTYPES)),
+            details="Statistics are float32 whatever it is.",
+            remedy="float16 halves the file, float32 is exact",
+        ),
+    ] = "float32"
+    size: Annotated[
+        int | None,
+        Option(
+            "Images are resized to this side in pixels first.",
+            unset_doc="their own size",
+        ),
+    ] = None
+    early_exit: Annotated[
+        bool,
+        Option(
+            "Stop the network after the last requested layer. Does not change values.",
+        ),
+    ] = True
+    posterior: Annotated[
+        str,
+        Option(
+            "The VAE's mean or one seeded sample, as in the official GDF code.",
+            choices=("mean", "sample"),
+            remedy="'sample' is what the GDF code does",
+        ),
+    ] = "mean"
+    batch: Annotated[
+        int,
+        Option(
+            "The most batch rows (images x seeds x timesteps) per forward. Does not change a row's noise.",
+            ge=1,
+            remedy="lower it when memory is short",
+        ),
+    ] = 16
     variance: Annotated[bool, Option("Also keep the variance over the seeds; needs at least two of them.")] = False
-    noise: Annotated[bool, Option(
-        "Without it the clean latent is fed, as CleanDIFT's fine-tuned networks expect.",
-    )] = True  # fmt: skip
+    noise: Annotated[
+        bool,
+        Option(
+            "Without it the clean latent is fed, as CleanDIFT's fine-tuned networks expect.",
+        ),
+    ] = True
     map_heads: Annotated[str, Option("Attention maps of each head, or their mean.", choices=HEADS)] = "each"
-    map_tokens: Annotated[tuple[int, ...] | None, Option(
-        "Keys of attention maps to keep, by position.", unset_doc="all",
-    )] = None  # fmt: skip
-    modulate: Annotated[bool, Option(
-        "Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
-    )] = False  # fmt: skip
+    map_tokens: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Keys of attention maps to keep, by position.",
+            unset_doc="all",
+        ),
+    ] = None
+    modulate: Annotated[
+        bool,
+        Option(
+            "Transformers' block inputs (vit-block*-in) as the block reads them (DiTF): they match far better.",
+        ),
+    ] = False
     discard: Annotated[tuple[int, ...], Option("Channels set to zero, before the norm if there is one.")] = ()
 
     def __post_init__(self) -> None:

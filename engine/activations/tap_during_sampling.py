@@ -96,9 +96,14 @@ class _Recorder:
     """State of a recording: current step, batch layout, and recorded activations."""
 
     def __init__(
-        self, sites: Sequence[Site], is_recorded: Callable[[int], bool], rows: Layout, count: Counting,
-        dtype: torch.dtype, first: int,
-    ) -> None:  # fmt: skip
+        self,
+        sites: Sequence[Site],
+        is_recorded: Callable[[int], bool],
+        rows: Layout,
+        count: Counting,
+        dtype: torch.dtype,
+        first: int,
+    ) -> None:
         self.sites = {site.address: site for site in sites}
         self.is_recorded, self.rows, self.count, self.dtype = is_recorded, rows, count, dtype
         self.record = StepRecord()

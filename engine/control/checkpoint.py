@@ -109,9 +109,11 @@ class ControlCheckpoint(NamedTuple):
 
 
 def save_control(
-    path: str | Path, weights: Mapping[str, torch.Tensor], metadata: ControlMetadata,
+    path: str | Path,
+    weights: Mapping[str, torch.Tensor],
+    metadata: ControlMetadata,
     extra: Mapping[str, torch.Tensor] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Writes a checkpoint atomically.
 
     Args:

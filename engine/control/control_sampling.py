@@ -47,9 +47,14 @@ class ControlledSampling:
     pixels: int = 8
 
     def run(
-        self, noise: torch.Tensor, scheduler: Any, *, progress: Progress = silent, revise: Revise | None = None,
+        self,
+        noise: torch.Tensor,
+        scheduler: Any,
+        *,
+        progress: Progress = silent,
+        revise: Revise | None = None,
         **extra: Any,
-    ) -> tuple[torch.Tensor, list[ControlStep]]:  # fmt: skip
+    ) -> tuple[torch.Tensor, list[ControlStep]]:
         """Scaled noise (count, C, H, W) -> (latents of the same shape, log of the steps).
 
         Args:

@@ -47,11 +47,14 @@ class AdvancedControlTrainConfig(Options):
     drop_control: Probability = 0.1
     drop_semantics: Probability = 0.1
     save_every: Annotated[int, Option("Steps between saves.", ge=1)] = 500
-    drop_together: Annotated[bool, Option(
-        "A sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0), never (c, "
-        "0); sampled independently at 0.1, the last would be 1 % of samples. Off for older runs and for appendix D's "
-        "nesting, which needs (c, 0).",
-    )] = True  # fmt: skip
+    drop_together: Annotated[
+        bool,
+        Option(
+            "A sample without semantics has no size condition either. Eq. 2 needs (c, s), (0, s) and (0, 0), never (c, "
+            "0); sampled independently at 0.1, the last would be 1 % of samples. Off for older "
+            "runs and for appendix D's nesting, which needs (c, 0).",
+        ),
+    ] = True
 
 
 @dataclass(frozen=True)
@@ -61,9 +64,13 @@ class ControlTrainConfig(Options):
     steps: Annotated[int, Option("Number of updates.", ge=1)] = 1000
     batch: Annotated[int, Option("Batch rows per update.", ge=1)] = 16
     lr: Annotated[float, Option("Learning rate of Adam.", gt=0)] = 1e-4
-    prediction: Annotated[str, Option(
-        "What the network predicts; eps in the paper.", choices=tuple(PREDICTIONS),
-    )] = "eps"  # fmt: skip
+    prediction: Annotated[
+        str,
+        Option(
+            "What the network predicts; eps in the paper.",
+            choices=tuple(PREDICTIONS),
+        ),
+    ] = "eps"
     gamma: GammaConfig = field(default_factory=GammaConfig)
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     seed: Annotated[int, Option("Of the whole run.")] = 0
@@ -115,10 +122,15 @@ class ControlTrainer:
     """
 
     def __init__(
-        self, setup: TrainSetup, records: Iterable[ControlRecord], config: ControlTrainConfig, folder: str | Path,
-        metadata: ControlMetadata | None = None, device: torch.device | None = None,
+        self,
+        setup: TrainSetup,
+        records: Iterable[ControlRecord],
+        config: ControlTrainConfig,
+        folder: str | Path,
+        metadata: ControlMetadata | None = None,
+        device: torch.device | None = None,
         inputs: Mapping[str, object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         schedule = setup.schedule
         if (config.prediction == "flow") != (schedule.kind == "flow"):
             raise refuse("prediction, schedule", (config.prediction, schedule.kind), "flow with flow", "match them")
@@ -160,9 +172,14 @@ class ControlTrainer:
         """
         with self._run:
             run_steps(
-                self.step, lambda: self.done, total or self.config.steps, until=until, save=self.save,
-                save_every=self.config.advanced.save_every, progress=progress,
-            )  # fmt: skip
+                self.step,
+                lambda: self.done,
+                total or self.config.steps,
+                until=until,
+                save=self.save,
+                save_every=self.config.advanced.save_every,
+                progress=progress,
+            )
 
     def step(self) -> float:
         """One update; returns the loss."""
@@ -230,9 +247,14 @@ class ControlTrainer:
         if not self.accelerator.is_main_process:
             return path
         metadata = replace(
-            self.metadata, dim=self.embedder.dim, spec=self.embedder.spec, gamma=config.gamma, steps=self.done,
-            prediction=config.prediction, crop=config.augment.crop,
-        )  # fmt: skip
+            self.metadata,
+            dim=self.embedder.dim,
+            spec=self.embedder.spec,
+            gamma=config.gamma,
+            steps=self.done,
+            prediction=config.prediction,
+            crop=config.augment.crop,
+        )
         embedder = {k.removeprefix("ctrl."): v for k, v in weights.items() if k.startswith("ctrl.")}
         extra = {k: v for k, v in weights.items() if not k.startswith("ctrl.")}
         return save_control(path, embedder, metadata, extra)
@@ -244,12 +266,17 @@ class ControlTrainer:
         records = getattr(self.records, "inputs", None)
         network = getattr(setup.network, "backbone", setup.network)
         return {
-            "network": network, "embedder": self.embedder, "controls": self.embedder.spec,
-            "noise schedule": self.schedule, "empty prompt": self.null, "autoencoder": setup.encode,
-            "trained": sorted(self.parameters), "processes": self.accelerator.num_processes,
+            "network": network,
+            "embedder": self.embedder,
+            "controls": self.embedder.spec,
+            "noise schedule": self.schedule,
+            "empty prompt": self.null,
+            "autoencoder": setup.encode,
+            "trained": sorted(self.parameters),
+            "processes": self.accelerator.num_processes,
             "records": [digest(record) for record in self.records] if records is None else records,
             "settings": settings,
-        }  # fmt: skip
+        }
 
     def save(self) -> None:
         """Saves weights, average, optimiser and counters. The random state is the step number."""

@@ -85,9 +85,13 @@ class Injection(_Added):
     """
 
     def __init__(
-        self, backbone: nn.Module, embedder: ControlEmbedder, values: torch.Tensor, gamma: GammaConfig,
+        self,
+        backbone: nn.Module,
+        embedder: ControlEmbedder,
+        values: torch.Tensor,
+        gamma: GammaConfig,
         drop: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(backbone)
         if embedder.dim != control_width(backbone):
             raise refuse("embedder width", embedder.dim, control_width(backbone), "make one for this model")

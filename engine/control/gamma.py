@@ -117,29 +117,59 @@ def half_weight_time(alpha: float) -> float:
 class GammaConfig(Options):
     """A gamma curve and its clock. A trained checkpoint has its own, which takes precedence."""
 
-    form: Annotated[str, Option(
-        "Curve of the weight over the noise level: 0 at full noise, 1 at none. constant: as the stock model.",
-        choices=(*FORMS, DRAWN), details="drawn goes through ``points``.",
-    )] = "power_cos"  # fmt: skip
-    alpha: Annotated[float, Option(
-        "How late the size sets in. 1 suits untrained use; at 8 it acts on the last tenth of the run only.", gt=0,
-        top=32, step=0.05, remedy="1.0 for training-free use",
-    )] = 1.0  # fmt: skip
-    step_at: Annotated[float, Option(
-        "Where the form step goes from 1 to 0.", ge=0, lt=1, node=False, remedy="0.5 is half of the timesteps",
-    )] = 0.5  # fmt: skip
-    clock: Annotated[str, Option(
-        "native: the timestep that conditions the network. paper_sigma: for flow models, by their noise level.",
-        choices=CLOCKS, details="The flow time tau is mapped to sigma = tau / (1 - tau), and that to the nearest "
-        "timestep of the paper's own beta table.",
-    )] = "native"  # fmt: skip
-    steps: Annotated[int, Option(
-        "Training timesteps, not sampling steps.", ge=1, node=False, remedy="most models have 1000",
-    )] = 1000  # fmt: skip
-    points: Annotated[str, Option(
-        "A curve of your own instead of the form, as progress:weight. 0:0, 0.5:0.2, 1:1 begins at 0 and ends at 1. "
-        "Empty: the form.",
-    )] = ""  # fmt: skip
+    form: Annotated[
+        str,
+        Option(
+            "Curve of the weight over the noise level: 0 at full noise, 1 at none. constant: as the stock model.",
+            choices=(*FORMS, DRAWN),
+            details="drawn goes through ``points``.",
+        ),
+    ] = "power_cos"
+    alpha: Annotated[
+        float,
+        Option(
+            "How late the size sets in. 1 suits untrained use; at 8 it acts on the last tenth of the run only.",
+            gt=0,
+            top=32,
+            step=0.05,
+            remedy="1.0 for training-free use",
+        ),
+    ] = 1.0
+    step_at: Annotated[
+        float,
+        Option(
+            "Where the form step goes from 1 to 0.",
+            ge=0,
+            lt=1,
+            node=False,
+            remedy="0.5 is half of the timesteps",
+        ),
+    ] = 0.5
+    clock: Annotated[
+        str,
+        Option(
+            "native: the timestep that conditions the network. paper_sigma: for flow models, by their noise level.",
+            choices=CLOCKS,
+            details="The flow time tau is mapped to sigma = tau / (1 - tau), and that to the nearest "
+            "timestep of the paper's own beta table.",
+        ),
+    ] = "native"
+    steps: Annotated[
+        int,
+        Option(
+            "Training timesteps, not sampling steps.",
+            ge=1,
+            node=False,
+            remedy="most models have 1000",
+        ),
+    ] = 1000
+    points: Annotated[
+        str,
+        Option(
+            "A curve of your own instead of the form, as progress:weight. 0:0, 0.5:0.2, 1:1 begins at 0 and ends at 1. "
+            "Empty: the form.",
+        ),
+    ] = ""
 
     def _check(self) -> None:
         """Points belong to the form drawn."""

@@ -21,26 +21,47 @@ AXES = ("channel", "feature")
 class PaddingConfig(Options):
     """How token positions after the prompt are filled."""
 
-    mode: Annotated[str, Option(
-        "noisy_replicate is the paper's; replicate has no noise; zero empties the positions.", choices=MODES,
-    )] = "noisy_replicate"  # fmt: skip
-    beta_txt: Annotated[float, Option(
-        "Variance of the noise.", ge=0, top=1, step=0.001, details="Relative to the tokens' variance; the paper does "
-        "not give it.",
-    )] = 1e-2  # fmt: skip
-    scope: Annotated[str, Option(
-        "copies leaves the prompt's own tokens untouched; all is the paper's, for trained models.", choices=SCOPES,
-    )] = "copies"  # fmt: skip
-    axis: Annotated[str, Option(
-        "What the noise is scaled by.", choices=AXES, details="The standard deviation over the prompt's tokens per "
-        "channel, or over the channels per token; the paper allows both readings.",
-    )] = "channel"  # fmt: skip
+    mode: Annotated[
+        str,
+        Option(
+            "noisy_replicate is the paper's; replicate has no noise; zero empties the positions.",
+            choices=MODES,
+        ),
+    ] = "noisy_replicate"
+    beta_txt: Annotated[
+        float,
+        Option(
+            "Variance of the noise.",
+            ge=0,
+            top=1,
+            step=0.001,
+            details="Relative to the tokens' variance; the paper does not give it.",
+        ),
+    ] = 1e-2
+    scope: Annotated[
+        str,
+        Option(
+            "copies leaves the prompt's own tokens untouched; all is the paper's, for trained models.",
+            choices=SCOPES,
+        ),
+    ] = "copies"
+    axis: Annotated[
+        str,
+        Option(
+            "What the noise is scaled by.",
+            choices=AXES,
+            details="The standard deviation over the prompt's tokens per "
+            "channel, or over the channels per token; the paper allows both readings.",
+        ),
+    ] = "channel"
 
 
 def pad_text(
-    embeds: torch.Tensor, lengths: Sequence[int] | torch.Tensor, config: PaddingConfig | None = None,
+    embeds: torch.Tensor,
+    lengths: Sequence[int] | torch.Tensor,
+    config: PaddingConfig | None = None,
     seeds: int | Sequence[int] = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Fill the positions after each prompt.
 
     Args:

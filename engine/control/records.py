@@ -42,16 +42,29 @@ class AugmentConfig(Options):
 
     size: Annotated[int, Option("Side of the result in pixels.", ge=1)] = 256
     flip: Annotated[float, Option("Probability of a horizontal flip.", ge=0, le=1)] = 0.5
-    crop: Annotated[tuple[float, float], Option(
-        "Range of the crop's side, as a fraction of the image's short side; sampled uniformly.", gt=0, le=1,
-        remedy="(1.0, 1.0) crops the whole short side",
-    )] = (0.5, 1.0)  # fmt: skip
-    aspect: Annotated[float, Option(
-        "Largest width / height of a crop, and 1 over the smallest; sampled log-uniformly.", ge=1,
-    )] = 1.0  # fmt: skip
-    size_from: Annotated[str, Option(
-        "Which height and width become controls: of the original or the crop.", choices=SIZE_SOURCES,
-    )] = "original"  # fmt: skip
+    crop: Annotated[
+        tuple[float, float],
+        Option(
+            "Range of the crop's side, as a fraction of the image's short side; sampled uniformly.",
+            gt=0,
+            le=1,
+            remedy="(1.0, 1.0) crops the whole short side",
+        ),
+    ] = (0.5, 1.0)
+    aspect: Annotated[
+        float,
+        Option(
+            "Largest width / height of a crop, and 1 over the smallest; sampled log-uniformly.",
+            ge=1,
+        ),
+    ] = 1.0
+    size_from: Annotated[
+        str,
+        Option(
+            "Which height and width become controls: of the original or the crop.",
+            choices=SIZE_SOURCES,
+        ),
+    ] = "original"
 
     def _check(self) -> None:
         """The crop's range is in order."""

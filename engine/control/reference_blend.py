@@ -98,9 +98,13 @@ class ReferenceBlend(ForwardClock):
     """
 
     def __init__(
-        self, backbone: nn.Module, gamma: GammaConfig, reference: Reference = "target", pixels: int = 8,
+        self,
+        backbone: nn.Module,
+        gamma: GammaConfig,
+        reference: Reference = "target",
+        pixels: int = 8,
         drop: torch.Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(backbone)
         self._input = _size_input(self.backbone)
         if isinstance(reference, tuple) and (len(reference) != 2 or min(reference) < 1):

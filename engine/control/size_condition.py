@@ -56,9 +56,13 @@ class SizeCondition:
         """
         height, width = self.original or size
         known = {
-            "flip": float(self.flip), "crop_top": self.crop[0] / height, "crop_left": self.crop[1] / width,
-            "aspect": 1 / self.aspect(size), "height": float(height), "width": float(width),
-        }  # fmt: skip
+            "flip": float(self.flip),
+            "crop_top": self.crop[0] / height,
+            "crop_left": self.crop[1] / width,
+            "aspect": 1 / self.aspect(size),
+            "height": float(height),
+            "width": float(width),
+        }
         return {k: v for k, v in known.items() if k in spec.names} | dict(self.extra)
 
     def high_is_null(self, size: Size) -> bool:

@@ -25,22 +25,43 @@ class GuidanceConfig(Options):
     """Strengths of Eq. 2."""
 
     scale: Annotated[float, Option("Guidance by the prompt; 1 is none.", bottom=0, top=100, step=0.1)] = 1.0
-    control: Annotated[float, Option(
-        "Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.", bottom=0,
-        top=10, step=0.025, label="size_guidance",
-    )] = 1.0  # fmt: skip
-    nesting: Annotated[str, Option(
-        "control_inner is the paper's Eq. 2; semantic_inner the order of its appendix.", choices=NESTINGS,
-        details="The inner null drops the size condition, or the semantics.",
-    )] = "control_inner"  # fmt: skip
-    skip_below: Annotated[float, Option(
-        "Weights gamma below this count as 0 if the high-level control is null.", ge=0, le=1, node=False,
-        remedy="1e-4 is the default; 0 never skips",
-    )] = 1e-4  # fmt: skip
-    negative: Annotated[str, Option(
-        "Sizes for the negative prompt. picture: its own, as ComfyUI does; positive: those of the prompt, as "
-        "diffusers' SDXL does.", choices=NEGATIVES, details="Eq. 2 has picture.",
-    )] = "picture"  # fmt: skip
+    control: Annotated[
+        float,
+        Option(
+            "Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.",
+            bottom=0,
+            top=10,
+            step=0.025,
+            label="size_guidance",
+        ),
+    ] = 1.0
+    nesting: Annotated[
+        str,
+        Option(
+            "control_inner is the paper's Eq. 2; semantic_inner the order of its appendix.",
+            choices=NESTINGS,
+            details="The inner null drops the size condition, or the semantics.",
+        ),
+    ] = "control_inner"
+    skip_below: Annotated[
+        float,
+        Option(
+            "Weights gamma below this count as 0 if the high-level control is null.",
+            ge=0,
+            le=1,
+            node=False,
+            remedy="1e-4 is the default; 0 never skips",
+        ),
+    ] = 1e-4
+    negative: Annotated[
+        str,
+        Option(
+            "Sizes for the negative prompt. picture: its own, as ComfyUI does; positive: those of the prompt, as "
+            "diffusers' SDXL does.",
+            choices=NEGATIVES,
+            details="Eq. 2 has picture.",
+        ),
+    ] = "picture"
 
     @property
     def unconditional(self) -> Key:

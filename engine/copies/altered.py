@@ -89,9 +89,11 @@ class AlteredIndex:
         """The nearest altered picture of each thumbnail (S, 3, 64, 64)."""
         count = len(samples)
         best = Altered(
-            torch.full((count,), torch.inf), torch.zeros(count, dtype=torch.long),
-            torch.ones(count, dtype=torch.long), samples.clone(),
-        )  # fmt: skip
+            torch.full((count,), torch.inf),
+            torch.zeros(count, dtype=torch.long),
+            torch.ones(count, dtype=torch.long),
+            samples.clone(),
+        )
         for start, pictures in self._parts():
             for kind, compare in ((MIRRORED, self._mirrored), (MOVED, self._moved), (RECOLOURED, self._recoloured)):
                 ratios, aligned = compare(samples, pictures, start)
@@ -102,9 +104,11 @@ class AlteredIndex:
                 for i in nearer.nonzero()[:, 0].tolist():
                     best.aligned[i] = aligned(i, int(number[i]))
                 best = Altered(
-                    torch.where(nearer, least, best.ratios), torch.where(nearer, number + start, best.numbers),
-                    torch.where(nearer, KINDS.index(kind), best.kinds), best.aligned,
-                )  # fmt: skip
+                    torch.where(nearer, least, best.ratios),
+                    torch.where(nearer, number + start, best.numbers),
+                    torch.where(nearer, KINDS.index(kind), best.kinds),
+                    best.aligned,
+                )
         return best
 
     def _level(self, kind: str, start: int, distances: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -213,9 +217,12 @@ def _alignments(samples: torch.Tensor, pictures: torch.Tensor, side: int) -> Ali
             least, at = (away.flatten(2).transpose(0, 1) / count).sqrt().min(2)  # (S, P)
             wide = matches.shape[-1]
             now = Alignment(
-                least, torch.full(pairs, float(flipped)), torch.full(pairs, float(index)),
-                (at // wide - margin) / large.shape[-1], (at % wide - margin) / large.shape[-1],
-            )  # fmt: skip
+                least,
+                torch.full(pairs, float(flipped)),
+                torch.full(pairs, float(index)),
+                (at // wide - margin) / large.shape[-1],
+                (at % wide - margin) / large.shape[-1],
+            )
             nearer = least < best.distance
             best = Alignment(*(torch.where(nearer, a, b) for a, b in zip(now, best, strict=True)))
     plain = (spread < _PLAIN)[:, None]

@@ -147,9 +147,11 @@ class CopyCheck:
         """The outcome in some lines, the verdict first."""
         back = [p for p in self.ranked if p.copies]
         kind = f"one of {len(self.names)} pictures" if self.names else "each other"
-        lines = [f"{self.verdict}, {self.config.seeds} samples each",
-                 f"{len(back)} of {len(self.prompts)} prompts have samples that copy {kind} (below a third of the "
-                 f"usual distance {self.level:.3f}, {self.config.seeds} seeds)"]  # fmt: skip
+        lines = [
+            f"{self.verdict}, {self.config.seeds} samples each",
+            f"{len(back)} of {len(self.prompts)} prompts have samples that copy {kind} (below a third of the "
+            f"usual distance {self.level:.3f}, {self.config.seeds} seeds)",
+        ]
         for p in back[:10]:
             name = f", nearest {self.names[int(p.numbers[p.closest])]}" if self.names else ""
             how = f" ({p.alterations})" if p.alterations else ""
@@ -162,9 +164,16 @@ class CopyCheck:
 
 
 def check_copies(
-    prompts: Sequence[str], folder: str | Path, instruments: Instruments, pictures: Pictures = Pictures(),  # noqa: B008
-    config: CheckConfig = CHECK, *, labels: Sequence[str] = (), tau: float | None = None, progress: Progress = silent,
-) -> CopyCheck:  # fmt: skip
+    prompts: Sequence[str],
+    folder: str | Path,
+    instruments: Instruments,
+    pictures: Pictures = Pictures(),  # noqa: B008
+    config: CheckConfig = CHECK,
+    *,
+    labels: Sequence[str] = (),
+    tau: float | None = None,
+    progress: Progress = silent,
+) -> CopyCheck:
     """Sample every prompt, compare, score; the same call resumes where an interrupted one stopped.
 
     Args:

@@ -26,15 +26,21 @@ from ..w2w.space.space_mode import read_or_problem
 LARGEST = {torch.float16: 65504.0, torch.bfloat16: 3.3e38, torch.float32: 3.4e38}
 """Largest finite numbers; 8-bit floats end at 448 (e4m3) and 57344 (e5m2)."""
 _KINDS = (
-    ("cross-attention: query", r"attn2\.to_q$"), ("cross-attention: key", r"attn2\.to_k$"),
-    ("cross-attention: value", r"attn2\.to_v$"), ("cross-attention: output", r"attn2\.to_out"),
-    ("self-attention: query", r"attn1\.to_q$"), ("self-attention: key", r"attn1\.to_k$"),
-    ("self-attention: value", r"attn1\.to_v$"), ("self-attention: output", r"attn1\.to_out"),
+    ("cross-attention: query", r"attn2\.to_q$"),
+    ("cross-attention: key", r"attn2\.to_k$"),
+    ("cross-attention: value", r"attn2\.to_v$"),
+    ("cross-attention: output", r"attn2\.to_out"),
+    ("self-attention: query", r"attn1\.to_q$"),
+    ("self-attention: key", r"attn1\.to_k$"),
+    ("self-attention: value", r"attn1\.to_v$"),
+    ("self-attention: output", r"attn1\.to_out"),
     ("text's attention", r"add_[qkv]_proj$|to_add_out|txt_attn|context_block\.attn"),
-    ("feed-forward", r"\.ff|mlp|feed_forward|\.net\.|linear[12]$"), ("projection", r"proj_(in|out)$"),
-    ("modulation and time", r"time|norm|mod|embed"), ("resnet convolution", r"resnets|samplers|conv"),
+    ("feed-forward", r"\.ff|mlp|feed_forward|\.net\.|linear[12]$"),
+    ("projection", r"proj_(in|out)$"),
+    ("modulation and time", r"time|norm|mod|embed"),
+    ("resnet convolution", r"resnets|samplers|conv"),
     ("attention", r"attn|attention|to_[qkv]$|to_out|qkv|\.proj$"),
-)  # fmt: skip
+)
 """Kind of a layer -> pattern of its path; the first match counts."""
 _BLOCK = re.compile(
     r"^(down_blocks\.\d+|up_blocks\.\d+|mid_block|[a-z_]*blocks?\.\d+|layers\.\d+|[a-z_]+)", re.IGNORECASE
@@ -107,10 +113,13 @@ class LoraHealth:
         problems = {layer.problem for layer in self.layers} - {""}
         norms = {layer.path: round(layer.squared**0.5, 6) for layer in self.layers if layer.squared == layer.squared}
         return {
-            "broken": {problem: self.broken(problem) for problem in sorted(problems)}, "norm": self.total**0.5,
-            "effective_rank": round(self.used, 2), "by_kind": _rounded(self.fractions("kind")),
-            "by_block": _rounded(self.fractions("block")), "norm_by_layer": norms,
-        }  # fmt: skip
+            "broken": {problem: self.broken(problem) for problem in sorted(problems)},
+            "norm": self.total**0.5,
+            "effective_rank": round(self.used, 2),
+            "by_kind": _rounded(self.fractions("kind")),
+            "by_block": _rounded(self.fractions("block")),
+            "norm_by_layer": norms,
+        }
 
 
 def _rounded(fractions: Mapping[str, float]) -> dict[str, float]:
@@ -257,9 +266,12 @@ class Neighbours:
         """As JSON."""
         merge = None if self.merge is None else {"parts": self.merge.parts, "residual": self.merge.residual}
         return {
-            "compared": self.compared, "left_out": self.left_out, "copies": [copy.to_dict() for copy in self.copies],
-            "merge": merge, "alike": [[name, round(cosine, 4)] for name, cosine in self.alike],
-        }  # fmt: skip
+            "compared": self.compared,
+            "left_out": self.left_out,
+            "copies": [copy.to_dict() for copy in self.copies],
+            "merge": merge,
+            "alike": [[name, round(cosine, 4)] for name, cosine in self.alike],
+        }
 
 
 def neighbours_in(file: LoraFile, others: Sequence[Path]) -> Neighbours:

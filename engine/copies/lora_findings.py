@@ -83,10 +83,16 @@ class PromptCopies:
     def to_dict(self, names: Sequence[str]) -> dict[str, Any]:
         """As JSON."""
         table: dict[str, Any] = {
-            "prompt": self.prompt, "kind": self.kind, "samples": self.samples, "distance": round(self.distance, 4),
-            "distance_without": round(self.bare, 4), "lost": round(self.lost, 4), "repeats": self.repeats,
-            "ratio": round(self.ratio, 4), "area": round(self.area, 4),
-        }  # fmt: skip
+            "prompt": self.prompt,
+            "kind": self.kind,
+            "samples": self.samples,
+            "distance": round(self.distance, 4),
+            "distance_without": round(self.bare, 4),
+            "lost": round(self.lost, 4),
+            "repeats": self.repeats,
+            "ratio": round(self.ratio, 4),
+            "area": round(self.area, 4),
+        }
         if self.copies is not None and self.nearest is not None:
             interval = share_interval(self.copies, self.samples)
             table |= {"copies": self.copies, "copies_95": list(interval), "nearest": names[self.nearest]}
@@ -131,12 +137,20 @@ class CopyReader:
         closest = int(near.ratios.argmin())
         bare = between(self.bare[asked.text]) if asked.text in self.bare else float("nan")
         return PromptCopies(
-            asked.text, asked.kind, len(full), between(full), bare, int(others.copied.sum()),
+            asked.text,
+            asked.kind,
+            len(full),
+            between(full),
+            bare,
+            int(others.copied.sum()),
             int(near.copied.sum()) if self.by_pictures else None,
             int(near.numbers[closest]) if self.by_pictures else None,
-            float(near.ratios[closest]), float(near.areas[closest]), full[closest], near.maps[closest],
+            float(near.ratios[closest]),
+            float(near.areas[closest]),
+            full[closest],
+            near.maps[closest],
             altered_words(near.kinds[near.copied]),
-        )  # fmt: skip
+        )
 
 
 def between(samples: torch.Tensor) -> float:
@@ -178,8 +192,9 @@ def cost_of(asked: Sequence[AskedPrompt], bare: Samples, full: Samples) -> Cost:
     drift = None
     if len(ordinary) > 1:
         # samples of equal seeds, by their distances
-        moved = torch.cat([(thumbnails(bare[p]) - thumbnails(full[p])).flatten(1).square().mean(1).sqrt()
-                           for p in ordinary])  # fmt: skip
+        moved = torch.cat(
+            [(thumbnails(bare[p]) - thumbnails(full[p])).flatten(1).square().mean(1).sqrt() for p in ordinary]
+        )
         first = thumbnails(torch.cat([bare[p][:1] for p in ordinary]))
         rows, columns = torch.triu_indices(len(first), len(first), 1)
         drift = float(moved.median() / distances(first, first)[rows, columns].median().clamp_min(1e-6))
@@ -288,21 +303,27 @@ class Findings:
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {
-            "name": self.name, "verdict": self.worst,
-            "parts_measured": sum(s.verdict != OPEN for s in self.summary), "parts": len(self.summary),
+            "name": self.name,
+            "verdict": self.worst,
+            "parts_measured": sum(s.verdict != OPEN for s in self.summary),
+            "parts": len(self.summary),
             "summary": [asdict(s) for s in self.summary],
-            "what_it_is": self.facts.to_dict() | {"tensors": self.health_problem or
-                                                  (self.health.to_dict() if self.health else None)},
+            "what_it_is": self.facts.to_dict()
+            | {"tensors": self.health_problem or (self.health.to_dict() if self.health else None)},
             "loading": [loading._asdict() for loading in self.loadings],
-            "where_it_acts": {"shares_of_schedule": list(SHARES), "change_of_predicted_picture": {
-                p: [round(v, 4) for v in row] for p, row in self.changes.items()}},
-            "what_it_copies": {"score": None if math.isnan(self.copy_score()) else round(self.copy_score(), 4),
-                               "prompts": [p.to_dict(self.pictures) for p in self.copies],
-                               "by_strength": {f"{s:g}": dict(v) for s, v in self.strengths.items()}},
+            "where_it_acts": {
+                "shares_of_schedule": list(SHARES),
+                "change_of_predicted_picture": {p: [round(v, 4) for v in row] for p, row in self.changes.items()},
+            },
+            "what_it_copies": {
+                "score": None if math.isnan(self.copy_score()) else round(self.copy_score(), 4),
+                "prompts": [p.to_dict(self.pictures) for p in self.copies],
+                "by_strength": {f"{s:g}": dict(v) for s, v in self.strengths.items()},
+            },
             "what_it_costs": None if self.cost is None else self.cost.to_dict(),
             "neighbours": None if self.neighbours is None else self.neighbours.to_dict(),
             "left_out_for_the_budget": list(self.skipped),
-        }  # fmt: skip
+        }
 
 
 # --- sentences ----------------------------------------------------------------------------------------------------
@@ -328,10 +349,16 @@ def what_it_is(f: Findings) -> Sentence:
         return Sentence(topic, BAD, text + where, advice or "Choose the base model that it was trained on.", rule)
     layers = len(file.entries)
     kinds_of_fault = {"changes nothing": "are zero", "at the end of its number format": "end their number format"}
-    notes = [f"{len(f.health.broken(p))} of {layers} layers {word}." for p, word in kinds_of_fault.items()
-             if f.health.broken(p)]  # fmt: skip
-    notes += [f"{x.library} drops {x.layers - x.loaded} of {x.layers} layers, such as {x.dropped[0]}."
-              for x in f.loadings if x.loaded < x.layers and x.dropped]  # fmt: skip
+    notes = [
+        f"{len(f.health.broken(p))} of {layers} layers {word}."
+        for p, word in kinds_of_fault.items()
+        if f.health.broken(p)
+    ]
+    notes += [
+        f"{x.library} drops {x.layers - x.loaded} of {x.layers} layers, such as {x.dropped[0]}."
+        for x in f.loadings
+        if x.loaded < x.layers and x.dropped
+    ]
     notes += [f"{x.note}." for x in f.loadings if x.note]
     advice = "What does not load has no effect: save it in kohya's or diffusers' names." if notes else ""
     unknown = f.facts.not_known

@@ -122,10 +122,14 @@ class LoraReport:
 
 
 def lora_report(
-    files: Sequence[str | Path], folder: str | Path, model: Callable[[], ReportModel] | None = None,
-    material: Material | None = None, config: ReportConfig | None = None, minutes: float | None = None,
+    files: Sequence[str | Path],
+    folder: str | Path,
+    model: Callable[[], ReportModel] | None = None,
+    material: Material | None = None,
+    config: ReportConfig | None = None,
+    minutes: float | None = None,
     progress: Progress = silent,
-) -> LoraReport:  # fmt: skip
+) -> LoraReport:
     """Report on LoRA files; the folder gets ``report.html``, ``report.json`` and the samples.
 
     Args:
@@ -186,9 +190,7 @@ def _write(report: LoraReport, material: Material) -> None:
     write_page(report.page, report.loras, report.to_dict(), material.pictures, report.runs)
 
 
-def _look(
-    path: Path, name: str, material: Material, paths: Sequence[Path], runs: Sequence[TrainingRun]
-) -> Findings:  # fmt: skip
+def _look(path: Path, name: str, material: Material, paths: Sequence[Path], runs: Sequence[TrainingRun]) -> Findings:
     """What needs no model."""
     try:
         facts = facts_of(path)
@@ -240,11 +242,17 @@ def _measured(findings: Findings, bench: Bench, material: Material) -> Findings:
         changes = bench.changes(chosen, "one forward at each timestep") if full else {}
         at = {s: bench.samples(captions, s, f"strength {s:g}") for s in config.strengths}
         findings = replace(
-            findings, loadings=(loading,), pictures=tuple(material.pictures.names), changes=changes,
-            kinds={p.text: p.kind for p in asked}, cost=cost_of(asked, bare, full),
-            skipped=tuple(budget.skipped[left_out:]), asked={p.text: p.kind for p in asked},
-            asked_strengths=tuple(config.strengths) if captions else (), asked_changes=tuple(chosen),
-        )  # fmt: skip
+            findings,
+            loadings=(loading,),
+            pictures=tuple(material.pictures.names),
+            changes=changes,
+            kinds={p.text: p.kind for p in asked},
+            cost=cost_of(asked, bare, full),
+            skipped=tuple(budget.skipped[left_out:]),
+            asked={p.text: p.kind for p in asked},
+            asked_strengths=tuple(config.strengths) if captions else (),
+            asked_changes=tuple(chosen),
+        )
         if len(bare) < 2 or not full:
             return findings
         with CopyReader(bare, own, material.pictures, bench.folder) as reader:

@@ -39,9 +39,15 @@ CLASS_WORDS = frozenset({
 })  # fmt: skip
 """Words that stay in a natural prompt even if they are part of a trigger phrase."""
 USUAL = (
-    "a dog in the snow", "a street at night", "a bowl of soup", "a woman reading a book", "a mountain lake",
-    "an old car", "a man playing the guitar", "a plate of fruit",
-)  # fmt: skip
+    "a dog in the snow",
+    "a street at night",
+    "a bowl of soup",
+    "a woman reading a book",
+    "a mountain lake",
+    "an old car",
+    "a man playing the guitar",
+    "a plate of fruit",
+)
 """Default ordinary prompts."""
 
 
@@ -54,9 +60,13 @@ class AskedPrompt:
 
 
 def prompts_of(
-    facts: LoraFacts, captions: Sequence[str], triggers: Sequence[str], ordinary: Sequence[str] = USUAL, most: int = 4,
+    facts: LoraFacts,
+    captions: Sequence[str],
+    triggers: Sequence[str],
+    ordinary: Sequence[str] = USUAL,
+    most: int = 4,
     pieces: Callable[[str], int] | None = None,
-) -> list[AskedPrompt]:  # fmt: skip
+) -> list[AskedPrompt]:
     """The prompts of a report on one LoRA: at most ``most`` captions, and all ordinary prompts, without repetition.
 
     Without captions the header's tags replace them; without tags, the trigger before ordinary prompts; without either,
@@ -234,9 +244,12 @@ class Bench:
         """Takes samples of a LoRA, which was put on the model, while the block is open."""
         config = self.config
         inputs: dict[str, object] = self.model.identity | {
-            "seeds": [config.first_seed, config.seeds], "steps": config.steps, "guidance": config.guidance,
-            "latents": list(self.model.shape), "shift": self.model.shift,
-        }  # fmt: skip
+            "seeds": [config.first_seed, config.seeds],
+            "steps": config.steps,
+            "guidance": config.guidance,
+            "latents": list(self.model.shape),
+            "shift": self.model.shift,
+        }
         begun = ("*.safetensors",)
         self._folders = (self.folder / BARE, self.folder / as_name(f"lora {name}"))
         bare = Run(self._folders[0], "LoRA report, the model without a LoRA", inputs, begun)

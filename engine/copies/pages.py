@@ -115,8 +115,10 @@ def _method(check: CopyCheck) -> str:
 
 def _check_pictures(check: CopyCheck, prompt: CheckedPrompt, pictures: Pictures) -> list[tuple[Image, str]]:
     i = prompt.closest
-    images = [(_small(open_rgb(prompt.file)), f"seed {prompt.seeds[i]}, ratio {float(prompt.ratios[i]):.2f}"),
-              (_small(open_rgb(prompt.overlay_file)), f"copied: {float(prompt.areas[i]):.0%}")]  # fmt: skip
+    images = [
+        (_small(open_rgb(prompt.file)), f"seed {prompt.seeds[i]}, ratio {float(prompt.ratios[i]):.2f}"),
+        (_small(open_rgb(prompt.overlay_file)), f"copied: {float(prompt.areas[i]):.0%}"),
+    ]
     if pictures.read is not None and check.names:
         picture = _small(as_image(pictures.read(int(prompt.numbers[i]))))
         images.append((picture, f"training picture: {_nearest_name(check, prompt)}"))
@@ -125,9 +127,12 @@ def _check_pictures(check: CopyCheck, prompt: CheckedPrompt, pictures: Pictures)
 
 # --- the LoRA report ------------------------------------------------------------------------------------------------
 def write_page(
-    path: Path, loras: Sequence[Findings], table: Mapping[str, Any], pictures: Pictures,
+    path: Path,
+    loras: Sequence[Findings],
+    table: Mapping[str, Any],
+    pictures: Pictures,
     runs: Sequence[TrainingRun] = (),
-) -> Path:  # fmt: skip
+) -> Path:
     """The page of all LoRAs, whole or not at all.
 
     Args:
@@ -193,8 +198,9 @@ def _what_rows(lora: Findings) -> list[list[str]]:
             ["base model by header", facts["base_by_header"] or "not said"],
             ["layers", f"{facts['layers']} ({kinds}){more}"],
             ["rank; alpha", f"{', '.join(map(str, facts['ranks'][:8]))}; {alphas}"],
-            ["numbers", ", ".join(facts["dtypes"])], ["spelling", facts["spelling"]],
-        ]  # fmt: skip
+            ["numbers", ", ".join(facts["dtypes"])],
+            ["spelling", facts["spelling"]],
+        ]
         rows += [["also in the file", ", ".join(facts["left_out"])]] if facts["left_out"] else []
     rows += [["licence", facts["licence"] or "not said"]]
     words = ", ".join(facts["trigger_words"])
@@ -275,10 +281,16 @@ def _cost_rows(lora: Findings) -> Sequence[Sequence[object]]:
     """What it costs, as a table."""
     assert lora.cost is not None
     rows = [["", "without the LoRA", "with it", "left"]]
-    pairs = {"variety between seeds, own prompts": lora.cost.variety,
-             "variety between seeds, ordinary prompts": lora.cost.ordinary}  # fmt: skip
-    rows += [[name, f"{a:.3f}", f"{b:.3f}", f"{b / max(a, 1e-9):.0%}"] for name, pair in pairs.items() if pair
-             for a, b in [pair]]  # fmt: skip
+    pairs = {
+        "variety between seeds, own prompts": lora.cost.variety,
+        "variety between seeds, ordinary prompts": lora.cost.ordinary,
+    }
+    rows += [
+        [name, f"{a:.3f}", f"{b:.3f}", f"{b / max(a, 1e-9):.0%}"]
+        for name, pair in pairs.items()
+        if pair
+        for a, b in [pair]
+    ]
     if lora.cost.drift is not None:
         rows.append(["drift of ordinary prompts", "0", f"{lora.cost.drift:.3f}", ""])
     return rows

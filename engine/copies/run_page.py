@@ -122,8 +122,12 @@ def _bars(points: Sequence[Checkpoint], middles: Sequence[float], step: float, t
             parts.append(_text(x, at, f"{value:.2f}"[value >= 0 :], "middle", f'class="{"on" if inside else "quiet"}"'))
     end = top + _BARS
     quiet = 'class="quiet"'
-    for x, color, word in ((_LEFT, LEARNING, "yes"), (62, SLOW, "hardly"), (128, WANDERING, "no: it wanders"),
-                           (236, BACK, "it turns back")):  # fmt: skip
+    for x, color, word in (
+        (_LEFT, LEARNING, "yes"),
+        (62, SLOW, "hardly"),
+        (128, WANDERING, "no: it wanders"),
+        (236, BACK, "it turns back"),
+    ):
         parts.append(_box(x, end + 8, 9, 9, f'fill="{color}"'))
         parts.append(_text(x + 13, end + 16, word, extra=quiet))
     return parts, end + 26
@@ -145,13 +149,17 @@ def _cells(run: TrainingRun, middles: Sequence[float], step: float, top: float) 
 
 def _curves(points: Sequence[Checkpoint], middles: Sequence[float], top: float) -> tuple[list[str], float]:
     """Size and distance to the last, over the largest of both."""
-    curves = (("Size", "var(--ink)", [point.size for point in points], ""),
-              ("distance to the last", "#3f789e", [point.to_last for point in points], "5 3"))  # fmt: skip
+    curves = (
+        ("Size", "var(--ink)", [point.size for point in points], ""),
+        ("distance to the last", "#3f789e", [point.to_last for point in points], "5 3"),
+    )
     # a whole model's size hardly changes: each curve has its own scale
     parts, x = [], _LEFT
     for name, color, values, dashes in curves:
-        parts.append(f'<line x1="{x}" x2="{x + 18}" y1="{top + 9}" y2="{top + 9}" stroke="{color}" stroke-width="2.5" '
-                     f'stroke-dasharray="{dashes}"/>')  # fmt: skip
+        parts.append(
+            f'<line x1="{x}" x2="{x + 18}" y1="{top + 9}" y2="{top + 9}" stroke="{color}" stroke-width="2.5" '
+            f'stroke-dasharray="{dashes}"/>'
+        )
         parts.append(_text(x + 23, top + 13, name, extra='class="part"'))
         x += 70
         largest = max(values) or 1.0
@@ -159,8 +167,9 @@ def _curves(points: Sequence[Checkpoint], middles: Sequence[float], top: float) 
             f"{at:.1f},{top + 22 + _LINES * (1 - value / largest):.1f}"
             for at, value in zip(middles, values, strict=True)
         )
-        parts.append(f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2.5" '
-                     f'stroke-dasharray="{dashes}"/>')  # fmt: skip
+        parts.append(
+            f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2.5" stroke-dasharray="{dashes}"/>'
+        )
     return parts, top + 22 + _LINES
 
 

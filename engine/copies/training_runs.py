@@ -157,25 +157,40 @@ class TrainingRun:
         """The outcome in some lines."""
         first, last = self.checkpoints[0].label, self.checkpoints[-1].label
         steps = f"{first} to {last}"
-        return [f"{self.name}: a run of {len(self.checkpoints)} checkpoints, steps {steps}",
-                f"  {self.headline} [{self.verdict}]: {self.text}"]  # fmt: skip
+        return [
+            f"{self.name}: a run of {len(self.checkpoints)} checkpoints, steps {steps}",
+            f"  {self.headline} [{self.verdict}]: {self.text}",
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         rows = []
         for i, point in enumerate(self.checkpoints):
             row = {
-                "name": point.name, "step": point.label, "size": _rounded(point.size),
-                "stretch": _rounded(point.stretch), "cosine_with_the_stretch_before": _rounded(point.cosine),
+                "name": point.name,
+                "step": point.label,
+                "size": _rounded(point.size),
+                "stretch": _rounded(point.stretch),
+                "cosine_with_the_stretch_before": _rounded(point.cosine),
                 "distance_to_the_last": _rounded(point.to_last),
-            }  # fmt: skip
+            }
             copies = self.copies[i] if self.copies else None
-            rows.append(row if copies is None else row | {"copies": copies.copies, "samples": copies.samples,
-                                                          "agreement": _rounded(copies.agreement)})  # fmt: skip
+            rows.append(
+                row
+                if copies is None
+                else row | {"copies": copies.copies, "samples": copies.samples, "agreement": _rounded(copies.agreement)}
+            )
         best = None if self.suggested is None else self.checkpoints[self.suggested].name
         copied = None if self.first_copy is None else self.checkpoints[self.first_copy].name
-        return {"name": self.name, "verdict": self.verdict, "headline": self.headline, "text": self.text,
-                "try_first": best, "first_that_copies": copied, "checkpoints": rows}  # fmt: skip
+        return {
+            "name": self.name,
+            "verdict": self.verdict,
+            "headline": self.headline,
+            "text": self.text,
+            "try_first": best,
+            "first_that_copies": copied,
+            "checkpoints": rows,
+        }
 
 
 def _rounded(value: float | None) -> float | None:
@@ -183,9 +198,13 @@ def _rounded(value: float | None) -> float | None:
 
 
 def training_run(
-    name: str, labels: Sequence[str], products: torch.Tensor, from_zero: bool = True, names: Sequence[str] = (),
+    name: str,
+    labels: Sequence[str],
+    products: torch.Tensor,
+    from_zero: bool = True,
+    names: Sequence[str] = (),
     paths: Sequence[Path] = (),
-) -> TrainingRun:  # fmt: skip
+) -> TrainingRun:
     """A run from the inner products of its checkpoints.
 
     Args:

@@ -19,9 +19,14 @@ Predict = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def sampling_loop(
-    predict: Predict, x: torch.Tensor, scheduler: Any, *, progress: Progress = silent, revise: Revise | None = None,
+    predict: Predict,
+    x: torch.Tensor,
+    scheduler: Any,
+    *,
+    progress: Progress = silent,
+    revise: Revise | None = None,
     **extra: Any,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Runs a scheduler from x (B, ...) at its first timestep to the clean sample of the same shape.
 
     Args:
@@ -76,9 +81,15 @@ def sample(
 
 
 def few_step_latents(
-    denoiser: Denoiser, noise: torch.Tensor, steps: int, cond: Condition, *, null: Condition | None = None,
-    guidance: float = 1.0, shift: float = 1.0,
-) -> torch.Tensor:  # fmt: skip
+    denoiser: Denoiser,
+    noise: torch.Tensor,
+    steps: int,
+    cond: Condition,
+    *,
+    null: Condition | None = None,
+    guidance: float = 1.0,
+    shift: float = 1.0,
+) -> torch.Tensor:
     """Noise (B, C, H, W) -> latents, by DDIM with eta 0, which is Euler's method for a flow, without a scheduler.
 
     The timesteps are those of diffusers' "trailing" spacing: they divide the whole range and start at its noisiest end.
@@ -102,9 +113,11 @@ def few_step_latents(
         if empty is None:
             eps, clean = denoiser.predict(x, t, full)
         else:
-            both = [denoiser.predict(torch.cat([x, x]), t, Condition.batch([full, empty]))] if together else [
-                denoiser.predict(x, t, full), denoiser.predict(x, t, empty)
-            ]  # fmt: skip
+            both = (
+                [denoiser.predict(torch.cat([x, x]), t, Condition.batch([full, empty]))]
+                if together
+                else [denoiser.predict(x, t, full), denoiser.predict(x, t, empty)]
+            )
             (eps, null_eps), (clean, null_clean) = (
                 torch.cat([getattr(p, name) for p in both]).chunk(2) for name in ("eps", "x0")
             )

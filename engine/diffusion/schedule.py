@@ -160,9 +160,11 @@ class NoiseSchedule:
 
 # --- diffusers' schedulers ------------------------------------------------------------------------------------------
 FLOW_SCHEDULERS = (
-    "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler",
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler",
+    "FlowMatchLCMScheduler",
     "LTXEulerAncestralRFScheduler",
-)  # fmt: skip
+)
 """Schedulers that support only x_t = (1 - s) x0 + s eps. UniPC, DPM++, DEIS and SA have a setting for it."""
 _FLOW_STEPS = 1000
 """Every published flow network takes s or 1000 s; pipelines divide the scheduler's timestep by 1000."""

@@ -210,9 +210,11 @@ def _as_before(run: CalibratedRun, random_state: torch.Tensor) -> Iterator[None]
 
 
 def settle(
-    state: CalibrationState, run: CalibratedRun, drifts: Callable[[], torch.Tensor],
+    state: CalibrationState,
+    run: CalibratedRun,
+    drifts: Callable[[], torch.Tensor],
     report: Callable[[], None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Runs score updates until the drift of z stops growing, since both scores start as one network.
 
     Args:

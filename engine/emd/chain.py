@@ -26,22 +26,41 @@ ESTIMATORS = ("cancel", "last")
 class EStepConfig(Options):
     """One E-step. The update is u <- u + gamma grad + sqrt(2 gamma) n."""
 
-    steps: Annotated[int, Option(
-        "Langevin steps; 4 to start with, 8 for release.", ge=1, top=64,
-        details="K; without one the M-step has no signal.", remedy="K = 1 with ge = 1, gz = 0 is Diff-Instruct",
-    )] = 4  # fmt: skip
+    steps: Annotated[
+        int,
+        Option(
+            "Langevin steps; 4 to start with, 8 for release.",
+            ge=1,
+            top=64,
+            details="K; without one the M-step has no signal.",
+            remedy="K = 1 with ge = 1, gz = 0 is Diff-Instruct",
+        ),
+    ] = 4
     ge: Annotated[float, Option("Step size of eps.", gt=0, le=1, remedy="start from 0.16")] = 0.16
-    gz: Annotated[float, Option(
-        "Step size of z. Moving z covers modes; 0 freezes it and needs no autograd.", ge=0, le=1,
-    )] = 0.01  # fmt: skip
-    estimator: Annotated[str, Option(
-        "Of the M-step direction. cancel removes the accumulated noise, as in the paper; last takes the score "
-        "difference at the final point, one more pair of score calls.", choices=ESTIMATORS,
-    )] = "cancel"  # fmt: skip
-    clip: Annotated[float, Option(
-        "Largest RMS of a batch row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.", gt=0,
-        remedy="leave it at infinity for none",
-    )] = math.inf  # fmt: skip
+    gz: Annotated[
+        float,
+        Option(
+            "Step size of z. Moving z covers modes; 0 freezes it and needs no autograd.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.01
+    estimator: Annotated[
+        str,
+        Option(
+            "Of the M-step direction. cancel removes the accumulated noise, as in the paper; last takes the score "
+            "difference at the final point, one more pair of score calls.",
+            choices=ESTIMATORS,
+        ),
+    ] = "cancel"
+    clip: Annotated[
+        float,
+        Option(
+            "Largest RMS of a batch row's z drift (alpha / sigma) J^T Delta; infinity clips nothing.",
+            gt=0,
+            remedy="leave it at infinity for none",
+        ),
+    ] = math.inf
 
     @classmethod
     def diff_instruct(cls) -> EStepConfig:

@@ -82,9 +82,15 @@ class Trainer:
     """
 
     def __init__(
-        self, teacher: Denoiser, conditions: Condition | StoredText, shape: tuple[int, ...], config: EMDTrainConfig,
-        folder: str | Path, null: Condition | None = None, preset: StudentPreset | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        teacher: Denoiser,
+        conditions: Condition | StoredText,
+        shape: tuple[int, ...],
+        config: EMDTrainConfig,
+        folder: str | Path,
+        null: Condition | None = None,
+        preset: StudentPreset | None = None,
+    ) -> None:
         config = self.config = config.beginning(teacher.schedule.last)
         self.folder, self.shape = Path(folder), tuple(shape)
         self.conditions, self.base_preset = conditions, preset or StudentPreset()
@@ -117,9 +123,14 @@ class Trainer:
     def preset(self) -> StudentPreset:
         """The preset of the student that this run trains."""
         return replace(
-            self.base_preset, timestep=self.config.timestep, trained_guidance=self.config.guidance, shape=self.shape,
-            steps=self.chain.steps, ge=self.chain.ge, gz=self.chain.gz,
-        )  # fmt: skip
+            self.base_preset,
+            timestep=self.config.timestep,
+            trained_guidance=self.config.guidance,
+            shape=self.shape,
+            steps=self.chain.steps,
+            ge=self.chain.ge,
+            gz=self.chain.gz,
+        )
 
     def start_from(self, student: str | Path, score: str | Path | None = None) -> None:
         """Starts from the weights of an exported LoRA and of the score adapter trained with it.
@@ -153,9 +164,14 @@ class Trainer:
         with self._run:
             self._calibrate(progress)
             run_steps(
-                self.step, lambda: self.done, self.config.steps, until=until, save=self.save,
-                save_every=self.config.advanced.save_every, progress=progress,
-            )  # fmt: skip
+                self.step,
+                lambda: self.done,
+                self.config.steps,
+                until=until,
+                save=self.save,
+                save_every=self.config.advanced.save_every,
+                progress=progress,
+            )
             return self._export()
 
     def calibrate(self, progress: Progress = silent) -> Calibration | None:
@@ -176,8 +192,12 @@ class Trainer:
         run = CalibratedRun(
             lambda: self._score_update(*self._sample_batch()[:2]),
             lambda count: [self._sample_batch() for _ in range(count)],
-            self._starts, self.random, self._normal, self.accelerator.gather, self.save,
-        )  # fmt: skip
+            self._starts,
+            self.random,
+            self._normal,
+            self.accelerator.gather,
+            self.save,
+        )
         self.calibration = calibrated(self.config.chain, run, state, progress)
         self.chain = self.config.chain.with_gz(*self.calibration[:2])
         self._calibrating = None

@@ -26,9 +26,13 @@ def sample_times(
 
 
 def score_difference(
-    teacher: Denoiser, student: Denoiser, t: torch.Tensor, cond: Condition,
-    null: Condition | None = None, guidance: float = 1.0,
-) -> DifferenceOf:  # fmt: skip
+    teacher: Denoiser,
+    student: Denoiser,
+    t: torch.Tensor,
+    cond: Condition,
+    null: Condition | None = None,
+    guidance: float = 1.0,
+) -> DifferenceOf:
     """Delta(x) at timesteps t (B,). Only the teacher is guided, never the student score."""
     if guidance != 1 and null is None:
         raise refuse("guidance", guidance, "1 without an empty prompt", "encode the empty prompt, or use guidance 1")

@@ -58,10 +58,16 @@ class FirstSteps(Options):
     Base steps are evenly spaced over the interval of those that they replace.
     """
 
-    replaces: Annotated[int, Option(
-        "How many of the student's steps, from the first, the base takes: more give more variety, and more of the "
-        "base's blur at few steps.", ge=1, top=7, remedy="one for one gives most for least",
-    )] = 1  # fmt: skip
+    replaces: Annotated[
+        int,
+        Option(
+            "How many of the student's steps, from the first, the base takes: more give more variety, and more of the "
+            "base's blur at few steps.",
+            ge=1,
+            top=7,
+            remedy="one for one gives most for least",
+        ),
+    ] = 1
     steps: Annotated[int, Option("Number of base steps; 0: as many as it replaces.", ge=0)] = 0
 
 
@@ -75,9 +81,14 @@ class Base(NamedTuple):
 
 @torch.no_grad()
 def few_steps(
-    student: Denoiser, z: torch.Tensor, cond: Condition, sampling: StudentSampling, seeds: list[int],
-    base: Base | None = None, progress: Progress = silent,
-) -> torch.Tensor:  # fmt: skip
+    student: Denoiser,
+    z: torch.Tensor,
+    cond: Condition,
+    sampling: StudentSampling,
+    seeds: list[int],
+    base: Base | None = None,
+    progress: Progress = silent,
+) -> torch.Tensor:
     """x0 of a student of one or more steps: one network call each.
 
     Args:

@@ -46,30 +46,56 @@ class StudentPreset(Options):
     """
 
     base: Annotated[str, Option("Name of the teacher it was distilled from.")] = ""
-    timestep: Annotated[float, Option(
-        "Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).", ge=0, le=1000,
-        step=1, remedy="t* is the network's timestep",
-    )] = 999.0  # fmt: skip
-    prediction: Annotated[str, Option(
-        "Of the network; model is the base model's.", choices=("model", "eps", "v", "x0", "flow"),
-    )] = "model"  # fmt: skip
-    noise: Annotated[str, Option(
-        "Manual: the noise the network starts from. unit: full strength (DMD2, LCM, SwiftBrush). vp: as strong as in "
-        "a picture noised to that timestep (SiD-LSG).", choices=CONVENTIONS, label="start_noise",
-        remedy="DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp",
-    )] = "unit"  # fmt: skip
+    timestep: Annotated[
+        float,
+        Option(
+            "Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
+            ge=0,
+            le=1000,
+            step=1,
+            remedy="t* is the network's timestep",
+        ),
+    ] = 999.0
+    prediction: Annotated[
+        str,
+        Option(
+            "Of the network; model is the base model's.",
+            choices=("model", "eps", "v", "x0", "flow"),
+        ),
+    ] = "model"
+    noise: Annotated[
+        str,
+        Option(
+            "Manual: the noise the network starts from. unit: full strength (DMD2, LCM, "
+            "SwiftBrush). vp: as strong as in a picture noised to that timestep (SiD-LSG).",
+            choices=CONVENTIONS,
+            label="start_noise",
+            remedy="DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp",
+        ),
+    ] = "unit"
     latent_scale: Count = 0.0
     guidance: float = 1.0
     trained_guidance: Count = 0.0
-    shape: Annotated[tuple[int, ...], Option(
-        "Latent size (C, H, W) in training, or empty.", gt=0, le=_LARGEST_SIDE, remedy="leave it out",
-    )] = ()  # fmt: skip
+    shape: Annotated[
+        tuple[int, ...],
+        Option(
+            "Latent size (C, H, W) in training, or empty.",
+            gt=0,
+            le=_LARGEST_SIDE,
+            remedy="leave it out",
+        ),
+    ] = ()
     steps: Annotated[int, Option("0 if unknown.", ge=0, lt=1 << 53, remedy="export the student again")] = 0
     ge: Count = 0.0
     gz: Count = 0.0
-    betas: Annotated[tuple[float, ...], Option(
-        "The schedule's (first, last) beta, scaled-linear, or empty.", ge=0, le=1,
-    )] = ()  # fmt: skip
+    betas: Annotated[
+        tuple[float, ...],
+        Option(
+            "The schedule's (first, last) beta, scaled-linear, or empty.",
+            ge=0,
+            le=1,
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(side) for side in self.shape))
@@ -117,9 +143,11 @@ PRESETS: dict[str, StudentPreset] = {
 
 
 def read_student(
-    path: str | Path, preset: StudentPreset | None = None, any_names: bool = False,
+    path: str | Path,
+    preset: StudentPreset | None = None,
+    any_names: bool = False,
     otherwise: StudentPreset | None = None,
-) -> tuple[StudentPreset, dict[str, torch.Tensor]]:  # fmt: skip
+) -> tuple[StudentPreset, dict[str, torch.Tensor]]:
     """Preset and tensors of a student file.
 
     Args:
@@ -198,13 +226,24 @@ class StudentSampling(Options):
 
     base: str
     timesteps: Annotated[tuple[float, ...], Option("One per step, decreasing.", remedy="999 is pure noise")]
-    sampler: Annotated[str, Option(
-        "euler, euler_ancestral (with fresh noise at the same level), lcm (x0, then all noise is new), tcd (a part of "
-        "the noise is new, by ``eta``).", choices=SAMPLERS, remedy="euler follows the ODE without fresh noise",
-    )] = "euler"  # fmt: skip
-    eta: Annotated[float, Option(
-        "Of tcd: 0 follows the ODE, 1 is lcm.", ge=0, le=1, remedy="TCD's authors take 0.3",
-    )] = 0.0  # fmt: skip
+    sampler: Annotated[
+        str,
+        Option(
+            "euler, euler_ancestral (with fresh noise at the same level), lcm (x0, then all "
+            "noise is new), tcd (a part of the noise is new, by ``eta``).",
+            choices=SAMPLERS,
+            remedy="euler follows the ODE without fresh noise",
+        ),
+    ] = "euler"
+    eta: Annotated[
+        float,
+        Option(
+            "Of tcd: 0 follows the ODE, 1 is lcm.",
+            ge=0,
+            le=1,
+            remedy="TCD's authors take 0.3",
+        ),
+    ] = 0.0
     trained_guidance: Annotated[float, Option("For a network with a guidance embedding; 0 if it has none.")] = 0.0
     prediction: Annotated[str, Option("Of the network, if it differs from the base's.")] = "model"
     files: Annotated[str, Option("A pattern that the names of its files match.")] = ""
@@ -228,7 +267,7 @@ class StudentSampling(Options):
         noise = "vp" if self.sampler.startswith("euler") else "unit"  # as in the scheduler of its model card
         return StudentPreset(
             self.base, self.timesteps[0], self.prediction, noise, trained_guidance=self.trained_guidance
-        )  # fmt: skip
+        )
 
     def sigmas(self, schedule: NoiseSchedule) -> torch.Tensor:
         """(steps + 1,) float32 sigmas of the timesteps, then 0, as ComfyUI's SIGMAS."""

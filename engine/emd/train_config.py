@@ -19,23 +19,38 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 class EMDAdvancedConfig(Options):
     """Rarely changed training settings. Chain, trained weights and Adam are always float32."""
 
-    auto_gz: Annotated[bool, Option(
-        "Measure gz and the clip of the chain at the start (:func:`~vitrine.engine.emd.calibrate_gz`). A chain with "
-        "gz 0 keeps z frozen.",
-    )] = True  # fmt: skip
+    auto_gz: Annotated[
+        bool,
+        Option(
+            "Measure gz and the clip of the chain at the start "
+            "(:func:`~vitrine.engine.emd.calibrate_gz`). A chain with gz 0 keeps z frozen.",
+        ),
+    ] = True
     weight: Annotated[str, Option("Of the M-step; uniform is the paper's.", choices=tuple(WEIGHTS))] = "uniform"
     ema: Annotated[float, Option("Decay of the exported average of the generator.", ge=0, lt=1)] = 0.999
-    decay: Annotated[float, Option(
-        "Fraction of the run, at its end, over which both learning rates fall to zero; 0 keeps them constant.", ge=0,
-        le=1, remedy="0.5 lets the rates fall in its last half",
-    )] = 0.0  # fmt: skip
-    dtype: Annotated[str, Option(
-        "Of the frozen networks.", choices=tuple(sorted(DTYPES)), remedy="float16 diverges in such training; use "
-        "bfloat16",
-    )] = "float32"  # fmt: skip
-    checkpointing: Annotated[bool, Option(
-        "Recompute activations in the backward pass: less memory, one more forward.",
-    )] = False  # fmt: skip
+    decay: Annotated[
+        float,
+        Option(
+            "Fraction of the run, at its end, over which both learning rates fall to zero; 0 keeps them constant.",
+            ge=0,
+            le=1,
+            remedy="0.5 lets the rates fall in its last half",
+        ),
+    ] = 0.0
+    dtype: Annotated[
+        str,
+        Option(
+            "Of the frozen networks.",
+            choices=tuple(sorted(DTYPES)),
+            remedy="float16 diverges in such training; use bfloat16",
+        ),
+    ] = "float32"
+    checkpointing: Annotated[
+        bool,
+        Option(
+            "Recompute activations in the backward pass: less memory, one more forward.",
+        ),
+    ] = False
     save_every: Annotated[int, Option("Steps between saves of the state.", ge=1)] = 100
 
     def essential(self) -> EMDAdvancedConfig:
@@ -53,10 +68,16 @@ class EMDTrainConfig(Options):
 
     steps: Annotated[int, Option("Generator updates in all.", ge=1, top=1_000_000, label="training_steps")] = 2000
     batch: Annotated[int, Option("Samples in each update.", ge=1, top=256, details="Divided among processes.")] = 16
-    timestep: Annotated[float, Option(
-        "The one network timestep of the student.", bottom=1, top=999, step=1,
-        details="0 is the noisiest: 999, or 1000 for a flow.",
-    )] = 0.0  # fmt: skip
+    timestep: Annotated[
+        float,
+        Option(
+            "The one network timestep of the student.",
+            bottom=1,
+            top=999,
+            step=1,
+            details="0 is the noisiest: 999, or 1000 for a flow.",
+        ),
+    ] = 0.0
     rank: Annotated[int, Option("LoRA rank of generator and score network.", ge=1, top=256)] = 16
     chain: EStepConfig = EStepConfig()
     score_updates: Annotated[int, Option("Score updates before each generator update.", ge=1)] = 1

@@ -71,10 +71,18 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
     """CosmosTransformer3DModel."""
     for b, block in enumerate(net.transformer_blocks):
         modules = CrossBlock(
-            ("attn1", "attn2"), ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out.0", "ff", "ff.net.2",
-            int(block.attn1.heads), _diffusers_rope, patch=net.config.patch_size[-1], norm="norm1.norm",
+            ("attn1", "attn2"),
+            ("to_q", "to_k", "to_v"),
+            ("norm_q", "norm_k"),
+            "to_out.0",
+            "ff",
+            "ff.net.2",
+            int(block.attn1.heads),
+            _diffusers_rope,
+            patch=net.config.patch_size[-1],
+            norm="norm1.norm",
             adaln=lambda path: AdaLN(f"{path}.norm1.linear_2", parts=3, plus="time_embed.t_embedder"),
-        )  # fmt: skip
+        )
         yield from cross_block(f"vit-block{b}", f"transformer_blocks.{b}", modules)
 
 
@@ -82,11 +90,18 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
     """MiniTrainDIT, whose blocks never flatten their grid."""
     for b, block in enumerate(net.blocks):
         modules = CrossBlock(
-            ("self_attn", "cross_attn"), ("q_proj", "k_proj", "v_proj"), ("q_norm", "k_norm"), "output_proj", "mlp",
-            "mlp.layer2", int(block.self_attn.n_heads), _comfyui_rope, patch=int(net.patch_spatial),
+            ("self_attn", "cross_attn"),
+            ("q_proj", "k_proj", "v_proj"),
+            ("q_norm", "k_norm"),
+            "output_proj",
+            "mlp",
+            "mlp.layer2",
+            int(block.self_attn.n_heads),
+            _comfyui_rope,
+            patch=int(net.patch_spatial),
             norm="layer_norm_self_attn",
             adaln=lambda path: AdaLN(f"{path}.adaln_modulation_self_attn.2", parts=3, plus="t_embedder.1"),
-        )  # fmt: skip
+        )
         yield from cross_block(f"vit-block{b}", f"blocks.{b}", modules)
 
 
@@ -119,9 +134,10 @@ def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
 
 
 _NO_GRADIENTS = Refusal(
-    "whose positions core computes by a kernel that has no derivative", "a network that core can differentiate",
+    "whose positions core computes by a kernel that has no derivative",
+    "a network that core can differentiate",
     "leave out what needs gradients (attack_steps 0), or do it in diffusers",
-)  # fmt: skip
+)
 
 FAMILY = Family(
     "Anima",

@@ -236,8 +236,11 @@ def unsupported_reason(net: Any) -> tuple[str, str] | None:
 
 
 BLOCKS = {
-    "transformer_blocks": (19,), "single_transformer_blocks": (38,), "double_blocks": (19,), "single_blocks": (38,),
-}  # fmt: skip
+    "transformer_blocks": (19,),
+    "single_transformer_blocks": (38,),
+    "double_blocks": (19,),
+    "single_blocks": (38,),
+}
 """List of blocks -> its lengths."""
 
 FAMILY = Family(

@@ -120,9 +120,10 @@ def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
 
 
 _ONE_AREA = Refusal(
-    "whose pipeline generates at one area", "a pipeline that generates the requested size",
+    "whose pipeline generates at one area",
+    "a pipeline that generates the requested size",
     "use ComfyUI's Resolution Transfer Loader, or another model",
-)  # fmt: skip
+)
 
 FAMILY = Family(
     "HiDream",

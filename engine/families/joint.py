@@ -62,9 +62,14 @@ def split_attention(net: Any, name: str, path: str, image: Mapping[str, Any], **
 
 
 def fused_attention(
-    net: Any, name: str, path: str, attentions: tuple[str, str], norms: tuple[str, str], image: Mapping[str, Any],
+    net: Any,
+    name: str,
+    path: str,
+    attentions: tuple[str, str],
+    norms: tuple[str, str],
+    image: Mapping[str, Any],
     **joint: Any,
-) -> Iterator[Site]:  # fmt: skip
+) -> Iterator[Site]:
     """ComfyUI's joint attention in the block at ``path``, where q, k and v are one layer: the same sites.
 
     Args:

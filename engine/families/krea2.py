@@ -76,10 +76,17 @@ def _adaln(path: str, table: str, weight: str) -> Callable[[str], AdaLN]:
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """Krea2Transformer2DModel."""
     modules = JointBlock(
-        [(f"attn.to_{x}", None) for x in "qkv"], ("attn.norm_q", "attn.norm_k"), "attn.to_out.0", "ff.down", "ff",
-        int(net.config.num_attention_heads), "attn", _rope,
-        norm="norm1", adaln=_adaln("time_mod_proj", "scale_shift_table", "norm1.weight"),
-    )  # fmt: skip
+        [(f"attn.to_{x}", None) for x in "qkv"],
+        ("attn.norm_q", "attn.norm_k"),
+        "attn.to_out.0",
+        "ff.down",
+        "ff",
+        int(net.config.num_attention_heads),
+        "attn",
+        _rope,
+        norm="norm1",
+        adaln=_adaln("time_mod_proj", "scale_shift_table", "norm1.weight"),
+    )
     for b in range(len(net.transformer_blocks)):
         yield from joint_block(f"vit-block{b}", f"transformer_blocks.{b}", modules)
 
@@ -87,10 +94,17 @@ def diffusers_sites(net: Any) -> Iterator[Site]:
 def comfyui_sites(net: Any) -> Iterator[Site]:
     """SingleStreamDiT."""
     modules = JointBlock(
-        [(f"attn.w{x}", None) for x in "qkv"], ("attn.qknorm.qnorm", "attn.qknorm.knorm"), "attn.wo", "mlp.down",
-        "mlp", int(net.heads), "attn", lambda a, k: matrix_rope(a[1]),
-        norm="prenorm", adaln=_adaln("tproj.1", "mod.lin", "prenorm.scale"),
-    )  # fmt: skip
+        [(f"attn.w{x}", None) for x in "qkv"],
+        ("attn.qknorm.qnorm", "attn.qknorm.knorm"),
+        "attn.wo",
+        "mlp.down",
+        "mlp",
+        int(net.heads),
+        "attn",
+        lambda a, k: matrix_rope(a[1]),
+        norm="prenorm",
+        adaln=_adaln("tproj.1", "mod.lin", "prenorm.scale"),
+    )
     for b in range(len(net.blocks)):
         yield from joint_block(f"vit-block{b}", f"blocks.{b}", modules)
 

@@ -54,11 +54,17 @@ WEIGHTS = {
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """Lumina2Transformer2DModel."""
     modules = JointBlock(
-        [(f"attn.to_{x}", None) for x in "qkv"], ("attn.norm_q", "attn.norm_k"), "attn.to_out.0",
-        "feed_forward.linear_2", "feed_forward", int(net.config.num_attention_heads), "attn",
+        [(f"attn.to_{x}", None) for x in "qkv"],
+        ("attn.norm_q", "attn.norm_k"),
+        "attn.to_out.0",
+        "feed_forward.linear_2",
+        "feed_forward",
+        int(net.config.num_attention_heads),
+        "attn",
         lambda a, k: complex_rope(k["image_rotary_emb"]),
-        norm="norm1.norm", adaln=scale_alone("norm1.norm", "norm1.linear"),
-    )  # fmt: skip
+        norm="norm1.norm",
+        adaln=scale_alone("norm1.norm", "norm1.linear"),
+    )
     for b in range(len(net.layers)):
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
 
@@ -70,10 +76,17 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         query, key = heads * size, keys * size
         slices = (0, query), (query, key), (query + key, key)
         modules = JointBlock(
-            [("attention.qkv", columns) for columns in slices], ("attention.q_norm", "attention.k_norm"),
-            "attention.out", "feed_forward.w2", "feed_forward", heads, "attention", lambda a, k: matrix_rope(a[2]),
-            norm="attention_norm1", adaln=scale_alone("attention_norm1", "adaLN_modulation.1"),
-        )  # fmt: skip
+            [("attention.qkv", columns) for columns in slices],
+            ("attention.q_norm", "attention.k_norm"),
+            "attention.out",
+            "feed_forward.w2",
+            "feed_forward",
+            heads,
+            "attention",
+            lambda a, k: matrix_rope(a[2]),
+            norm="attention_norm1",
+            adaln=scale_alone("attention_norm1", "adaLN_modulation.1"),
+        )
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
 
 

@@ -49,8 +49,9 @@ class ModuleNames:
             ['blocks.3.self_attn.q']
         """
         numbers = _NUMBER.findall(name)
-        return [_filled(module, numbers) for module, known in self._spelled.get(_shape(name), ())
-                if _fits(known, numbers)]  # fmt: skip
+        return [
+            _filled(module, numbers) for module, known in self._spelled.get(_shape(name), ()) if _fits(known, numbers)
+        ]
 
 
 def _shape(name: str) -> str:

@@ -117,11 +117,15 @@ def grid_scale(net: Any, latents: int) -> float:
 FAMILY = Family(
     "PixArt",
     Side(
-        "PixArtTransformer2DModel", diffusers_sites, sizes=sizes,
+        "PixArtTransformer2DModel",
+        diffusers_sites,
+        sizes=sizes,
         time=TimeEmbedding(lambda net: net.inner_dim, lambda net: ["adaln_single.emb"]),
     ),
     Side(
-        "PixArtMS", comfyui_sites, sizes=comfyui_sizes,
+        "PixArtMS",
+        comfyui_sites,
+        sizes=comfyui_sizes,
         time=TimeEmbedding(lambda net: net.hidden_size, lambda net: ["t_embedder"]),
     ),
     call,
@@ -133,4 +137,4 @@ FAMILY = Family(
     lora_paths=r"^transformer_blocks\..*\.attn2\.",
     published=(Published("PixArt", width=1152, sized=True),),
     modules=modules_of("pixart"),
-)  # fmt: skip
+)

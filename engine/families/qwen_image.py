@@ -76,9 +76,13 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
     shapes = [[(1, x.shape[-2] // 2, x.shape[-1] // 2)]] * len(x)
     mask = cond.extra.get(MASK)
     tokens = net(
-        pack(x), encoder_hidden_states=text_of(cond), encoder_hidden_states_mask=mask, timestep=flow_time(t),
-        img_shapes=shapes, guidance=cond.extra.get("guidance"),
-    ).sample  # fmt: skip
+        pack(x),
+        encoder_hidden_states=text_of(cond),
+        encoder_hidden_states_mask=mask,
+        timestep=flow_time(t),
+        img_shapes=shapes,
+        guidance=cond.extra.get("guidance"),
+    ).sample
     return unpack(tokens, x)
 
 

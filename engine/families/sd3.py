@@ -119,11 +119,13 @@ def condition(pipe: Any, prompts: list[str], height: int, width: int) -> Conditi
 FAMILY = Family(
     "SD3",
     Side(
-        "SD3Transformer2DModel", diffusers_sites,
+        "SD3Transformer2DModel",
+        diffusers_sites,
         time=TimeEmbedding(lambda net: net.inner_dim, lambda net: ["time_text_embed"]),
     ),
     Side(
-        "OpenAISignatureMMDITWrapper", comfyui_sites,
+        "OpenAISignatureMMDITWrapper",
+        comfyui_sites,
         time=TimeEmbedding(lambda net: net.t_embedder.mlp[2].out_features, lambda net: ["t_embedder"]),
     ),
     call,
@@ -139,4 +141,4 @@ FAMILY = Family(
     ),
     modules=modules_of("sd3"),
     blocks={"transformer_blocks": (24, 38), "joint_blocks": (24, 38)},
-)  # fmt: skip
+)

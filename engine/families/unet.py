@@ -169,9 +169,13 @@ def unsupported_reason(net: Any) -> tuple[str, str] | None:
 _RESNET = {"in_layers.2": "conv1", "out_layers.3": "conv2", "emb_layers.1": "time_emb_proj"}
 _RESNET["skip_connection"] = "conv_shortcut"
 _EDGES = {
-    "time_embed.0": "time_embedding.linear_1", "time_embed.2": "time_embedding.linear_2", "input_blocks.0.0": "conv_in",
-    "label_emb.0.0": "add_embedding.linear_1", "label_emb.0.2": "add_embedding.linear_2", "out.2": "conv_out",
-}  # fmt: skip
+    "time_embed.0": "time_embedding.linear_1",
+    "time_embed.2": "time_embedding.linear_2",
+    "input_blocks.0.0": "conv_in",
+    "label_emb.0.0": "add_embedding.linear_1",
+    "label_emb.0.2": "add_embedding.linear_2",
+    "out.2": "conv_out",
+}
 
 
 def renamed(path: str, layers: int) -> str:

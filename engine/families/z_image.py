@@ -50,10 +50,17 @@ WEIGHTS = {
 def diffusers_sites(net: Any) -> Iterator[Site]:
     """ZImageTransformer2DModel."""
     modules = JointBlock(
-        [(f"attention.to_{x}", None) for x in "qkv"], ("attention.norm_q", "attention.norm_k"), "attention.to_out.0",
-        "feed_forward.w2", "feed_forward", int(net.n_heads), "attention", lambda a, k: complex_rope(k["freqs_cis"]),
-        norm="attention_norm1", adaln=scale_alone("attention_norm1", "adaLN_modulation.0"),
-    )  # fmt: skip
+        [(f"attention.to_{x}", None) for x in "qkv"],
+        ("attention.norm_q", "attention.norm_k"),
+        "attention.to_out.0",
+        "feed_forward.w2",
+        "feed_forward",
+        int(net.n_heads),
+        "attention",
+        lambda a, k: complex_rope(k["freqs_cis"]),
+        norm="attention_norm1",
+        adaln=scale_alone("attention_norm1", "adaLN_modulation.0"),
+    )
     for b in range(len(net.layers)):
         yield from joint_block(f"vit-block{b}", f"layers.{b}", modules)
 
@@ -64,10 +71,16 @@ def comfyui_sites(net: Any) -> Iterator[Site]:
         path = f"layers.{b}"
         modules = JointBlock(
             [("attention.qkv", part(net, f"{path}.attention.qkv", i, 3)) for i in range(3)],
-            ("attention.q_norm", "attention.k_norm"), "attention.out", "feed_forward.w2", "feed_forward",
-            int(net.n_heads), "attention", lambda a, k: matrix_rope(a[2]),
-            norm="attention_norm1", adaln=scale_alone("attention_norm1", "adaLN_modulation.0"),
-        )  # fmt: skip
+            ("attention.q_norm", "attention.k_norm"),
+            "attention.out",
+            "feed_forward.w2",
+            "feed_forward",
+            int(net.n_heads),
+            "attention",
+            lambda a, k: matrix_rope(a[2]),
+            norm="attention_norm1",
+            adaln=scale_alone("attention_norm1", "adaLN_modulation.0"),
+        )
         yield from joint_block(f"vit-block{b}", path, modules)
 
 

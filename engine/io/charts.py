@@ -16,9 +16,14 @@ _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 560, 320, 64, 24, 34, 46
 
 
 def curve_picture(
-    points: Sequence[tuple[float, float]], title: str, x_label: str, y_label: str, names: Sequence[str] = (),
-    chosen: int | None = None, limit: tuple[float, str] | None = None,
-) -> Image:  # fmt: skip
+    points: Sequence[tuple[float, float]],
+    title: str,
+    x_label: str,
+    y_label: str,
+    names: Sequence[str] = (),
+    chosen: int | None = None,
+    limit: tuple[float, str] | None = None,
+) -> Image:
     """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values.
 
     Args:

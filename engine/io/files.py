@@ -182,9 +182,13 @@ def _sort_metadata(path: str) -> None:
 
 
 def save_artefact(
-    path: str | Path, tensors: Mapping[str, torch.Tensor], kind: str, version: int, header: Mapping[str, Any],
+    path: str | Path,
+    tensors: Mapping[str, torch.Tensor],
+    kind: str,
+    version: int,
+    header: Mapping[str, Any],
     check: Callable[[dict[str, torch.Tensor], dict[str, Any]], object],
-) -> Path:  # fmt: skip
+) -> Path:
     """Writes a Vitrine artefact: safetensors with the kind, the version and ``header`` as JSON metadata.
 
     Args:

@@ -80,9 +80,14 @@ class Shared:
 
     @classmethod
     def from_pretrained(
-        cls, source: str | Path, *, revision: str | None = None, token: str | bool | None = None,
-        cache_dir: str | Path | None = None, local_files_only: bool = False,
-    ) -> Self:  # fmt: skip
+        cls,
+        source: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+    ) -> Self:
         """Reads a folder of :meth:`save_pretrained`, a file, or a repository of the hub.
 
         Args:
@@ -93,9 +98,14 @@ class Shared:
         return cls.load(local_file(source, cls.FILE, **options))
 
     def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, token: str | bool | None = None,
-        revision: str | None = None, commit_message: str = "Upload with Vitrine",
-    ) -> str:  # fmt: skip
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        token: str | bool | None = None,
+        revision: str | None = None,
+        commit_message: str = "Upload with Vitrine",
+    ) -> str:
         """Makes the repository if there is none, uploads the file and its card, and returns the commit's address."""
         from huggingface_hub import HfApi
 

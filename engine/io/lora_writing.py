@@ -85,10 +85,17 @@ def peft_config(lora: Lora) -> dict:
     common = Counter(ranks.values()).most_common(1)[0][0]
     pattern = {path: rank for path, rank in ranks.items() if rank != common}
     return {
-        "peft_type": "LORA", "task_type": None, "r": common, "lora_alpha": common, "rank_pattern": pattern,
-        "alpha_pattern": pattern, "lora_dropout": 0.0, "bias": "none", "target_modules": sorted(ranks),
+        "peft_type": "LORA",
+        "task_type": None,
+        "r": common,
+        "lora_alpha": common,
+        "rank_pattern": pattern,
+        "alpha_pattern": pattern,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(ranks),
         "inference_mode": True,
-    }  # fmt: skip
+    }
 
 
 def _finite(layer: LoraLayer) -> bool:

@@ -13,8 +13,11 @@ from .tables import bare, lines_of, read_text, rows_of
 
 ENDINGS = {
     "text": ("", ".txt", ".text", ".list", ".lst", ".prompts", ".caption"),
-    "table": (".csv",), "tabbed table": (".tsv", ".tab"), "json": (".json",), "json lines": (".jsonl", ".ndjson"),
-}  # fmt: skip
+    "table": (".csv",),
+    "tabbed table": (".tsv", ".tab"),
+    "json": (".json",),
+    "json lines": (".jsonl", ".ndjson"),
+}
 _COLUMNS, _LABELS = ("prompt", "caption", "text"), ("label", "type")
 _ACCEPTED = "text with one prompt a line, CSV, TSV, JSON or JSONL"
 
@@ -117,6 +120,9 @@ def _entry(entry: Any) -> tuple[str, str | None]:
 
 
 _READERS: dict[str, Callable[[str], Pairs]] = {
-    "text": _text, "table": _table, "tabbed table": partial(_table, separators="\t"),
-    "json": _json, "json lines": _json_lines,
-}  # fmt: skip
+    "text": _text,
+    "table": _table,
+    "tabbed table": partial(_table, separators="\t"),
+    "json": _json,
+    "json lines": _json_lines,
+}

@@ -68,9 +68,13 @@ class Run:
     """
 
     def __init__(
-        self, path: str | Path | None, job: str, inputs: Mapping[str, object], begun: tuple[str, ...] = (STATE,),
+        self,
+        path: str | Path | None,
+        job: str,
+        inputs: Mapping[str, object],
+        begun: tuple[str, ...] = (STATE,),
         workers: Workers = ALONE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = None if path is None else Path(path)
         self.identity: dict[str, Any] = {}
         if self.path is not None:
@@ -141,9 +145,11 @@ class Run:
         return named(file, "run", "a whole state", f"start again: {_cleared(self.path)}")
 
     def save(
-        self, tensors: Mapping[str, Tensors], optimizers: Optimizers | None = None,
+        self,
+        tensors: Mapping[str, Tensors],
+        optimizers: Optimizers | None = None,
         facts: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Writes the state atomically.
 
         Args:
@@ -293,10 +299,16 @@ def state_facts(folder: str | Path) -> dict[str, Any]:
 
 
 def run_steps(
-    step: Callable[[], Any], done: Callable[[], int], total: int,
-    *, until: int | None = None, save: Callable[[], None], save_every: int, progress: Progress,
+    step: Callable[[], Any],
+    done: Callable[[], int],
+    total: int,
+    *,
+    until: int | None = None,
+    save: Callable[[], None],
+    save_every: int,
+    progress: Progress,
     preview: Callable[[], torch.Tensor | None] = lambda: None,
-) -> None:  # fmt: skip
+) -> None:
     """Steps until ``total`` are done, saving every ``save_every`` steps, at the end, and when interrupted.
 
     Args:

@@ -46,9 +46,14 @@ class StoredText:
 
     @classmethod
     def encoded(
-        cls, texts: Sequence[str], encode: Encode, folder: str | Path, identity: object, progress: Progress = silent,
+        cls,
+        texts: Sequence[str],
+        encode: Encode,
+        folder: str | Path,
+        identity: object,
+        progress: Progress = silent,
         workers: Workers = ALONE,
-    ) -> StoredText:  # fmt: skip
+    ) -> StoredText:
         """Encodes the texts that are not in the folder yet; resumes after an interruption or a kill.
 
         Args:

@@ -86,9 +86,15 @@ def usual_pull(
 
 
 def adjusted_embedding(
-    denoiser: Denoiser, cond: Condition, empty: Condition, noise: torch.Tensor, target: float, t: float,
-    config: AdjustConfig = ADJUST, progress: Progress = silent,
-) -> tuple[Condition, int]:  # fmt: skip
+    denoiser: Denoiser,
+    cond: Condition,
+    empty: Condition,
+    noise: torch.Tensor,
+    target: float,
+    t: float,
+    config: AdjustConfig = ADJUST,
+    progress: Progress = silent,
+) -> tuple[Condition, int]:
     """The condition moved until guidance stops pulling, and how many steps that took; its first token is left alone.
 
     Args:
@@ -129,9 +135,12 @@ def adjusted_embedding(
 
 
 def adjust(
-    sampler: FewStepSampler, cond: Condition, shape: tuple[int, int, int], config: AdjustConfig = ADJUST,
+    sampler: FewStepSampler,
+    cond: Condition,
+    shape: tuple[int, int, int],
+    config: AdjustConfig = ADJUST,
     progress: Progress = silent,
-) -> Adjusted:  # fmt: skip
+) -> Adjusted:
     """Move one prompt's embedding, and sample it: how many samples still agree with the untouched ones.
 
     Args:

@@ -26,28 +26,58 @@ from .sites import value_sites
 class BlockConfig(Options):
     """How strongly, and where, neurons are blocked."""
 
-    factor: Annotated[float | None, Option(
-        "What the neurons' activations are multiplied by; 1 is off.", ge=-1, le=1, step=0.05, unset=0.0,
-        unset_doc="the factor that NEMO Find Neurons chose; of other lists 0, which blocks",
-        details="0 blocks, as published.", remedy="0 blocks; positive factors above 0.25 do not cure",
-    )] = None  # fmt: skip
-    branch: Annotated[str, Option(
-        "cond leaves the negative prompt alone.", choices=("both", "cond"), details="both is the published way.",
-        remedy="both is the published way",
-    )] = "both"  # fmt: skip
-    start: Annotated[float, Option(
-        "When blocking begins, as a fraction of the run: 0 is its beginning, 1 its end.", ge=0, le=1, step=0.01,
-        label="start_percent",
-    )] = 0.0  # fmt: skip
-    end: Annotated[float, Option(
-        "When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end.", ge=0, le=1, step=0.01,
-        label="end_percent",
-    )] = 1.0  # fmt: skip
-    tokens: Annotated[tuple[int, ...] | None, Option(
-        "Positions in the text that the network reads, from 0. Blocking only at the words that trigger a copy leaves "
-        "the rest of the prompt its neurons.", ge=0, unset_doc="everywhere, as published",
-        remedy="None blocks at every token",
-    )] = None  # fmt: skip
+    factor: Annotated[
+        float | None,
+        Option(
+            "What the neurons' activations are multiplied by; 1 is off.",
+            ge=-1,
+            le=1,
+            step=0.05,
+            unset=0.0,
+            unset_doc="the factor that NEMO Find Neurons chose; of other lists 0, which blocks",
+            details="0 blocks, as published.",
+            remedy="0 blocks; positive factors above 0.25 do not cure",
+        ),
+    ] = None
+    branch: Annotated[
+        str,
+        Option(
+            "cond leaves the negative prompt alone.",
+            choices=("both", "cond"),
+            details="both is the published way.",
+            remedy="both is the published way",
+        ),
+    ] = "both"
+    start: Annotated[
+        float,
+        Option(
+            "When blocking begins, as a fraction of the run: 0 is its beginning, 1 its end.",
+            ge=0,
+            le=1,
+            step=0.01,
+            label="start_percent",
+        ),
+    ] = 0.0
+    end: Annotated[
+        float,
+        Option(
+            "When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end.",
+            ge=0,
+            le=1,
+            step=0.01,
+            label="end_percent",
+        ),
+    ] = 1.0
+    tokens: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Positions in the text that the network reads, from 0. Blocking only at the words "
+            "that trigger a copy leaves the rest of the prompt its neurons.",
+            ge=0,
+            unset_doc="everywhere, as published",
+            remedy="None blocks at every token",
+        ),
+    ] = None
 
     def _check(self) -> None:
         """Some position, and a start that is not after the end."""
@@ -123,9 +153,11 @@ def block(
 
 
 def block_rows(
-    backbone: nn.Module, sites: Sequence[ModuleSite], sets: Sequence[Mapping[str, Sequence[int]]],
+    backbone: nn.Module,
+    sites: Sequence[ModuleSite],
+    sets: Sequence[Mapping[str, Sequence[int]]],
     doses: Sequence[float] | None = None,
-) -> Edit:  # fmt: skip
+) -> Edit:
     """Blocks another set in each row of one batch: ``sets[i]``, address -> neurons, in row i, multiplied by doses[i].
 
     Args:
@@ -181,9 +213,13 @@ def _at_tokens(tokens: Sequence[int], values: torch.Tensor, lengths: torch.Tenso
 
 @torch.no_grad()
 def bake(
-    backbone: nn.Module, neurons: NeuronSet, factor: float | None = None, fingerprint: str = "",
-    originals: Mapping[str, torch.Tensor] | None = None, as_patch: bool = False,
-) -> dict[str, torch.Tensor]:  # fmt: skip
+    backbone: nn.Module,
+    neurons: NeuronSet,
+    factor: float | None = None,
+    fingerprint: str = "",
+    originals: Mapping[str, torch.Tensor] | None = None,
+    as_patch: bool = False,
+) -> dict[str, torch.Tensor]:
     """Parameter name -> new value with the neurons' rows (and bias entries) scaled; equals blocking them exactly.
 
     Nothing is written: load the result with ``load_state_dict(..., strict=False)``, or save it as a patch. Weights of

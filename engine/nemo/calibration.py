@@ -224,14 +224,21 @@ class Calibration(Shared):
         if (samples := self.samples) is not None:
             tensors["places"] = samples.places
             header["samples"] = {
-                "distance": samples.distance, "usual": samples.usual, "count": samples.count,
-                "settings": samples.config.to_dict(), "fingerprint": samples.fingerprint,
-            }  # fmt: skip
+                "distance": samples.distance,
+                "usual": samples.usual,
+                "count": samples.count,
+                "settings": samples.config.to_dict(),
+                "fingerprint": samples.fingerprint,
+            }
         if (score := self.score) is not None:
             header["score"] = {
-                "tau": score.tau, "mean": score.mean, "std": score.std, "count": score.count,
-                "settings": score.probe.to_dict(), "fingerprint": score.fingerprint,
-            }  # fmt: skip
+                "tau": score.tau,
+                "mean": score.mean,
+                "std": score.std,
+                "count": score.count,
+                "settings": score.probe.to_dict(),
+                "fingerprint": score.fingerprint,
+            }
         if not header:
             raise refuse("calibration", "without any part", f"one of {', '.join(PARTS)} at least", "calibrate first")
         header["captions"] = list(self.captions)

@@ -151,9 +151,10 @@ class DoseCurve:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for NEURONS files."""
         return {
-            "untouched": self.untouched.to_dict(), "points": [point.to_dict() for point in self.points],
+            "untouched": self.untouched.to_dict(),
+            "points": [point.to_dict() for point in self.points],
             "chosen": self.points.index(self.chosen),
-        }  # fmt: skip
+        }
 
 
 def dose_lines(plain: Mapping[str, Any] | None) -> list[str]:
@@ -202,9 +203,13 @@ def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome)
 
 @torch.no_grad()
 def escalate(
-    sampler: FewStepSampler, conds: Sequence[Condition], outcomes: Sequence[Outcome], shape: tuple[int, int, int],
-    most_rows: Sequence[int] | None = None, progress: Progress = silent,
-) -> list[DoseCurve]:  # fmt: skip
+    sampler: FewStepSampler,
+    conds: Sequence[Condition],
+    outcomes: Sequence[Outcome],
+    shape: tuple[int, int, int],
+    most_rows: Sequence[int] | None = None,
+    progress: Progress = silent,
+) -> list[DoseCurve]:
     """Try doses for each prompt until samples no longer agree with its untouched ones; all prompts together.
 
     Args:

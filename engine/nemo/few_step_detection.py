@@ -103,9 +103,14 @@ class FewStepSampler:
         branches = 2 if together else 1
         with block_rows(self.denoiser.backbone, self.sites, sets * branches, doses * branches):
             return few_step_latents(
-                self.denoiser, noise, self.config.steps, cond, null=empty, guidance=self.config.guidance,
+                self.denoiser,
+                noise,
+                self.config.steps,
+                cond,
+                null=empty,
+                guidance=self.config.guidance,
                 shift=self.config.shift,
-            )  # fmt: skip
+            )
 
 
 @one_line
@@ -210,8 +215,10 @@ class Agreement:
         """The verdict with the samples, seeds, settings and threshold that it is made of."""
         first, count = self.config.first_seed, self.count
         measured = counted(self.verdict, count, self.config.seeds, "samples")
-        made = f"{measured} (seeds {first} to {first + count - 1}, {self.config.steps} steps, " \
-               f"guidance {self.config.guidance:g}); they differ by {self.distance:.4f}"  # fmt: skip
+        made = (
+            f"{measured} (seeds {first} to {first + count - 1}, {self.config.steps} steps, "
+            f"guidance {self.config.guidance:g}); they differ by {self.distance:.4f}"
+        )
         if self.threshold is None:
             return f"{made}\nno threshold was measured for this model: calibrate"
         known = self.threshold
@@ -228,11 +235,18 @@ class Agreement:
         """For tables: the verdict and all that it is made of."""
         config, known = self.config, self._known
         return {
-            "distance": f"{self.distance:.6f}", "memorized": "yes" if self.memorized else "no", "kind": self.kind,
-            "area": f"{self.area:.3f}", "threshold": f"{known.distance:.6f}", "usual": f"{known.usual:.6f}",
-            "captions": str(known.count), "samples": str(self.count), "first_seed": str(config.first_seed),
-            "steps": str(config.steps), "guidance": f"{config.guidance:g}",
-        }  # fmt: skip
+            "distance": f"{self.distance:.6f}",
+            "memorized": "yes" if self.memorized else "no",
+            "kind": self.kind,
+            "area": f"{self.area:.3f}",
+            "threshold": f"{known.distance:.6f}",
+            "usual": f"{known.usual:.6f}",
+            "captions": str(known.count),
+            "samples": str(self.count),
+            "first_seed": str(config.first_seed),
+            "steps": str(config.steps),
+            "guidance": f"{config.guidance:g}",
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for files."""
@@ -258,9 +272,13 @@ def local_squares(samples: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def sample_agreement(
-    sampler: FewStepSampler, conds: Sequence[Condition], shape: tuple[int, int, int], progress: Progress = silent,
-    blocked: Sequence[Neurons] | None = None, keep: bool = True,
-) -> list[Agreement]:  # fmt: skip
+    sampler: FewStepSampler,
+    conds: Sequence[Condition],
+    shape: tuple[int, int, int],
+    progress: Progress = silent,
+    blocked: Sequence[Neurons] | None = None,
+    keep: bool = True,
+) -> list[Agreement]:
     """The agreement of each prompt's samples, from a condition of one row each, in full batches.
 
     Args:

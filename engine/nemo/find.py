@@ -127,9 +127,12 @@ def _as_mode_compares(probe: Probe, config: SearchConfig) -> Probe:
 
 
 def make_probe(
-    denoiser: Denoiser, scope: str = "down+mid", config: ProbeConfig = PUBLISHED_PROBE, rows: int = 80,
+    denoiser: Denoiser,
+    scope: str = "down+mid",
+    config: ProbeConfig = PUBLISHED_PROBE,
+    rows: int = 80,
     empty: Condition | None = None,
-) -> Probe:  # fmt: skip
+) -> Probe:
     """A probe of the model's value sites at the configured timestep; guidance needs ``empty``, the null condition."""
     t = ddim_timestep(config.steps, config.timestep_index, denoiser.schedule.steps)
     return Probe(denoiser, value_sites(denoiser.backbone, scope), t, config, rows, empty)
@@ -222,9 +225,13 @@ def _part(progress: Progress, start: float, end: float) -> Progress:
 
 
 def _dosed(
-    probe: Probe, sampler: FewStepSampler, conds: Sequence[Condition], results: Sequence[Result],
-    shape: tuple[int, int, int], progress: Progress,
-) -> list[Result]:  # fmt: skip
+    probe: Probe,
+    sampler: FewStepSampler,
+    conds: Sequence[Condition],
+    results: Sequence[Result],
+    shape: tuple[int, int, int],
+    progress: Progress,
+) -> list[Result]:
     """The results with the dose at which samples no longer agree, and the score of predictions at that dose."""
     noise, dosed = probe_noise(probe.config, shape).to(conds[0].device), list(results)
     outcomes = {i: result.search for i, result in enumerate(results) if result.search is not None}
@@ -241,9 +248,15 @@ def _dosed(
 
 
 def _found(
-    probe: Probe, prompts: Sequence[str], conds: Sequence[Condition], statistics: NeuronStatistics,
-    shape: tuple[int, int, int], config: SearchConfig, progress: Progress, sampler: FewStepSampler | None,
-) -> list[Result]:  # fmt: skip
+    probe: Probe,
+    prompts: Sequence[str],
+    conds: Sequence[Condition],
+    statistics: NeuronStatistics,
+    shape: tuple[int, int, int],
+    config: SearchConfig,
+    progress: Progress,
+    sampler: FewStepSampler | None,
+) -> list[Result]:
     """One search of each prompt in the probe's layers."""
     noise = probe_noise(probe.config, shape).to(conds[0].device)
     scores, unblocked = score_prompts(probe, conds, shape, config.tau)
@@ -271,9 +284,11 @@ def _found(
 
 
 def _judged(
-    sampler: FewStepSampler | None, searched: Mapping[int, _Searched], outcomes: Mapping[int, Outcome],
+    sampler: FewStepSampler | None,
+    searched: Mapping[int, _Searched],
+    outcomes: Mapping[int, Outcome],
     shape: tuple[int, int, int],
-) -> dict[int, tuple[Agreement, Agreement]]:  # fmt: skip
+) -> dict[int, tuple[Agreement, Agreement]]:
     """Agreement of each searched prompt's samples, without blocking and with it."""
     if sampler is None or not searched:
         return {}

@@ -151,9 +151,12 @@ class RunningStatistics:
 
 
 def gather(
-    batches: Iterable[list[torch.Tensor]], addresses: Iterable[str], fingerprint: str = "", total: int = 0,
+    batches: Iterable[list[torch.Tensor]],
+    addresses: Iterable[str],
+    fingerprint: str = "",
+    total: int = 0,
     progress: Progress = silent,
-) -> NeuronStatistics:  # fmt: skip
+) -> NeuronStatistics:
     """Statistics from batches of activations, as :func:`vitrine.engine.nemo.value_activations` gives them.
 
     Args:

@@ -101,8 +101,9 @@ class NeuronSet(Shared):
             pairs = zip(indices, self.factors(address), strict=True)
             kept = {index: factor for index, factor in pairs if index not in set(spared.get(address, ()))}
             left[address], factors[address] = tuple(kept), tuple(kept.values())
-        return NeuronSet(left, self.fingerprint, self.info, _as_one(factors) if isinstance(self.factor, Mapping)
-                         else self.factor)  # fmt: skip
+        return NeuronSet(
+            left, self.fingerprint, self.info, _as_one(factors) if isinstance(self.factor, Mapping) else self.factor
+        )
 
     def check(self, backbone: nn.Module, sites: Iterable[ModuleSite], fingerprint: str = "") -> dict[str, ModuleSite]:
         """The sites to edit; refuses a set that cannot belong to this model.

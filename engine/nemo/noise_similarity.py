@@ -94,8 +94,10 @@ class Probe:
         """For each request (s, C, h, w) in [0, 1]: eps(x_T, T, y) - x_T or the clean prediction, min-max by channel."""
         noise, counts = torch.cat([r.noise for r in requests]), [len(r.noise) for r in requests]
         owner = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts))
-        batches = [self._forward(requests, noise[i : i + self.rows], owner[i : i + self.rows])
-                   for i in range(0, len(noise), self.rows)]  # fmt: skip
+        batches = [
+            self._forward(requests, noise[i : i + self.rows], owner[i : i + self.rows])
+            for i in range(0, len(noise), self.rows)
+        ]
         return list(torch.cat(batches).split(counts))
 
     def _forward(self, requests: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:

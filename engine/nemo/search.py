@@ -91,9 +91,14 @@ def candidates(
 
 
 def search(
-    addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig,
-    stop: float, early: bool = True,
-) -> Search:  # fmt: skip
+    addresses: Sequence[str],
+    z: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor],
+    seeds: int,
+    config: SearchConfig,
+    stop: float,
+    early: bool = True,
+) -> Search:
     """Find the neurons of one prompt.
 
     Args:
@@ -130,9 +135,13 @@ class _Start(NamedTuple):
 
 
 def _initial(
-    addresses: Sequence[str], z: Sequence[torch.Tensor], a: Sequence[torch.Tensor], seeds: int, config: SearchConfig,
+    addresses: Sequence[str],
+    z: Sequence[torch.Tensor],
+    a: Sequence[torch.Tensor],
+    seeds: int,
+    config: SearchConfig,
     stop: float,
-) -> Generator[Round, None, _Start]:  # fmt: skip
+) -> Generator[Round, None, _Start]:
     """Loosen theta and k until blocking the candidates changes the prediction enough."""
     everyone = list(range(seeds))
     at_once = 1 if config.mode == "parity" else min(4, max(1, config.rows // seeds))

@@ -75,9 +75,13 @@ def _mean_magnitude(values: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def each_value(
-    denoiser: Denoiser, cond: Condition, sites: Sequence[ModuleSite], reduce: Callable[[torch.Tensor], R],
-    latents: torch.Tensor | None = None, t: float = 961.0,
-) -> list[R]:  # fmt: skip
+    denoiser: Denoiser,
+    cond: Condition,
+    sites: Sequence[ModuleSite],
+    reduce: Callable[[torch.Tensor], R],
+    latents: torch.Tensor | None = None,
+    t: float = 961.0,
+) -> list[R]:
     """``reduce`` of each site's values (B, T, width), otherwise as :func:`value_activations`; one site's at a time."""
     if cond.text is None:
         raise refuse("condition", "no text", "text states (B, T, C)", "encode the prompt first")

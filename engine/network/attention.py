@@ -18,20 +18,38 @@ HEADS = ("each", "mean")
 class MapReduction(Options):
     """Which part of an attention map to compute: the full map of a 64 x 64 layer takes 0.5 GiB."""
 
-    heads: Annotated[str, Option(
-        "each keeps the heads apart, mean averages them into one map per layer.", choices=HEADS,
-        remedy="mean is what GDF's attention features take",
-    )] = "each"  # fmt: skip
-    tokens: Annotated[tuple[int, ...] | None, Option(
-        "The keys to keep, by position (words of a prompt, or image tokens).", ge=0, unset_doc="all",
-    )] = None  # fmt: skip
-    queries: Annotated[tuple[int, ...] | None, Option(
-        "The queries to compute, by position.", ge=0, unset_doc="all",
-    )] = None  # fmt: skip
-    memory: Annotated[int, Option(
-        "Bytes for scores and probabilities at a time, in addition to the result.", ge=1,
-        remedy="2**24 suits most machines",
-    )] = 2**24  # fmt: skip
+    heads: Annotated[
+        str,
+        Option(
+            "each keeps the heads apart, mean averages them into one map per layer.",
+            choices=HEADS,
+            remedy="mean is what GDF's attention features take",
+        ),
+    ] = "each"
+    tokens: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "The keys to keep, by position (words of a prompt, or image tokens).",
+            ge=0,
+            unset_doc="all",
+        ),
+    ] = None
+    queries: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "The queries to compute, by position.",
+            ge=0,
+            unset_doc="all",
+        ),
+    ] = None
+    memory: Annotated[
+        int,
+        Option(
+            "Bytes for scores and probabilities at a time, in addition to the result.",
+            ge=1,
+            remedy="2**24 suits most machines",
+        ),
+    ] = 2**24
 
     def __post_init__(self) -> None:
         for name in ("tokens", "queries"):

@@ -152,8 +152,12 @@ class TapPipeline(SharedPipeline):
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
         self._refuse_arguments(unknown, adapter.masks)
         settings: dict[str, Any] = {
-            "size": size, "dtype": dtype, "variance": variance, "batch": batch, "early_exit": early_exit,
-        }  # fmt: skip
+            "size": size,
+            "dtype": dtype,
+            "variance": variance,
+            "batch": batch,
+            "early_exit": early_exit,
+        }
         optional = {"posterior": posterior, "modulate": modulate, "discard": discard}
         settings |= {name: value for name, value in optional.items() if value is not None}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
@@ -184,10 +188,17 @@ class TapPipeline(SharedPipeline):
 
     @torch.no_grad()
     def stream(
-        self, pictures: Mapping[str, Any], folder: str | Path, prompt: str | Mapping[str, str] = "",
-        addresses: str | list[str] | None = None, preset: str | None = None, *, memory: int | str = "2GB",
-        callback: Progress = silent, **settings: Any,
-    ) -> Streamed:  # fmt: skip
+        self,
+        pictures: Mapping[str, Any],
+        folder: str | Path,
+        prompt: str | Mapping[str, str] = "",
+        addresses: str | list[str] | None = None,
+        preset: str | None = None,
+        *,
+        memory: int | str = "2GB",
+        callback: Progress = silent,
+        **settings: Any,
+    ) -> Streamed:
         """Tap any number of pictures at any sites into a folder, in bounded memory.
 
         The same call resumes where an interrupted one stopped, also after ``kill -9``.
@@ -421,9 +432,14 @@ class ActivationTapXLPipeline(TapPipeline, FromParts):
             shown = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
             raise refuse("unet", shown, "an SDXL base UNet ('text_time')", "use ActivationTapPipeline for SD 1.x, 2.x")
         self.register_modules(
-            vae=vae, text_encoder=text_encoder, text_encoder_2=text_encoder_2, tokenizer=tokenizer,
-            tokenizer_2=tokenizer_2, unet=unet, scheduler=scheduler,
-        )  # fmt: skip
+            vae=vae,
+            text_encoder=text_encoder,
+            text_encoder_2=text_encoder_2,
+            tokenizer=tokenizer,
+            tokenizer_2=tokenizer_2,
+            unet=unet,
+            scheduler=scheduler,
+        )
         self.register_to_config(force_zeros_for_empty_prompt=force_zeros_for_empty_prompt)  # encode_prompt reads it
 
 

@@ -203,9 +203,12 @@ def reads_sizes(unet: ModelMixin) -> bool:
 
 
 def encoded(
-    pipe: DiffusionPipeline, prompts: Sequence[str] | None, size: tuple[int, int], embeds: torch.Tensor | None = None,
+    pipe: DiffusionPipeline,
+    prompts: Sequence[str] | None,
+    size: tuple[int, int],
+    embeds: torch.Tensor | None = None,
     pooled: torch.Tensor | None = None,
-) -> Condition:  # fmt: skip
+) -> Condition:
     """One row for each prompt, for pictures of ``size`` (height, width) in pixels.
 
     Args:
@@ -218,9 +221,12 @@ def encoded(
     if not reads_sizes(pipe.unet):
         return Condition(pipe.encode_prompt(texts, execution_device(pipe), 1, False, prompt_embeds=embeds)[0])
     text, _, pooled, _ = pipe.encode_prompt(
-        texts, device=execution_device(pipe), do_classifier_free_guidance=False, prompt_embeds=embeds,
+        texts,
+        device=execution_device(pipe),
+        do_classifier_free_guidance=False,
+        prompt_embeds=embeds,
         pooled_prompt_embeds=pooled,
-    )  # fmt: skip
+    )
     sizes = torch.tensor([*size, 0, 0, *size], dtype=torch.float32, device=text.device)  # original, crop, target
     return Condition(text, pooled, {"time_ids": sizes.expand(len(text), 6)})
 

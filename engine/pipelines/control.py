@@ -256,9 +256,15 @@ class ControlConditionedPipeline(TaskPipeline):
         return self.tokenizer(prompts, **how).attention_mask.sum(1)
 
     def _sampling(
-        self, texts: dict[bool, Condition], sizes: list[SizeCondition], size: tuple[int, int], gamma: GammaConfig,
-        guidance: GuidanceConfig, checkpoint: ControlCheckpoint | None, reference: Reference,
-    ) -> ControlledSampling:  # fmt: skip
+        self,
+        texts: dict[bool, Condition],
+        sizes: list[SizeCondition],
+        size: tuple[int, int],
+        gamma: GammaConfig,
+        guidance: GuidanceConfig,
+        checkpoint: ControlCheckpoint | None,
+        reference: Reference,
+    ) -> ControlledSampling:
         count, device = len(sizes), self._adapter.device
         embedder, values = None, None
         if checkpoint is not None:
@@ -280,9 +286,17 @@ class ControlConditionedPipeline(TaskPipeline):
             for control, tensors in inputs.items()
         }
         return ControlledSampling(
-            self._network, gamma, guidance, conditions, count, high_is_null, embedder, values, reference,
+            self._network,
+            gamma,
+            guidance,
+            conditions,
+            count,
+            high_is_null,
+            embedder,
+            values,
+            reference,
             self.vae_scale_factor,
-        )  # fmt: skip
+        )
 
     def _noise(
         self, count: int, size: tuple[int, int], rows: Generators | None, latents: torch.Tensor | None, eta: float

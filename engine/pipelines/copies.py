@@ -94,11 +94,20 @@ class LoraSwitch:
 
 # --- the copy check -------------------------------------------------------------------------------------------------
 def copy_check(
-    pipe: DiffusionPipeline, prompts: Sequence[str], folder: str | Path, *, pictures: str | Path | None = None,
-    lora: str | Path | None = None, config: CheckConfig | None = None, probe: ProbeConfig | None = None,
-    tau: float | None = None, labels: Sequence[str] = (), memory: int | str = "2GB", progress: Progress = silent,
+    pipe: DiffusionPipeline,
+    prompts: Sequence[str],
+    folder: str | Path,
+    *,
+    pictures: str | Path | None = None,
+    lora: str | Path | None = None,
+    config: CheckConfig | None = None,
+    probe: ProbeConfig | None = None,
+    tau: float | None = None,
+    labels: Sequence[str] = (),
+    memory: int | str = "2GB",
+    progress: Progress = silent,
     **sampling: Any,
-) -> CopyCheck:  # fmt: skip
+) -> CopyCheck:
     """Which prompts come back as copies, how often, where in the picture, and of which training picture.
 
     The folder gets ``copies.html``, ``copies.csv`` and the nearest sample of each prompt. The same call resumes where
@@ -143,16 +152,19 @@ def copy_check(
     try:
         with switch.loaded(lora):
             identity = {
-                **components_of(pipe), "LoRA": None if lora is None else Path(lora), "sampling": sampling,
+                **components_of(pipe),
+                "LoRA": None if lora is None else Path(lora),
+                "sampling": sampling,
                 "probe": probe,
-            }  # fmt: skip
+            }
             # one picture in one step shows what a row takes
             rows = rows_within(
                 memory_bytes(memory) // _SHARE, lambda: call("", [0], num_inference_steps=1), config.seeds
             )
             instruments = Instruments(sample, steps, rows, lora is not None, _score(pipe, size, probe), identity)
-            check = check_copies(list(prompts), folder, instruments, training, config, labels=labels, tau=tau,
-                                 progress=progress)  # fmt: skip
+            check = check_copies(
+                list(prompts), folder, instruments, training, config, labels=labels, tau=tau, progress=progress
+            )
     finally:
         pipe.maybe_free_model_hooks()  # scores run the network outside of the pipeline's call
     write_check(folder, check, training)

@@ -72,9 +72,13 @@ class EMDOneStepPipeline(TaskPipeline):
     }
 
     def load_student(
-        self, path: str | Path, base: str = "", adapter_name: str = "generator", *,
+        self,
+        path: str | Path,
+        base: str = "",
+        adapter_name: str = "generator",
+        *,
         preset: str | StudentPreset | None = None,
-    ) -> StudentPreset:  # fmt: skip
+    ) -> StudentPreset:
         """Load a student, a LoRA in any names that diffusers reads or a whole network, and return its preset.
 
         Args:
@@ -188,10 +192,16 @@ class EMDOneStepPipeline(TaskPipeline):
 
     @torch.no_grad()
     def few_steps(
-        self, prompt: str | list[str], seeds: list[int], student: str | StudentSampling, *,
-        base: Denoiser | None = None, first: FirstSteps | None = None, output_type: str = "pil",
+        self,
+        prompt: str | list[str],
+        seeds: list[int],
+        student: str | StudentSampling,
+        *,
+        base: Denoiser | None = None,
+        first: FirstSteps | None = None,
+        output_type: str = "pil",
         progress: Progress = silent,
-    ) -> StableDiffusionPipelineOutput:  # fmt: skip
+    ) -> StableDiffusionPipelineOutput:
         """Pictures of a student of several steps, whose weights are loaded; the base may begin, which varies them.
 
         Args:

@@ -93,9 +93,12 @@ def joined(task: type, stock: type) -> type:
     if issubclass(stock, task):
         return stock
     members = {
-        "_task_class": task, "_stock_class": stock, "__module__": task.__module__, "__doc__": task.__doc__,
+        "_task_class": task,
+        "_stock_class": stock,
+        "__module__": task.__module__,
+        "__doc__": task.__doc__,
         "__qualname__": f"{task.__name__}[{stock.__qualname__}]",
-    }  # fmt: skip
+    }
     if task._samples_as_stock:  # type: ignore[attr-defined]
         members["__call__"] = _call_of(task, stock)
     return type(stock.__name__, (task, stock), members)

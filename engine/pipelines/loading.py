@@ -24,15 +24,22 @@ class LoadConfig(Options):
     """How a model is loaded."""
 
     device: Annotated[str, Option("cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one.")] = ""
-    dtype: Annotated[str, Option(
-        "Precision of the weights.", choices=("bfloat16", "float16", "float32"),
-        remedy="float16 suits GPUs, bfloat16 newer ones",
-    )] = "float32"  # fmt: skip
+    dtype: Annotated[
+        str,
+        Option(
+            "Precision of the weights.",
+            choices=("bfloat16", "float16", "float32"),
+            remedy="float16 suits GPUs, bfloat16 newer ones",
+        ),
+    ] = "float32"
     revision: Annotated[str, Option("Branch, tag or commit of a hub id.")] = ""
     variant: Annotated[str, Option("Of the weight files' names: fp16 takes *.fp16.safetensors.")] = ""
-    config: Annotated[str, Option(
-        "For a .safetensors file: a pipeline folder or hub id with its configuration; none: found by diffusers.",
-    )] = ""  # fmt: skip
+    config: Annotated[
+        str,
+        Option(
+            "For a .safetensors file: a pipeline folder or hub id with its configuration; none: found by diffusers.",
+        ),
+    ] = ""
 
     @property
     def place(self) -> torch.device:

@@ -133,9 +133,13 @@ class _Matching(TapPipeline):
 
     @torch.no_grad()
     def _rank(
-        self, labelled: tuple[Any, Any, Any], prompt: str, config: RankingConfig, read: tuple[Any, Any],
+        self,
+        labelled: tuple[Any, Any, Any],
+        prompt: str,
+        config: RankingConfig,
+        read: tuple[Any, Any],
         settings: dict[str, Any],
-    ) -> Ranking:  # fmt: skip
+    ) -> Ranking:
         """Pictures with masks or known points, how they are read (size, value_range), and settings of the engine."""
         images, masks, points = labelled
         pictures = picture_list(images, masks, read[0], self.own_size(), self.side_step, read[1])
@@ -196,12 +200,25 @@ class _Correspondence(_Matching):
         return [find_correspondence(wanted, f, queries, temperature=temperature) for f in candidates]
 
     def rank(
-        self, images: Any, keypoints: Any, prompt: str = "", *, alpha: float = 0.1, timestep: float = 50.0,
-        rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
-        state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
-        size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
+        self,
+        images: Any,
+        keypoints: Any,
+        prompt: str = "",
+        *,
+        alpha: float = 0.1,
+        timestep: float = 50.0,
+        rule: FilterRule | None = None,
+        budget: int | None = None,
+        most: int = 4,
+        patterns: str = "*",
+        state: str | Path | None = None,
+        strips: bool = False,
+        memory: int | str | None = None,
+        size: int | None = None,
+        value_range: Sequence[float] | None = None,
+        progress: Progress = silent,
         workers: Workers = ALONE,
-    ) -> Ranking:  # fmt: skip
+    ) -> Ranking:
         """Which sites to tap: filter by noise, granularity and locality, then search by known points.
 
         Args:
@@ -293,12 +310,26 @@ class _Segmentation(_Matching):
         return fit_probe(labelled, labels.to(labelled.device), classes, probe).predict(unlabelled, side)
 
     def rank(
-        self, images: Any, masks: Any = None, prompt: str = "", *, timestep: float = 50.0,
-        rule: FilterRule | None = None, budget: int | None = None, most: int = 4, patterns: str = "*",
-        state: str | Path | None = None, strips: bool = False, memory: int | str | None = None,
-        size: int | None = None, value_range: Sequence[float] | None = None, progress: Progress = silent,
-        workers: Workers = ALONE, split: str = "halves", folds: int = 4,
-    ) -> Ranking:  # fmt: skip
+        self,
+        images: Any,
+        masks: Any = None,
+        prompt: str = "",
+        *,
+        timestep: float = 50.0,
+        rule: FilterRule | None = None,
+        budget: int | None = None,
+        most: int = 4,
+        patterns: str = "*",
+        state: str | Path | None = None,
+        strips: bool = False,
+        memory: int | str | None = None,
+        size: int | None = None,
+        value_range: Sequence[float] | None = None,
+        progress: Progress = silent,
+        workers: Workers = ALONE,
+        split: str = "halves",
+        folds: int = 4,
+    ) -> Ranking:
         """Which sites to tap: filter by noise, granularity and locality, then search on the masks (GDF, section 5).
 
         Args:

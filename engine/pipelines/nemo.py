@@ -101,11 +101,18 @@ class NEMOPipeline(PromptJobs):
         return pictures
 
     def calibrate(
-        self, prompts: str | Iterable[str], parts: Sequence[str] = PARTS, scope: str = "down+mid",
-        probe: ProbeConfig | None = None, few_steps: FewStepConfig | None = None, scored: int | None = None,
-        progress: Progress = silent, state: str | Path | None = None, memory: int | str | None = None,
+        self,
+        prompts: str | Iterable[str],
+        parts: Sequence[str] = PARTS,
+        scope: str = "down+mid",
+        probe: ProbeConfig | None = None,
+        few_steps: FewStepConfig | None = None,
+        scored: int | None = None,
+        progress: Progress = silent,
+        state: str | Path | None = None,
+        memory: int | str | None = None,
         workers: Workers = ALONE,
-    ) -> Calibration:  # fmt: skip
+    ) -> Calibration:
         """What is usual for ordinary captions (500 or more; the paper took 50,000 for the neurons), once for a model.
 
         Args:
@@ -126,8 +133,11 @@ class NEMOPipeline(PromptJobs):
         texts, probe, few_steps = texts_of(prompts), probe or ProbeConfig(), few_steps or FewStepConfig()
         chosen = texts[:scored]
         # batch rows of the network; the statistics have the text encoder and value projections only
-        rows = {"statistics": 0.2 * len(texts), "samples": len(chosen) * few_steps.rows,
-                "score": len(chosen) * probe.seeds * (2 if probe.guidance else 1)}  # fmt: skip
+        rows = {
+            "statistics": 0.2 * len(texts),
+            "samples": len(chosen) * few_steps.rows,
+            "score": len(chosen) * probe.seeds * (2 if probe.guidance else 1),
+        }
         whole, measured = sum(rows[part] for part in parts), dict[str, Any]()
 
         def bar(part: str) -> Progress:
@@ -158,9 +168,14 @@ class NEMOPipeline(PromptJobs):
         return Calibration(published_statistics(path, self._network), score=PUBLISHED)
 
     def _statistics(
-        self, texts: list[str], scope: str, progress: Progress, state: Path | None, memory: int | str | None,
+        self,
+        texts: list[str],
+        scope: str,
+        progress: Progress,
+        state: Path | None,
+        memory: int | str | None,
         workers: Workers,
-    ) -> NeuronStatistics:  # fmt: skip
+    ) -> NeuronStatistics:
         """Mean and deviation of every value neuron over the captions."""
         denoiser, sites = self._denoiser(), value_sites(self._network, scope)
         own = texts[workers.index :: workers.count]
@@ -200,10 +215,17 @@ class NEMOPipeline(PromptJobs):
         return whole.threshold(sampler.config, fingerprint_of(self._network))
 
     def detect(
-        self, prompts: str | Iterable[str], calibration: Calibration | None = None, method: str = METHODS[0],
-        config: FewStepConfig | ProbeConfig | None = None, progress: Progress = silent,
-        state: str | Path | None = None, memory: int | str | None = None, workers: Workers = ALONE, keep: bool = False,
-    ) -> list[Any]:  # fmt: skip
+        self,
+        prompts: str | Iterable[str],
+        calibration: Calibration | None = None,
+        method: str = METHODS[0],
+        config: FewStepConfig | ProbeConfig | None = None,
+        progress: Progress = silent,
+        state: str | Path | None = None,
+        memory: int | str | None = None,
+        workers: Workers = ALONE,
+        keep: bool = False,
+    ) -> list[Any]:
         """Which prompts are memorized: they give one picture from every seed.
 
         By the method ``samples`` an :class:`~vitrine.engine.nemo.Agreement` of a few samples in a few steps for each
@@ -234,9 +256,15 @@ class NEMOPipeline(PromptJobs):
         return self._agreements(texts, threshold, config, progress, file, workers, keep)
 
     def _agreements(
-        self, texts: list[str], threshold: SampleThreshold | None, config: FewStepConfig | None, progress: Progress,
-        state: Path | None, workers: Workers, keep: bool,
-    ) -> list[Agreement]:  # fmt: skip
+        self,
+        texts: list[str],
+        threshold: SampleThreshold | None,
+        config: FewStepConfig | None,
+        progress: Progress,
+        state: Path | None,
+        workers: Workers,
+        keep: bool,
+    ) -> list[Agreement]:
         """How alike few-step samples of each prompt are."""
         if keep and (state is not None or workers.count > 1):
             raise refuse("keep", True, "False with a state or several processes", "detect again what is memorized")
@@ -257,9 +285,15 @@ class NEMOPipeline(PromptJobs):
         return [parts[i % workers.count][i // workers.count] for i in range(len(texts))]
 
     def _score(
-        self, texts: list[str], tau: float | None, config: ProbeConfig | None, progress: Progress, state: Path | None,
-        memory: int | str | None, workers: Workers,
-    ) -> list[Score]:  # fmt: skip
+        self,
+        texts: list[str],
+        tau: float | None,
+        config: ProbeConfig | None,
+        progress: Progress,
+        state: Path | None,
+        memory: int | str | None,
+        workers: Workers,
+    ) -> list[Score]:
         """The published score of each prompt; prompts are encoded some at a time, and only their scores are kept."""
         probe = self.probe("down+mid", config)
         own = texts[workers.index :: workers.count]
@@ -379,9 +413,14 @@ class NEMOPipeline(PromptJobs):
             return verify(prober, cond, neurons, self.latent_shape(), config, reference=reference, progress=progress)
 
     def copies(
-        self, prompt: str, neurons: NeuronSet, picture: Any, ordinary: Sequence[str],
-        seeds: Sequence[int] = range(1000, 1010), **sampling: Any,
-    ) -> Copies:  # fmt: skip
+        self,
+        prompt: str,
+        neurons: NeuronSet,
+        picture: Any,
+        ordinary: Sequence[str],
+        seeds: Sequence[int] = range(1000, 1010),
+        **sampling: Any,
+    ) -> Copies:
         """Sample the prompt with and without the neurons, and judge each sample by its distance to the picture.
 
         Args:

@@ -72,10 +72,16 @@ class W2WPipeline(TaskPipeline):
 
     @torch.no_grad()
     def __call__(
-        self, prompt: str | list[str] | None = None, *args: Any, space: Space | None = None,
-        model: W2WModel | None = None, edits: Mapping[str, float] | None = None, edit_config: EditConfig | None = None,
-        seeds: Sequence[int] | None = None, **kwargs: Any,
-    ) -> ImagePipelineOutput:  # fmt: skip
+        self,
+        prompt: str | list[str] | None = None,
+        *args: Any,
+        space: Space | None = None,
+        model: W2WModel | None = None,
+        edits: Mapping[str, float] | None = None,
+        edit_config: EditConfig | None = None,
+        seeds: Sequence[int] | None = None,
+        **kwargs: Any,
+    ) -> ImagePipelineOutput:
         """Samples as the stock pipeline does, each picture with its own model.
 
         Args:
@@ -123,9 +129,15 @@ class W2WPipeline(TaskPipeline):
         return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
 
     def invert_image(
-        self, space: Space, image: Any, prompt: str, config: InvertConfig | None = None, mask: Any = None,
-        progress: Progress = silent, folder: str | Path | None = None,
-    ) -> tuple[W2WModel, Inversion]:  # fmt: skip
+        self,
+        space: Space,
+        image: Any,
+        prompt: str,
+        config: InvertConfig | None = None,
+        mask: Any = None,
+        progress: Progress = silent,
+        folder: str | Path | None = None,
+    ) -> tuple[W2WModel, Inversion]:
         """A model for each picture.
 
         Args:
@@ -159,9 +171,16 @@ class W2WPipeline(TaskPipeline):
         return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
 
     def train_pair_slider(
-        self, space: Space, before: Any, after: Any, prompt: str, models: torch.Tensor,
-        config: PairConfig | None = None, folder: str | Path | None = None, progress: Progress = silent,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        space: Space,
+        before: Any,
+        after: Any,
+        prompt: str,
+        models: torch.Tensor,
+        config: PairConfig | None = None,
+        folder: str | Path | None = None,
+        progress: Progress = silent,
+    ) -> torch.Tensor:
         """(K,) what turns pictures before into pictures after, for :func:`~vitrine.engine.w2w.with_pair_slider`.
 
         Args:
@@ -185,9 +204,13 @@ class W2WPipeline(TaskPipeline):
         return self._adapter.encode(pixels, "sample", noise=torch.ones_like(means)) - means
 
     def _sampled(
-        self, run: Callable[..., Any], wanted: CallRequest, texts: dict[str, Any], kwargs: dict[str, Any],
+        self,
+        run: Callable[..., Any],
+        wanted: CallRequest,
+        texts: dict[str, Any],
+        kwargs: dict[str, Any],
         now: Clock,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """``run(**texts, **kwargs)``, each picture with its own model; ``now`` as in :func:`late_lora`."""
         space, model = wanted.space, wanted.model
         scaled = [name for name in _ADAPTERS if (kwargs.get(name) or {}).get("scale") is not None]

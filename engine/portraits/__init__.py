@@ -16,9 +16,17 @@ if TYPE_CHECKING:
     from .models import Portraits, build_models, load_portraits
 
 __all__ = [
-    "ATTRIBUTES", "KEYPOINTS", "PARTS", "Portraits",
-    "build_models", "caption", "load_portraits", "plants", "render", "sample_scenes",
-]  # fmt: skip
+    "ATTRIBUTES",
+    "KEYPOINTS",
+    "PARTS",
+    "Portraits",
+    "build_models",
+    "caption",
+    "load_portraits",
+    "plants",
+    "render",
+    "sample_scenes",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,12 +13,17 @@ KEYPOINTS = ("left_eye", "right_eye", "nose", "left_mouth", "right_mouth", "chin
 
 _COLORS: dict[str, tuple] = {
     "background": (
-        (110, 165, 230), (125, 195, 120), (240, 215, 110), (245, 170, 190), (165, 125, 205), (165, 168, 172),
+        (110, 165, 230),
+        (125, 195, 120),
+        (240, 215, 110),
+        (245, 170, 190),
+        (165, 125, 205),
+        (165, 168, 172),
     ),
     "skin": ((250, 220, 196), (222, 172, 128), (178, 140, 88), (112, 72, 48)),
     "hair_color": ((32, 28, 30), (104, 64, 34), (236, 200, 92), (204, 78, 30), (236, 236, 240)),
     "shirt": ((186, 30, 52), (30, 44, 110), (20, 140, 140), (246, 238, 212)),
-}  # fmt: skip
+}
 INK = (40, 30, 32)
 Extent: TypeAlias = "torch.Tensor | float"
 
@@ -82,10 +87,16 @@ class Canvas:
         brim_x = torch.where(self.has("hat", "none"), torch.nan, brim)
         zero = torch.zeros_like(eye)
         pairs = (
-            (-eye, self.eye_height), (eye, self.eye_height), (zero, nose_tip(self)),
-            (-self.mouth_width, self.mouth_height), (self.mouth_width, self.mouth_height),
-            (zero, chin), (-ear, zero + 0.06), (ear, zero + 0.06), (brim_x, zero + HAT_Y),
-        )  # fmt: skip
+            (-eye, self.eye_height),
+            (eye, self.eye_height),
+            (zero, nose_tip(self)),
+            (-self.mouth_width, self.mouth_height),
+            (self.mouth_width, self.mouth_height),
+            (zero, chin),
+            (-ear, zero + 0.06),
+            (ear, zero + 0.06),
+            (brim_x, zero + HAT_Y),
+        )
         x, y = (torch.stack([p[k].expand_as(eye) for p in pairs], 1).flatten(1) for k in (0, 1))
         scale, tilt = self.scale.flatten(1), self.tilt.flatten(1)
         cos, sin = torch.cos(tilt), torch.sin(tilt)

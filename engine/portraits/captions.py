@@ -96,9 +96,15 @@ def write_tokenizer_files(folder: str | Path, words: Sequence[str] | None = None
     lines = ["#version: 0.2", *(f"{a} {b}" for a, b in merges)]
     write_text(folder / "merges.txt", "\n".join(lines) + "\n")
     config = {
-        "tokenizer_class": "CLIPTokenizer", "model_max_length": MAX_TOKENS, "do_lower_case": True,
-        "bos_token": START, "eos_token": END, "unk_token": END, "pad_token": END, "errors": "replace",
-    }  # fmt: skip
+        "tokenizer_class": "CLIPTokenizer",
+        "model_max_length": MAX_TOKENS,
+        "do_lower_case": True,
+        "bos_token": START,
+        "eos_token": END,
+        "unk_token": END,
+        "pad_token": END,
+        "errors": "replace",
+    }
     write_text(folder / "tokenizer_config.json", json.dumps(config, indent=2))
     return folder
 

@@ -101,9 +101,14 @@ class FlowPortraits:
         from diffusers import FluxPipeline
 
         pipe = FluxPipeline(
-            scheduler=self.scheduler, vae=self.vae, transformer=self.transformer, text_encoder=self.text_encoder,
-            tokenizer=self.tokenizer, text_encoder_2=self.text_encoder, tokenizer_2=self.tokenizer,
-        )  # fmt: skip
+            scheduler=self.scheduler,
+            vae=self.vae,
+            transformer=self.transformer,
+            text_encoder=self.text_encoder,
+            tokenizer=self.tokenizer,
+            text_encoder_2=self.text_encoder,
+            tokenizer_2=self.tokenizer,
+        )
         pipe.default_sample_size = SIDE // pipe.vae_scale_factor  # FluxPipeline assumes 1024 px for every model
         return pipe
 

@@ -115,14 +115,18 @@ class Portraits:
         from diffusers import StableDiffusionPipeline
 
         return StableDiffusionPipeline(
-            vae=self.vae, text_encoder=self.text_encoder, tokenizer=self.tokenizer, unet=self.unet,
-            scheduler=self.scheduler, safety_checker=None, feature_extractor=None, requires_safety_checker=False,
-        )  # fmt: skip
+            vae=self.vae,
+            text_encoder=self.text_encoder,
+            tokenizer=self.tokenizer,
+            unet=self.unet,
+            scheduler=self.scheduler,
+            safety_checker=None,
+            feature_extractor=None,
+            requires_safety_checker=False,
+        )
 
 
-def build_models(
-    seed: int = 0, tokenizer_folder: str | Path | None = None, dataset: Dataset = PORTRAITS
-) -> Portraits:  # fmt: skip
+def build_models(seed: int = 0, tokenizer_folder: str | Path | None = None, dataset: Dataset = PORTRAITS) -> Portraits:
     """The architecture with seeded random weights, float32 on the CPU.
 
     ``tokenizer_folder`` receives vocab.json and merges.txt; the default is the shipped one.

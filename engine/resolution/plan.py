@@ -19,9 +19,14 @@ from .transfer_config import ResolutionTransferConfig, TrainedSchedule
 
 _TABLES = ("keep", "grid", "extrapolate")
 _OFFERED = {
-    "none": ("keep",), "unknown": ("keep",), "sincos": _TABLES, "stored": _TABLES, "learned": ("keep",),
-    "rope": ("keep", *ROPE_MODES), "computed": ("keep", "grid", "extrapolate"),
-}  # fmt: skip
+    "none": ("keep",),
+    "unknown": ("keep",),
+    "sincos": _TABLES,
+    "stored": _TABLES,
+    "learned": ("keep",),
+    "rope": ("keep", *ROPE_MODES),
+    "computed": ("keep", "grid", "extrapolate"),
+}
 _AUTO = {"sincos": "grid", "stored": "grid", "rope": "rope_pi", "computed": "grid"}
 
 
@@ -304,7 +309,7 @@ def _measured() -> str:
 # --- the plan in one sentence, for users without technical background ------------------------------------------
 def sentence(
     ratio: float, schedule: str, positions: str, guidance: tuple[float, float] | None, spread: bool = False
-) -> str:  # fmt: skip
+) -> str:
     """What was changed, why, and what is unchanged.
 
     Args:

@@ -129,8 +129,10 @@ def _misfit(image: torch.Tensor, grid: StoredGrid) -> float:
     """Largest difference of a stored (N, N, D) table from its recovered grid; by rows: SD3's has 57 million."""
     i, half = torch.arange(grid.size, dtype=torch.float64), grid.dim // 2
     down, across = (_sincos(half, start + step * i) for start, step in zip(grid.starts, grid.steps, strict=True))
-    errors = [torch.maximum((row[:, :half] - across).abs().max(), (row[:, half:] - d).abs().max())
-              for row, d in zip(image, down, strict=True)]  # fmt: skip
+    errors = [
+        torch.maximum((row[:, :half] - across).abs().max(), (row[:, half:] - d).abs().max())
+        for row, d in zip(image, down, strict=True)
+    ]
     return float(torch.stack(errors).max())
 
 

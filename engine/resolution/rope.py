@@ -57,9 +57,7 @@ def yarn_scale(scale: float) -> float:
     return 0.1 * math.log(max(scale, 1.0)) + 1.0
 
 
-def axis_frequencies(
-    mode: str, dim: int, theta: float, scale: float, length: int, tau: float = 1.0
-) -> torch.Tensor:  # fmt: skip
+def axis_frequencies(mode: str, dim: int, theta: float, scale: float, length: int, tau: float = 1.0) -> torch.Tensor:
     """(dim / 2,) frequencies of one axis under a mode.
 
     Args:
@@ -93,9 +91,13 @@ def _dynamic(mode: str, dim: int, theta: float, scale: float, length: int, tau: 
 
 
 def frequencies(
-    dims: Sequence[int], thetas: Sequence[float], mode: str, scales: Sequence[float], lengths: Sequence[int],
+    dims: Sequence[int],
+    thetas: Sequence[float],
+    mode: str,
+    scales: Sequence[float],
+    lengths: Sequence[int],
     tau: float = 1.0,
-) -> tuple[list[torch.Tensor], float]:  # fmt: skip
+) -> tuple[list[torch.Tensor], float]:
     """([(dim / 2,) frequencies of each axis], factor on cosines and sines).
 
     Args:
@@ -112,9 +114,14 @@ def frequencies(
 
 
 def axis_angles(
-    ids: torch.Tensor, dims: Sequence[int], theta: float | Sequence[float], mode: str, scales: Sequence[float],
-    lengths: Sequence[int], tau: float = 1.0,
-) -> tuple[list[torch.Tensor], float]:  # fmt: skip
+    ids: torch.Tensor,
+    dims: Sequence[int],
+    theta: float | Sequence[float],
+    mode: str,
+    scales: Sequence[float],
+    lengths: Sequence[int],
+    tau: float = 1.0,
+) -> tuple[list[torch.Tensor], float]:
     """([(..., dim / 2) float64 angles of each axis], factor on cosines and sines).
 
     Args:

@@ -40,7 +40,7 @@ def is_rotary(part: Any) -> bool:
 
 def turned(
     ids: torch.Tensor, dims: Sequence[int], theta: Any, plan: Plan, tau: float = 1.0
-) -> tuple[torch.Tensor, float]:  # fmt: skip
+) -> tuple[torch.Tensor, float]:
     """(angles (..., sum of dims / 2), factor on cosines and sines) of positions (..., axes) under a plan's mode."""
     angles, factor = axis_angles(ids.float(), dims, theta, plan.positions, plan.scales, plan.train, tau)
     return torch.cat(angles, -1), factor

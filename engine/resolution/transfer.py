@@ -54,9 +54,17 @@ def facts_of(pipe: Any, train_size: tuple[int, int] | None = None) -> ModelFacts
     positions = _positions(backbone, part, size[1] // factor if size else 0)
     counts = "" if hasattr(pipe.scheduler, "sigmas") else type(pipe.scheduler).__name__
     return ModelFacts(
-        type(backbone).__name__, schedule, size, factor, patch, shift, dynamic, positions,
-        is_convolutional(backbone), counts,
-    )  # fmt: skip
+        type(backbone).__name__,
+        schedule,
+        size,
+        factor,
+        patch,
+        shift,
+        dynamic,
+        positions,
+        is_convolutional(backbone),
+        counts,
+    )
 
 
 def position_part(backbone: nn.Module) -> tuple[str, Any]:

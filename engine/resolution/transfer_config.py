@@ -30,31 +30,64 @@ class ResolutionTransferConfig(Options):
 
     target_size: Size
     train_size: Size | None = None
-    schedule: Annotated[str, Option(
-        "resample: steps move to more noise (less for smaller pictures), for any checkpoint. relabel: the paper's, a "
-        "timestep means more noise in proportion to the side; only for checkpoints trained so. none: unchanged.",
-        choices=SCHEDULES, advanced=True, remedy=_HELP,
-    )] = "resample"  # fmt: skip
-    pos_embed: Annotated[str, Option(
-        "auto: grid for sin-cos tables (same limits, smaller step), rope_pi for rotary models, nothing for UNets. "
-        "keep: the model's own. What does not fit the model is refused. _dynamic: follows the noise level (DyPE, "
-        "patent pending; see the help page).", choices=POSITIONS, advanced=True, remedy=_HELP,
-    )] = "auto"  # fmt: skip
-    guidance_law: Annotated[bool, Option(
-        "What guidance adds grows with the picture's side, as in the paper (Eq. 4).", advanced=True,
-    )] = False  # fmt: skip
-    guidance: Annotated[float | None, Option(
-        "CFG you use at the training size.", ge=0, top=100, step=0.1, unset_doc="guidance is left to the caller",
-        remedy="1 is no guidance",
-    )] = None  # fmt: skip
-    override: Annotated[bool, Option(
-        "Allow relabel although no checkpoint header says it was trained so.", advanced=True,
-    )] = False  # fmt: skip
-    receptive_field: Annotated[str, Option(
-        "dilate: a UNet (SD1.5, SD2, SDXL) looks as far across a larger picture as in training, which ends repeated "
-        "heads at two or three times the side; detail is softer. auto: dilate from 1.75 times the side on. none: "
-        "unchanged. Transformers need none.", choices=RECEPTIVE, remedy=_HELP,
-    )] = "none"  # fmt: skip
+    schedule: Annotated[
+        str,
+        Option(
+            "resample: steps move to more noise (less for smaller pictures), for any "
+            "checkpoint. relabel: the paper's, a "
+            "timestep means more noise in proportion to the side; only for checkpoints trained so. none: unchanged.",
+            choices=SCHEDULES,
+            advanced=True,
+            remedy=_HELP,
+        ),
+    ] = "resample"
+    pos_embed: Annotated[
+        str,
+        Option(
+            "auto: grid for sin-cos tables (same limits, smaller step), rope_pi for rotary models, nothing for UNets. "
+            "keep: the model's own. What does not fit the model is refused. _dynamic: follows the noise level (DyPE, "
+            "patent pending; see the help page).",
+            choices=POSITIONS,
+            advanced=True,
+            remedy=_HELP,
+        ),
+    ] = "auto"
+    guidance_law: Annotated[
+        bool,
+        Option(
+            "What guidance adds grows with the picture's side, as in the paper (Eq. 4).",
+            advanced=True,
+        ),
+    ] = False
+    guidance: Annotated[
+        float | None,
+        Option(
+            "CFG you use at the training size.",
+            ge=0,
+            top=100,
+            step=0.1,
+            unset_doc="guidance is left to the caller",
+            remedy="1 is no guidance",
+        ),
+    ] = None
+    override: Annotated[
+        bool,
+        Option(
+            "Allow relabel although no checkpoint header says it was trained so.",
+            advanced=True,
+        ),
+    ] = False
+    receptive_field: Annotated[
+        str,
+        Option(
+            "dilate: a UNet (SD1.5, SD2, SDXL) looks as far across a larger picture as in "
+            "training, which ends repeated "
+            "heads at two or three times the side; detail is softer. auto: dilate from 1.75 times the side on. none: "
+            "unchanged. Transformers need none.",
+            choices=RECEPTIVE,
+            remedy=_HELP,
+        ),
+    ] = "none"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_size", check_size("target size", self.target_size))

@@ -51,14 +51,14 @@ def run_hooks_inside(pause: Pause) -> Callable[[], None]:
 
 def hook_before(
     module: nn.Module, hook: Hook, *, with_kwargs: bool = False, any_thread: bool = False
-) -> RemovableHandle:  # fmt: skip
+) -> RemovableHandle:
     """``module.register_forward_pre_hook``."""
     return module.register_forward_pre_hook(_of_thread(_unrecorded(hook), any_thread), with_kwargs=with_kwargs)
 
 
 def hook_after(
     module: nn.Module, hook: Hook, *, with_kwargs: bool = False, prepend: bool = False, any_thread: bool = False
-) -> RemovableHandle:  # fmt: skip
+) -> RemovableHandle:
     """``module.register_forward_hook``."""
     own = _of_thread(_unrecorded(hook), any_thread)
     return module.register_forward_hook(own, with_kwargs=with_kwargs, prepend=prepend)

@@ -166,9 +166,11 @@ def refuse_offloaded(module: nn.Module) -> None:
         if away or diffusers.group_hook(child) is not None:
             shown = f"{type(module).__name__} with its weights offloaded"
             raise refuse(
-                "network", shown, "a network whose weights stay on its device",
+                "network",
+                shown,
+                "a network whose weights stay on its device",
                 "load the model again without offloading, and move it with .to(device)",
-            )  # fmt: skip
+            )
 
 
 def refuse_without_gradients(module: nn.Module) -> None:

@@ -26,9 +26,12 @@ class Stages:
     """
 
     def __init__(
-        self, expected: Mapping[str, float | None], trust: float = 0.0, shown: bool = True,
+        self,
+        expected: Mapping[str, float | None],
+        trust: float = 0.0,
+        shown: bool = True,
         clock: Callable[[], float] = time.perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.expected, self.shown, self._clock = dict(expected), shown, clock
         self._took = self._done = trust
         self._current, self._since = "", clock()

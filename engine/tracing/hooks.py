@@ -68,9 +68,14 @@ class Capture(_Hooks):
     """
 
     def __init__(
-        self, backbone: nn.Module, sites: Sequence[Site], early_exit: bool, reduce: Reduce | None,
-        maps: MapReduction = WHOLE, latent_size: tuple[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        backbone: nn.Module,
+        sites: Sequence[Site],
+        early_exit: bool,
+        reduce: Reduce | None,
+        maps: MapReduction = WHOLE,
+        latent_size: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__("tap")
         self.activations: dict[str, Activation] = {}
         self.enabled = True

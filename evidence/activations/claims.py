@@ -46,11 +46,16 @@ MODULATED_PRIOR = "prior work's layer, modulated (DiTF)"
 FLOW_TIMESTEPS, QUICK_FLOW_TIMESTEPS = (50.0, 260.0), (260.0,)
 """GDF's and DiTF's timesteps; the better one is chosen on other portraits than those of the test."""
 ROLES = {
-    "chosen": "ours", "inter-module, same search": "rival", "prior work's layers": "rival",
+    "chosen": "ours",
+    "inter-module, same search": "rival",
+    "prior work's layers": "rival",
     MODULATED_PRIOR: "rival",
-    "chosen, at prior work's width": "reference", "chosen, untrained network": "trivial",
-    "copied coordinates": "trivial", "Fourier coordinates": "trivial", "raw pixels": "trivial",
-}  # fmt: skip
+    "chosen, at prior work's width": "reference",
+    "chosen, untrained network": "trivial",
+    "copied coordinates": "trivial",
+    "Fourier coordinates": "trivial",
+    "raw pixels": "trivial",
+}
 
 
 @dataclass(frozen=True)
@@ -80,10 +85,11 @@ class Choice:
     def sites(self) -> dict[str, tuple[str, ...]]:
         """Name of each choice -> its sites."""
         return {
-            "prior work's layers": self.prior, "chosen": self.search.chosen,
+            "prior work's layers": self.prior,
+            "chosen": self.search.chosen,
             "chosen, at prior work's width": self.narrow.chosen,
             "inter-module, same search": self.between.chosen,
-        }  # fmt: skip
+        }
 
     @property
     def addresses(self) -> list[str]:
@@ -227,14 +233,19 @@ def measure_points(
         | {f"gain of the chosen at {alpha}, 95 %": spans for alpha, spans in gains.items()}
         | choice.details(),
         arms=arms(
-            {name: value for name, (value, _) in scores[0.1].items()}, ROLES,
+            {name: value for name, (value, _) in scores[0.1].items()},
+            ROLES,
             {name: mean_interval(by_pair(each)) for name, (_, each) in scores[0.1].items()},
         ),
         n=tested,
         parts={f"above {name}": gains[0.1][name][0] > 0 for name in RIVALS},
-        tables=(_gain_table(gains[0.1]), Table("At 0.05", ("features", "PCK@0.05"),
-                tuple((name, value) for name, (value, _) in scores[0.05].items()))),
-    )  # fmt: skip
+        tables=(
+            _gain_table(gains[0.1]),
+            Table(
+                "At 0.05", ("features", "PCK@0.05"), tuple((name, value) for name, (value, _) in scores[0.05].items())
+            ),
+        ),
+    )
 
 
 RIVALS = ("copied coordinates", "inter-module, same search")

@@ -93,13 +93,21 @@ def judge_filter(portraits: Model, progress: Progress, quick: bool) -> ClaimResu
         n=len(sites),
         parts={"every one of the best stays": not lost and luck < 0.05},
         tables=(
-            Table(f"Of the {len(best)} best layers", ("rule", "kept"),
-                  (("filter", len(best) - len(lost)),
-                   ("random rule of its size, on average", len(best) * len(candidates) / len(sites)))),
-            Table("Medians of kept and dropped layers", ("score", "kept", "dropped"),
-                  tuple((name, _median(each, candidates), _median(each, dropped)) for name, each in tasks.items())),
+            Table(
+                f"Of the {len(best)} best layers",
+                ("rule", "kept"),
+                (
+                    ("filter", len(best) - len(lost)),
+                    ("random rule of its size, on average", len(best) * len(candidates) / len(sites)),
+                ),
+            ),
+            Table(
+                "Medians of kept and dropped layers",
+                ("score", "kept", "dropped"),
+                tuple((name, _median(each, candidates), _median(each, dropped)) for name, each in tasks.items()),
+            ),
         ),
-    )  # fmt: skip
+    )
 
 
 def random_rule_keeps(sites: int, kept: int, best: int) -> float:

@@ -22,10 +22,18 @@ POINTS = "up-level0-repeat0-res-out"
 """Best single layer for keypoints on held-out portraits, among early up-stage layers without increments."""
 
 _COLOURS = (
-    (0.93, 0.92, 0.90), (0.96, 0.78, 0.62), (0.35, 0.25, 0.20), (0.60, 0.42, 0.25), (0.16, 0.47, 0.71),
-    (0.20, 0.20, 0.20), (0.89, 0.55, 0.42), (0.84, 0.19, 0.25), (0.50, 0.36, 0.65), (0.17, 0.63, 0.45),
+    (0.93, 0.92, 0.90),
+    (0.96, 0.78, 0.62),
+    (0.35, 0.25, 0.20),
+    (0.60, 0.42, 0.25),
+    (0.16, 0.47, 0.71),
+    (0.20, 0.20, 0.20),
+    (0.89, 0.55, 0.42),
+    (0.84, 0.19, 0.25),
+    (0.50, 0.36, 0.65),
+    (0.17, 0.63, 0.45),
     (0.98, 0.80, 0.10),
-)  # fmt: skip
+)
 
 _SHOWN = 4
 _MEASURED = 40
@@ -53,9 +61,11 @@ def _points(report: Report, test: Pictures, prior: tuple[str, ...]) -> None:
         f"cropped, shifted, rotated, scaled and mirrored. Share within a tenth of the side, {_MEASURED} portraits."
     )
     ways: dict[str, torch.Tensor | None] = {
-        POINTS: test.features((POINTS,)), "portraits-legacy (earlier work's layers)": test.features(prior),
-        "raw pixels": test.features(("pixels",)), "copied coordinates": None,
-    }  # fmt: skip
+        POINTS: test.features((POINTS,)),
+        "portraits-legacy (earlier work's layers)": test.features(prior),
+        "raw pixels": test.features(("pixels",)),
+        "copied coordinates": None,
+    }
     scores = {name: correspondence_score(test, features)[0] for name, features in ways.items()}
     report.add_table([("features", "PCK@0.1"), *((name, f"{score:.3f}") for name, score in scores.items())])
     for name, features in list(ways.items())[:2]:

@@ -60,12 +60,14 @@ class Pairs:
 
 
 @claim(
-    "gdf.correspondence.photographs", paper=PAPER,
+    "gdf.correspondence.photographs",
+    paper=PAPER,
     figure="corners of photographed objects (tuxpaint-stamps-default), found again after a known warp on another "
     "background; layers as chosen on portraits",
     target="PCK@0.1 above copied coordinates, raw patches, DAISY and the untrained network, outside the 95 % interval",
-    minutes=1.5, quick_minutes=0.6,
-)  # fmt: skip
+    minutes=1.5,
+    quick_minutes=0.6,
+)
 def correspondence(
     model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
 ) -> ClaimResult:
@@ -128,15 +130,23 @@ def _resized(pictures: torch.Tensor, side: int) -> torch.Tensor:
 
 
 def _result(
-    values: Mapping[str, float], spans: Mapping[str, tuple[float, float]], gains: Mapping[str, tuple[float, float]],
-    rivals: tuple[str, ...], count: int,
-) -> ClaimResult:  # fmt: skip
+    values: Mapping[str, float],
+    spans: Mapping[str, tuple[float, float]],
+    gains: Mapping[str, tuple[float, float]],
+    rivals: tuple[str, ...],
+    count: int,
+) -> ClaimResult:
     parts = {f"above {name}": gains[name][0] > 0 for name in rivals}
     roles = {name: ROLES.get(name, "trivial") for name in values}
     return ClaimResult(
-        round(values[CHOSEN_LAYERS], 4), spans[CHOSEN_LAYERS], all(parts.values()), {"gain, 95 %": dict(gains)},
-        arms=arms(values, roles, spans), n=count, parts=parts,
-    )  # fmt: skip
+        round(values[CHOSEN_LAYERS], 4),
+        spans[CHOSEN_LAYERS],
+        all(parts.values()),
+        {"gain, 95 %": dict(gains)},
+        arms=arms(values, roles, spans),
+        n=count,
+        parts=parts,
+    )
 
 
 def features_of(portraits: Model, pictures: torch.Tensor, progress: Progress) -> dict[str, torch.Tensor]:

@@ -116,7 +116,7 @@ class Pictures:
         taps = Activations(items, self.taps.info)
         return replace(
             self, images=self.images[index], parts=self.parts[index], keypoints=self.keypoints[index], taps=taps
-        )  # fmt: skip
+        )
 
     @property
     def widths(self) -> dict[str, int]:

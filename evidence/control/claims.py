@@ -94,10 +94,13 @@ def _share_slack(share: float, count: int) -> float:
 
 # --- claims -------------------------------------------------------------------------------------------------------
 @claim(
-    "control.cross_size", paper=PAPER, figure="Table 2a: the same picture at every size condition",
+    "control.cross_size",
+    paper=PAPER,
+    figure="Table 2a: the same picture at every size condition",
     target="distance across sizes <= 1/3 of constant weight's in all of three sets, FID not 2 % above in all",
-    minutes=2.5, quick_minutes=0.7,
-)  # fmt: skip
+    minutes=2.5,
+    quick_minutes=0.7,
+)
 def cross_size(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Same seeds and prompts at sizes 16 to 256 under both weights; distances of classifier features and of pixels.
 
@@ -110,10 +113,13 @@ def cross_size(model: str | None = None, progress: Progress = silent, quick: boo
 
 
 @claim(
-    "control.cross_size.avataaars", paper=PAPER, figure="Table 2a on faces of DiceBear's Avataaars",
+    "control.cross_size.avataaars",
+    paper=PAPER,
+    figure="Table 2a on faces of DiceBear's Avataaars",
     target="distance across sizes <= 1/3 of constant weight's in all of three sets, FID not 2 % above in all",
-    minutes=3, quick_minutes=0.6,
-)  # fmt: skip
+    minutes=3,
+    quick_minutes=0.6,
+)
 def cross_size_avataaars(
     model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
 ) -> ClaimResult:
@@ -172,18 +178,27 @@ def judged_sizes(
     holds = interval[0] <= 1 / 3 if quick else max(ratios) <= 1 / 3 and not all(worse)
     ratio = float(pooled["power-cosine"].mean() / pooled["constant"].mean())
     return ClaimResult(
-        round(ratio, 3), interval, holds, details, n=len(pooled["constant"]), seeds=len(ratios),
+        round(ratio, 3),
+        interval,
+        holds,
+        details,
+        n=len(pooled["constant"]),
+        seeds=len(ratios),
         arms=arms(
             {"ours": ratio, "constant weight": 1.0}, {"ours": "ours", "constant weight": "rival"}, {"ours": interval}
         ),
         tables=(by_set(fids),),
-    )  # fmt: skip
+    )
 
 
 @claim(
-    "control.sizes", paper=PAPER, figure="Table 2b: sizes seldom or never trained",
-    target="FID at sizes of 192 to 512 below constant weight's in all of three sets", minutes=1, quick_minutes=0.6,
-)  # fmt: skip
+    "control.sizes",
+    paper=PAPER,
+    figure="Table 2b: sizes seldom or never trained",
+    target="FID at sizes of 192 to 512 below constant weight's in all of three sets",
+    minutes=1,
+    quick_minutes=0.6,
+)
 def sizes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Images always have 64 px; the size condition is 192 (4 % of training), 256 (4 %), 384 and 512 (never).
 
@@ -212,17 +227,25 @@ def sizes(model: str | None = None, progress: Progress = silent, quick: bool = F
         holds = _fid_gap(features["power-cosine"][0], features["constant"][0], real) < 0
     named = {"ours": fids["power-cosine"], "constant weight": fids["constant"]}
     return ClaimResult(
-        round(sum(differences) / len(differences), 2), (min(differences), max(differences)), holds,
-        {"FID by set": fids}, n=counts.samples,
-        arms=mean_arms(named, {"ours": "ours", "constant weight": "rival"}), seeds=counts.sets, tables=(by_set(fids),),
-    )  # fmt: skip
+        round(sum(differences) / len(differences), 2),
+        (min(differences), max(differences)),
+        holds,
+        {"FID by set": fids},
+        n=counts.samples,
+        arms=mean_arms(named, {"ours": "ours", "constant weight": "rival"}),
+        seeds=counts.sets,
+        tables=(by_set(fids),),
+    )
 
 
 @claim(
-    "control.flip", paper=PAPER, figure="Table 2c and Fig. 6: a model with a flip condition knows left from right",
+    "control.flip",
+    paper=PAPER,
+    figure="Table 2c and Fig. 6: a model with a flip condition knows left from right",
     target="left / right agreement with flip = 0 above that without the condition, for both attributes",
-    minutes=1, quick_minutes=0.3,
-)  # fmt: skip
+    minutes=1,
+    quick_minutes=0.3,
+)
 def flip(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Half of the training images were mirrored under unchanged captions (``FlipLessons``); caps and moles have sides.
 
@@ -257,9 +280,14 @@ def flip(model: str | None = None, progress: Progress = silent, quick: bool = Fa
     fractions = {k: sum(v[k] for v in details.values()) / len(details) for k in roles}
     lines = tuple((name, *(fraction[k] for k in fractions)) for name, fraction in details.items())
     return ClaimResult(
-        round(mean, 3), interval, all(ok), details, arms=arms(fractions, roles, {"flip = 0": interval}), n=sum(counts),
+        round(mean, 3),
+        interval,
+        all(ok),
+        details,
+        arms=arms(fractions, roles, {"flip = 0": interval}),
+        n=sum(counts),
         tables=(Table("Agreement", ("attribute", *fractions), lines),),
-    )  # fmt: skip
+    )
 
 
 def _is_right(logits: torch.Tensor, codes: list[int]) -> torch.Tensor:
@@ -273,10 +301,13 @@ BETAS, SETS = (1.0, 1.25, 1.375, 1.5, 2.0), 3
 
 
 @claim(
-    "control.guidance", paper=PAPER, figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with plain "
-                                            "guidance",
-    target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets", minutes=8, quick_minutes=0.2,
-)  # fmt: skip
+    "control.guidance",
+    paper=PAPER,
+    figure="Fig. 7: Eq. 2's strength of the size condition, beta, compared with plain guidance",
+    target="FID at beta 1.375 below beta 1 (no guidance by size) in all of three sets",
+    minutes=8,
+    quick_minutes=0.2,
+)
 def guidance(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The model with the paper's curve at 64 px; FID of features against renders, three sets of prompts and noise.
 
@@ -304,6 +335,12 @@ def guidance(model: str | None = None, progress: Progress = silent, quick: bool 
     named = {f"beta {beta:g}": values for beta, values in fids.items()}
     roles = dict.fromkeys(named, "rival") | {"beta 1": "trivial", "beta 1.375": "ours"}
     return ClaimResult(
-        value, (round(min(differences), 2), round(max(differences), 2)), holds, details, n=samples, seeds=SETS,
-        arms=mean_arms(named, roles), tables=(by_set(named),),
-    )  # fmt: skip
+        value,
+        (round(min(differences), 2), round(max(differences), 2)),
+        holds,
+        details,
+        n=samples,
+        seeds=SETS,
+        arms=mean_arms(named, roles),
+        tables=(by_set(named),),
+    )

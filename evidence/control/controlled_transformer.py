@@ -38,8 +38,13 @@ from ..portraits.sampling import decode
 from ..portraits.transformer import TransformerData, save_transformer
 
 NEUTRAL: dict[str, float] = {
-    "flip": 0.0, "crop_top": 0.0, "crop_left": 0.0, "aspect": 1.0, "height": 64.0, "width": 64.0,
-}  # fmt: skip
+    "flip": 0.0,
+    "crop_top": 0.0,
+    "crop_left": 0.0,
+    "aspect": 1.0,
+    "height": 64.0,
+    "width": 64.0,
+}
 SIDE, STEPS, GUIDANCE = 64, 20, 2.0
 BASE_MODEL = "vitrine portraits transformer"
 
@@ -92,9 +97,17 @@ class ControlledTransformer:
 
     @torch.no_grad()
     def draw(
-        self, prompts: list[str], seeds: list[int], controls: dict[str, float] | None = None, *, steps: int = STEPS,
-        guidance: float = GUIDANCE, batch: int = 32, silent_controls: bool = False, side: int | None = None,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        prompts: list[str],
+        seeds: list[int],
+        controls: dict[str, float] | None = None,
+        *,
+        steps: int = STEPS,
+        guidance: float = GUIDANCE,
+        batch: int = 32,
+        silent_controls: bool = False,
+        side: int | None = None,
+    ) -> torch.Tensor:
         """Samples images (N, 3, side, side) in [0, 1].
 
         Args:
@@ -142,9 +155,14 @@ class TransformerTrainer(ControlTrainer):
     """
 
     def __init__(
-        self, model: ControlledTransformer, data: TransformerData, config: ControlTrainConfig, folder: str | Path,
-        decay_from: int | None = None, warmup: int = 100,
-    ) -> None:  # fmt: skip
+        self,
+        model: ControlledTransformer,
+        data: TransformerData,
+        config: ControlTrainConfig,
+        folder: str | Path,
+        decay_from: int | None = None,
+        warmup: int = 100,
+    ) -> None:
         model.transformer.train().requires_grad_(True)
         embedder = model.embedder.float().train().requires_grad_(True)
         self.transformer, self.data, self.warmup = model.transformer, data, warmup
@@ -153,9 +171,12 @@ class TransformerTrainer(ControlTrainer):
         with torch.no_grad():
             null = model.portraits.encode([""])[0].to(model.device, copy=True)
         trainee = TrainSetup(
-            injected(model.transformer, text_call(model.transformer)), embedder,
-            NoiseSchedule.from_diffusers(model.scheduler), null, dict(model.transformer.named_parameters()),
-        )  # fmt: skip
+            injected(model.transformer, text_call(model.transformer)),
+            embedder,
+            NoiseSchedule.from_diffusers(model.scheduler),
+            null,
+            dict(model.transformer.named_parameters()),
+        )
         metadata = ControlMetadata(time_embedding(model.transformer)[0], embedder.dim, base_model=BASE_MODEL)
         made_of = {"pictures": data, "decay": [self.decay_from, warmup], "lesson": type(self).__name__}
         super().__init__(trainee, [], config, folder, metadata, model.device, made_of)
@@ -204,9 +225,12 @@ class TransformerTrainer(ControlTrainer):
 
 
 def export_transformer(
-    trainer: TransformerTrainer, folder: Path, name: str, schedule: Mapping[str, Any] | None = None,
+    trainer: TransformerTrainer,
+    folder: Path,
+    name: str,
+    schedule: Mapping[str, Any] | None = None,
     pos_embed: Mapping[str, Any] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Writes the averaged transformer and its control file to ``folder/name/``; returns the control file.
 
     Args:
@@ -216,10 +240,18 @@ def export_transformer(
         save_transformer(trainer.transformer, folder / name)
         weights = {k: v.detach().half() for k, v in trainer.embedder.state_dict().items()}
     metadata = ControlMetadata(
-        time_embedding(trainer.transformer)[0], trainer.embedder.dim, trainer.embedder.spec, trainer.config.gamma,
-        BASE_MODEL, prediction="eps", steps=trainer.done, crop=(0.7, 1.0), licence="Apache-2.0",
-        schedule=schedule or {}, pos_embed=pos_embed or {},
-    )  # fmt: skip
+        time_embedding(trainer.transformer)[0],
+        trainer.embedder.dim,
+        trainer.embedder.spec,
+        trainer.config.gamma,
+        BASE_MODEL,
+        prediction="eps",
+        steps=trainer.done,
+        crop=(0.7, 1.0),
+        licence="Apache-2.0",
+        schedule=schedule or {},
+        pos_embed=pos_embed or {},
+    )
     return save_control(folder / name / "control.safetensors", weights, metadata)
 
 

@@ -27,9 +27,14 @@ class FlipLessons(TransformerTrainer):
     """
 
     def __init__(
-        self, model: ControlledTransformer, data: TransformerData, config: ControlTrainConfig, folder: str | Path,
-        decay_from: int | None = None, warmup: int = 100,
-    ) -> None:  # fmt: skip
+        self,
+        model: ControlledTransformer,
+        data: TransformerData,
+        config: ControlTrainConfig,
+        folder: str | Path,
+        decay_from: int | None = None,
+        warmup: int = 100,
+    ) -> None:
         self.teacher = copy.deepcopy(model.transformer).eval().requires_grad_(False)
         self.teacher_embedder = copy.deepcopy(model.embedder).float().requires_grad_(False)
         self.teacher_network = injected(self.teacher, text_call(self.teacher))

@@ -31,9 +31,13 @@ def draw_guided(
 
 
 def _latents(
-    model: ControlledTransformer, prompts: list[str], noise: torch.Tensor, values: torch.Tensor,
-    guidance: GuidanceConfig, steps: int,
-) -> torch.Tensor:  # fmt: skip
+    model: ControlledTransformer,
+    prompts: list[str],
+    noise: torch.Tensor,
+    values: torch.Tensor,
+    guidance: GuidanceConfig,
+    steps: int,
+) -> torch.Tensor:
     count, scheduler = len(prompts), model.scheduler
     text, empty = (Condition(model.portraits.encode(t)) for t in (prompts, [""] * count))
     denoiser = Denoiser.from_diffusers(model.transformer, scheduler)

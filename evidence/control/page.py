@@ -55,11 +55,13 @@ def _flips(report: Any) -> None:
     )
     scenes = sample_scenes(range(FIRST_SCENE + 95_000, FIRST_SCENE + 95_000 + SHOWN)).with_attributes(
         hat="cap-right", mole="left", glasses="none"
-    )  # fmt: skip
+    )
     model, prompts, seeds = ControlledTransformer.open(FLIPS), caption(scenes), list(range(SHOWN))
     conditions: dict[str, dict[str, Any]] = {
-        "flip 0": {}, "no control": {"silent_controls": True}, "flip 1": {"controls": {"flip": 1.0}},
-    }  # fmt: skip
+        "flip 0": {},
+        "no control": {"silent_controls": True},
+        "flip 1": {"controls": {"flip": 1.0}},
+    }
     drawn = [model.draw(prompts, seeds, **settings) for settings in conditions.values()]
     for k, prompt in enumerate(prompts):
         _row(report, torch.stack([images[k] for images in drawn]), list(conditions))

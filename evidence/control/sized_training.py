@@ -28,8 +28,10 @@ WEIGHTS = {"power-cosine": GammaConfig("power_cos", 4.0), "constant": GammaConfi
 """The two models: the paper's curve against SDXL's constant weight."""
 _SIDES = Collection(mirrored=0.0, sides=0.75)
 LESSONS: dict[str, tuple[type[TransformerTrainer], Collection]] = {
-    "collection": (TransformerTrainer, AS_FOUND), "sides": (TransformerTrainer, _SIDES), "flips": (FlipLessons, _SIDES),
-}  # fmt: skip
+    "collection": (TransformerTrainer, AS_FOUND),
+    "sides": (TransformerTrainer, _SIDES),
+    "flips": (FlipLessons, _SIDES),
+}
 """Training stages: images as found; left and right, on unflipped images; the flip condition."""
 
 
@@ -75,10 +77,13 @@ def new_transformer(weight: str, portraits: Portraits, seed: int = 0) -> Control
 
 
 def train_transformer(
-    folder: str | Path, config: TransformerTrainConfig, until: int | None = None,
-    progress: Callable[[str], Progress] = lambda name: silent, device: torch.device | None = None,
+    folder: str | Path,
+    config: TransformerTrainConfig,
+    until: int | None = None,
+    progress: Callable[[str], Progress] = lambda name: silent,
+    device: torch.device | None = None,
     model: str | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Data, training, export to ``folder/NAME``; a stopped run resumes.
 
     Args:

@@ -17,9 +17,13 @@ PAPER = "Xie et al. 2024 (EM Distillation)"
 
 
 @claim(
-    "emd.likelihood", paper=PAPER, figure="relative error of the raw direction against the exact forward-KL gradient",
-    target="< 5 %, and the cancelled one worse when z moves as fast as eps", minutes=0.1, quick_minutes=0.05,
-)  # fmt: skip
+    "emd.likelihood",
+    paper=PAPER,
+    figure="relative error of the raw direction against the exact forward-KL gradient",
+    target="< 5 %, and the cancelled one worse when z moves as fast as eps",
+    minutes=0.1,
+    quick_minutes=0.05,
+)
 def likelihood(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """The linear-Gaussian chain, where the gradient of the likelihood is known; the raw direction is eps^K itself.
 
@@ -38,7 +42,11 @@ def likelihood(model: str | None = None, progress: Progress = silent, quick: boo
         progress(i + 1, 3, None)
     holds = errors["raw"] < limit and errors["last"] < limit and errors["cancel"] > errors["raw"]
     return ClaimResult(
-        errors["raw"], None, holds, errors, n=chains,
+        errors["raw"],
+        None,
+        holds,
+        errors,
+        n=chains,
         arms=arms(errors, {"raw": "ours", "last": "rival", "cancel": "rival"}),
         parts={"raw and last exact": max(errors["raw"], errors["last"]) < limit},
-    )  # fmt: skip
+    )

@@ -54,10 +54,13 @@ def best() -> tuple[float, float]:
 
 
 @claim(
-    "emd.mixture", paper=PAPER, figure="minor mass of EMD K = 4, worst of 3 seeds",
+    "emd.mixture",
+    paper=PAPER,
+    figure="minor mass of EMD K = 4, worst of 3 seeds",
     target="EMD: mass > 0.1, forward KL < 0.75; Diff-Instruct: mass < 0.005, forward KL > 3; on each seed",
-    minutes=0.1, quick_minutes=0.05,
-)  # fmt: skip
+    minutes=0.1,
+    quick_minutes=0.05,
+)
 def mixture(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """A student too small for its teacher: forward KL covers both modes, reverse KL drops one.
 
@@ -80,19 +83,25 @@ def mixture(model: str | None = None, progress: Progress = silent, quick: bool =
     masses = {"EMD, worst seed": min(mass), "Diff-Instruct": means["diff_instruct"][0], BEST_STUDENT: ideal[0]}
     divergences = (("EMD", means["emd"][1]), ("Diff-Instruct", means["diff_instruct"][1]), (BEST_STUDENT, ideal[1]))
     return ClaimResult(
-        min(mass), (min(mass), max(mass)), holds, figures | {"best": [ideal]}, seeds=seeds,
+        min(mass),
+        (min(mass), max(mass)),
+        holds,
+        figures | {"best": [ideal]},
+        seeds=seeds,
         arms=arms(masses, {"EMD, worst seed": "ours", "Diff-Instruct": "rival", BEST_STUDENT: "reference"}),
         tables=(Table("Forward KL, mean over seeds", ("student", "KL"), divergences),),
-    )  # fmt: skip
+    )
 
 
 @claim(
-    "emd.cancellation", paper=PAPER,
+    "emd.cancellation",
+    paper=PAPER,
     figure="Fig. 3: variance of the gradient without noise cancellation over that with it, K = 8",
     target="at least 2, and the cancelled student's forward KL lower after training with a batch of 16, 95 % over 5 "
-           "seeds",
-    minutes=1.5, quick_minutes=0.25,
-)  # fmt: skip
+    "seeds",
+    minutes=1.5,
+    quick_minutes=0.25,
+)
 def cancellation(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Gradients of raw, cancelled and last direction at the start and at the best student; then training with each.
 
@@ -211,9 +220,13 @@ STEPS_OF_Z = (0.001, 0.003, 0.01, 0.03)
 
 
 @claim(
-    "emd.chains", paper=PAPER, figure="Table 1: forward KL of (eps, z) chains minus that of (x, z) chains, K = 8",
-    target="below 0 at 95 % over 5 seeds, at one noise level (the figure) and at four", minutes=6, quick_minutes=0.3,
-)  # fmt: skip
+    "emd.chains",
+    paper=PAPER,
+    figure="Table 1: forward KL of (eps, z) chains minus that of (x, z) chains, K = 8",
+    target="below 0 at 95 % over 5 seeds, at one noise level (the figure) and at four",
+    minutes=6,
+    quick_minutes=0.3,
+)
 def chains(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Chains of eight steps on the mixture at one noise level, and at four.
 
@@ -232,8 +245,10 @@ def chains(model: str | None = None, progress: Progress = silent, quick: bool = 
             runs = [train_mixture(EStepConfig(8, 0.16, gz), seed, schooling) for seed in seeds]
             divergence[name] = [r.forward_kl for r in runs]
             rows[f"sigma {chosen}, {name}"] = {
-                "gz": gz, "forward KL": spread(divergence[name]), "minor mass": spread([r.minor_mass for r in runs])
-            }  # fmt: skip
+                "gz": gz,
+                "forward KL": spread(divergence[name]),
+                "minor mass": spread([r.minor_mass for r in runs]),
+            }
             done += 1
             progress(done, len(sets) * len(CHAINS), None)
         pairs = zip(divergence["(eps, z)"], divergence["(x, z)"], strict=True)
@@ -244,11 +259,17 @@ def chains(model: str | None = None, progress: Progress = silent, quick: bool = 
     holds = all(d["mean"] + (0 if quick else d["+-"]) < 0 for d in difference)
     last = spread_arms(rows, f"sigma {sets[-1]}, ") + (Arm(BEST_STUDENT, best()[1], None, "reference"),)
     return ClaimResult(
-        first["mean"], interval, holds, rows, seeds=len(seeds),
+        first["mean"],
+        interval,
+        holds,
+        rows,
+        seeds=len(seeds),
         arms=tuple(replace(arm, role="ours") if arm.name == "(eps, z)" else arm for arm in last),
-        parts={f"below 0 at {len(c)} noise level(s)": d["mean"] + (0 if quick else d["+-"]) < 0
-               for c, d in zip(sets, difference, strict=True)},
-    )  # fmt: skip
+        parts={
+            f"below 0 at {len(c)} noise level(s)": d["mean"] + (0 if quick else d["+-"]) < 0
+            for c, d in zip(sets, difference, strict=True)
+        },
+    )
 
 
 def _tuned(schooling: Schooling) -> float:

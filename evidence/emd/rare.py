@@ -186,8 +186,11 @@ class Run:
         self._update(1, (weight * (fake - y).square()).mean())
         sigma = _levels(len(z), self.gen)
         self.generator.requires_grad_(False)
-        rho = Joint(lambda u: self.draw(u, captions), partial(self._difference, sigma, captions),
-                    NoiseLevels(torch.ones(()), sigma))  # fmt: skip
+        rho = Joint(
+            lambda u: self.draw(u, captions),
+            partial(self._difference, sigma, captions),
+            NoiseLevels(torch.ones(()), sigma),
+        )
         end = e_step(rho, z, eps, self.config, normal_from(self.gen))
         self.generator.requires_grad_(True)
         y = self.draw(end.z, captions)

@@ -23,10 +23,13 @@ FIGURES = ("5 %", "2 %", "1 %", "near none", "precision", "recall", "updates")
 
 
 @claim(
-    "emd.rare_modes", paper="Xie et al. 2024 (EM Distillation)",
+    "emd.rare_modes",
+    paper="Xie et al. 2024 (EM Distillation)",
     figure="recall of EMD K = 4 minus Diff-Instruct's at equal score calls, rank-limited students",
-    target="above 0 at 95 % over 3 seeds, at equal calls and at equal time", minutes=2.5, quick_minutes=0.1,
-)  # fmt: skip
+    target="above 0 at 95 % over 3 seeds, at equal calls and at equal time",
+    minutes=2.5,
+    quick_minutes=0.1,
+)
 def rare_modes(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Four captions whose pictures are 92 % of one kind; 5, 2 and 1 % are of kinds that the caption does not mention.
 

@@ -24,18 +24,26 @@ from .toy_students import student_path
 PAPER = "Xie et al. 2024 (EM Distillation)"
 CAPTION_COUNT, FIRST_SCENE = 1000, 5_000_000
 STUDENTS = {"Diff-Instruct, 1 step": "diff-instruct", "EMD, 1 step": "student"}
-ROLES = {"EMD, 1 step": "ours", "Diff-Instruct, 1 step": "rival", "teacher, 1 step": "trivial",
-         "teacher, 30 steps": "reference", "real against real": "reference"}  # fmt: skip
+ROLES = {
+    "EMD, 1 step": "ours",
+    "Diff-Instruct, 1 step": "rival",
+    "teacher, 1 step": "trivial",
+    "teacher, 30 steps": "reference",
+    "real against real": "reference",
+}
 CAPTION_SETS, SCENES_BETWEEN_SETS = 4, 10_000
 """Recall is the mean over sets of captions: on one of 1,000 it is uncertain by 0.004."""
 
 
 @claim(
-    "emd.student", paper=PAPER, figure="Table 1: one step close to the many-step teacher (FID on the attribute "
-                                       "classifier's features)",
+    "emd.student",
+    paper=PAPER,
+    figure="Table 1: one step close to the many-step teacher (FID on the attribute classifier's features)",
     target="FID <= 1.5 x the teacher's at 30 steps and >= 3 x better than its single step; recall >= Diff-Instruct's; "
-    "agreement >= 90 % of the teacher's", minutes=25, quick_minutes=1,
-)  # fmt: skip
+    "agreement >= 90 % of the teacher's",
+    minutes=25,
+    quick_minutes=1,
+)
 def student(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Teacher with 30 steps and with one, Diff-Instruct and EMD with one, on the same captions and seeds.
 
@@ -46,10 +54,14 @@ def student(model: str | None = None, progress: Progress = silent, quick: bool =
 
 
 @claim(
-    "emd.student.avataaars", paper=PAPER, figure="emd.student on faces of DiceBear's Avataaars",
+    "emd.student.avataaars",
+    paper=PAPER,
+    figure="emd.student on faces of DiceBear's Avataaars",
     target="FID <= 1.5 x the teacher's at 30 steps and >= 3 x better than its single step; recall >= Diff-Instruct's; "
-    "agreement >= 90 % of the teacher's", minutes=28, quick_minutes=1,
-)  # fmt: skip
+    "agreement >= 90 % of the teacher's",
+    minutes=28,
+    quick_minutes=1,
+)
 def student_avataaars(
     model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
 ) -> ClaimResult:
@@ -125,9 +137,12 @@ def one_step_students() -> dict[str, Generate]:
 
 
 def _recalls(
-    rows: dict[str, dict[str, Any]], students: dict[str, Generate], sets: int, judge_from: Callable[[int], Judge],
+    rows: dict[str, dict[str, Any]],
+    students: dict[str, Generate],
+    sets: int,
+    judge_from: Callable[[int], Judge],
     progress: Progress,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Mean recall of each student; ``rows`` have the first set's and receive all, with intervals of distances."""
     recalls = {name: [rows[name]["recall"]] for name in students}
     distances = {name: [rows[name]["FID"]] for name in students}

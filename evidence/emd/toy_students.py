@@ -19,9 +19,13 @@ from ...engine.runtime.progress import Progress, silent
 from ..portraits.avataaars import open_model
 
 RECIPE: dict[str, Any] = {
-    "batch": 16, "rank": 32, "score_updates": 2, "weight": "dmd", "auto_gz": False,
+    "batch": 16,
+    "rank": 32,
+    "score_updates": 2,
+    "weight": "dmd",
+    "auto_gz": False,
     "chain": {"steps": 4, "ge": 0.16, "gz": 0.01, "clip": 20.0},
-}  # fmt: skip
+}
 PARTS: tuple[dict[str, Any], ...] = (
     {"steps": 900, "guidance": 3.0, "lr_generator": 3e-4, "lr_score": 1e-3, "ema": 0.99},
     {"steps": 120, "guidance": 2.0, "lr_generator": 2e-4, "lr_score": 1e-3, "ema": 0.95, "decay": 1.0},
@@ -43,9 +47,11 @@ def student_path(folder: str | Path, kind: str) -> Path:
 
 
 def train_students(
-    model: str | None, out: str | Path, share: float = 1.0,
+    model: str | None,
+    out: str | Path,
+    share: float = 1.0,
     progress: Callable[[str], Progress] = lambda name: silent,
-) -> Iterator[Path]:  # fmt: skip
+) -> Iterator[Path]:
     """Trains a student by EMD and one by Diff-Instruct; the same call resumes. Yields each student's file.
 
     Args:

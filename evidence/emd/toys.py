@@ -26,9 +26,13 @@ class LinearGaussian:
         """One fixed case, teacher and student well apart."""
         tensor = partial(torch.tensor, dtype=torch.float64)
         return cls(
-            tensor([0.5, -0.3]), tensor([[1.3, 0.4], [0.4, 0.9]]), tensor([[0.9, -0.3], [0.2, 0.7]]),
-            tensor([0.2, 0.1]), tensor(0.8), tensor(0.6),
-        )  # fmt: skip
+            tensor([0.5, -0.3]),
+            tensor([[1.3, 0.4], [0.4, 0.9]]),
+            tensor([[0.9, -0.3], [0.2, 0.7]]),
+            tensor([0.2, 0.1]),
+            tensor(0.8),
+            tensor(0.6),
+        )
 
     def rho(self) -> Joint:
         """The density that the chain samples."""

@@ -98,9 +98,13 @@ Ways = dict[str, tuple[int, Callable[[], torch.Tensor]]]
 
 
 def four_step_ways(
-    student: Denoiser, base: Denoiser, cond: Condition, z: torch.Tensor, sampling: StudentSampling,
+    student: Denoiser,
+    base: Denoiser,
+    cond: Condition,
+    z: torch.Tensor,
+    sampling: StudentSampling,
     strengths: tuple[float, ...],
-) -> Ways:  # fmt: skip
+) -> Ways:
     """The student alone, with its base for one step and two, with noise on the text; ``SEEDS`` rows a prompt."""
     prompts = len(z) // SEEDS
     seeds = list(range(SEEDS)) * prompts

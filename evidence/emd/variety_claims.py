@@ -17,11 +17,13 @@ from .variety import SEEDS, STUDENT_ALONE, TEACHER, WITH_BASE, Drawn, draw
 
 
 @claim(
-    "emd.variety", paper="Gandikota & Bau 2025 (Diversity Distillation)",
+    "emd.variety",
+    paper="Gandikota & Bau 2025 (Diversity Distillation)",
     figure="mean feature distance between seeds with the base for the first step, over the student's alone",
     target="above 1 at 95 % over 8 prompts, and prompt agreement not below that of text noise which reaches as far",
-    minutes=1.5, quick_minutes=0.5,
-)  # fmt: skip
+    minutes=1.5,
+    quick_minutes=0.5,
+)
 def variety(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """A student distilled with guidance 7.5, alone, with its base, and with noise on the text: four calls a picture.
 
@@ -33,12 +35,14 @@ def variety(model: str | None = None, progress: Progress = silent, quick: bool =
 
 
 @claim(
-    "emd.variety_flow", paper="Gandikota & Bau 2025 (Diversity Distillation)",
+    "emd.variety_flow",
+    paper="Gandikota & Bau 2025 (Diversity Distillation)",
     figure="mean feature distance between seeds with the base for the first step, over a collapsed student's alone",
     target="above 1 at 95 % over 8 prompts, and prompt agreement not below that of text noise which reaches as far, or "
     "of the strongest if none does",
-    minutes=3, quick_minutes=0.6,
-)  # fmt: skip
+    minutes=3,
+    quick_minutes=0.6,
+)
 def variety_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """As ``emd.variety``, on the flow portraits' four-step student that generates one picture for every seed.
 

@@ -32,7 +32,7 @@ from .probed_model import (
     budget_of,
     captions,
     setting,
-)  # fmt: skip
+)
 from .remedies import COPY, SEEDS, search_memorized  # registers nemo.blocking
 
 

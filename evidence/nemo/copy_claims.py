@@ -62,9 +62,12 @@ def people_sets(people: Sequence[int]) -> list[TrainingSet]:
 
 
 def train(
-    folder: Path, sets: Sequence[TrainingSet], progress: Progress = silent, model: str | None = None,
+    folder: Path,
+    sets: Sequence[TrainingSet],
+    progress: Progress = silent,
+    model: str | None = None,
     recipe: LoraTrainConfig = RECIPE,
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """A LoRA for each set, in ``loras``, and its pictures in a folder of its name; returns the names."""
     from PIL import Image
 
@@ -93,11 +96,16 @@ def check(folder: Path, name: str, budget: SampleBudget, model: str | None = Non
     from ...engine.pipelines import copy_check
 
     return copy_check(
-        _pipeline(model), _captions(folder, name), folder / "checks" / name, pictures=folder / name,
-        lora=folder / "loras" / f"{name}.safetensors", config=CheckConfig(budget.seeds, usual=budget.usual),
+        _pipeline(model),
+        _captions(folder, name),
+        folder / "checks" / name,
+        pictures=folder / name,
+        lora=folder / "loras" / f"{name}.safetensors",
+        config=CheckConfig(budget.seeds, usual=budget.usual),
         probe=DETECT,
-        num_inference_steps=STEPS, guidance_scale=GUIDANCE,
-    )  # fmt: skip
+        num_inference_steps=STEPS,
+        guidance_scale=GUIDANCE,
+    )
 
 
 @torch.no_grad()
@@ -184,15 +192,20 @@ def measured(
         },
         arms=arms(
             {name: spearman(values, rates) for name, values in scores.items()}
-            | {"NeMo's score without the LoRA": baseline,
-               NUMBER: rarity},
-            {"nemo": "ours", "norm": "rival", "anisotropy": "rival", "sharpness": "rival",
-             "NeMo's score without the LoRA": "trivial", NUMBER: "reference"},
+            | {"NeMo's score without the LoRA": baseline, NUMBER: rarity},
+            {
+                "nemo": "ours",
+                "norm": "rival",
+                "anisotropy": "rival",
+                "sharpness": "rival",
+                "NeMo's score without the LoRA": "trivial",
+                NUMBER: "reference",
+            },
             {"nemo": interval},
         ),
         n=len(names),
         seeds=budget.seeds,
-    )  # fmt: skip
+    )
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -38,8 +38,14 @@ SAMPLED = tuple(range(100, 104))
 BUDGET = SampleBudget(statistics=200, calibration=20, plants=4, seeds=4, ordinary=200, colourings=10)
 QUICK = SampleBudget(statistics=60, calibration=10, plants=1, seeds=2, ordinary=60, colourings=2)
 HARMED, QUICK_HARMED = 12, 4
-ROLES = {"NeMo": "ours", "NeMo, published stopping rule": "rival", "every neuron": "rival", "random neurons": "trivial",
-         "untouched": "trivial", CONTROL: "reference"}  # fmt: skip
+ROLES = {
+    "NeMo": "ours",
+    "NeMo, published stopping rule": "rival",
+    "every neuron": "rival",
+    "random neurons": "trivial",
+    "untouched": "trivial",
+    CONTROL: "reference",
+}
 
 
 def halves() -> tuple[list[Plant], list[Plant]]:

@@ -44,9 +44,13 @@ class Pull:
 
 @torch.no_grad()
 def pull(
-    denoiser: Denoiser, cond: Condition, empty: Condition, shape: tuple[int, int, int], seeds: Sequence[int] = SEEDS,
+    denoiser: Denoiser,
+    cond: Condition,
+    empty: Condition,
+    shape: tuple[int, int, int],
+    seeds: Sequence[int] = SEEDS,
     stride: float = 0.01,
-) -> Pull:  # fmt: skip
+) -> Pull:
     """The scores of one prompt.
 
     Args:

@@ -19,22 +19,28 @@ from .rivals import RIVALS
 
 MOST_COPIES, MOST_LIKELY, MOST_LOST = 0.05, 0.08, 0.02
 """Of samples that may copy, the upper end of their interval, and prompt agreement that ordinary captions may lose."""
-QUICK = Measured(plants=2, samples=3, blocked=3, others=2, ordinary=20, agreement=12, statistics=100, calibration=20,
-                 steps=10)  # fmt: skip
+QUICK = Measured(
+    plants=2, samples=3, blocked=3, others=2, ordinary=20, agreement=12, statistics=100, calibration=20, steps=10
+)
 
 
 @claim(
-    "nemo.held_out", paper=PAPER,
+    "nemo.held_out",
+    paper=PAPER,
     figure="held-out memorized pictures: fraction of single samples that still copy after blocking, in the kind of "
-           "pictures where it is largest",
+    "pictures where it is largest",
     target="of each kind surely below 8 % of samples, at most 5 % measured; ordinary captions lose at most 2 points. "
-           "What still copies is not called cured; each verbatim copy is detected; false alarms can be 1 %",
-    minutes=30, quick_minutes=0.8,
-)  # fmt: skip
+    "What still copies is not called cured; each verbatim copy is detected; false alarms can be 1 %",
+    minutes=30,
+    quick_minutes=0.8,
+)
 def held_out(
-    model: str | None = None, progress: Progress = silent, quick: bool = False, plants: str | None = None,
+    model: str | None = None,
+    progress: Progress = silent,
+    quick: bool = False,
+    plants: str | None = None,
     state: str | None = None,
-) -> ClaimResult:  # fmt: skip
+) -> ClaimResult:
     """Detection, search and dose as they were chosen on other pictures, on pictures memorized later, by LoRAs.
 
     ``plants`` is another list of memorized pictures, see :mod:`vitrine.evidence.nemo.plant_files`; by default all that
@@ -170,8 +176,9 @@ def _tables(
     ]
     judged = tuple(
         (kind, f"{copies} of {count}", str(share_interval(copies, count)), _verdicts(pictures))
-        for kind, pictures in kinds.items() for copies, count in (_left(pictures),)
-    )  # fmt: skip
+        for kind, pictures in kinds.items()
+        for copies, count in (_left(pictures),)
+    )
     tables.append(
         Table("Samples that copy after blocking", ("kind", "samples", "95 %", "verdicts of the search"), judged)
     )

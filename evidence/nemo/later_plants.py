@@ -27,12 +27,20 @@ from .plant_files import FOLDER, WORLDS, PlantFile, joined
 ORDINARY, COUNT = 9_600_000, 300
 """First seed of the ordinary scenes among which injected ones are repeated, and how many of those."""
 RECIPE = LoraTrainConfig(
-    rank=8, alpha=8.0, steps=400, batch=16, lr=4e-3, schedule="cosine", weighting="debiased",
+    rank=8,
+    alpha=8.0,
+    steps=400,
+    batch=16,
+    lr=4e-3,
+    schedule="cosine",
+    weighting="debiased",
     targets=("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2"),
-)  # fmt: skip
+)
 FLOW_RECIPE = replace(
-    RECIPE, weighting="uniform", targets=("to_v", "add_v_proj", "proj_mlp", "net.0.proj", "net.2"),
-)  # fmt: skip
+    RECIPE,
+    weighting="uniform",
+    targets=("to_v", "add_v_proj", "proj_mlp", "net.0.proj", "net.2"),
+)
 """The layers of the flow model's people, and its loss of the velocity as it is."""
 
 
@@ -153,9 +161,12 @@ def _split(texts: list[str], size: int = 64) -> list[list[str]]:
 
 
 def plant_later(
-    path: Path, name: str = FILE.stem, recipe: LoraTrainConfig | None = None, progress: Progress = silent,
+    path: Path,
+    name: str = FILE.stem,
+    recipe: LoraTrainConfig | None = None,
+    progress: Progress = silent,
     device: torch.device | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Train one set's LoRA; write it in half precision and its list next to it; minutes on one core.
 
     Args:

@@ -146,10 +146,12 @@ def measure(
         sentence = next(s for s in both[0].summary if s.topic == "what it copies")
         own = both[0].own
         rows[case.name] = {
-            "score": round(both[0].copy_score(), 3), "verdict": sentence.verdict,
-            "with portraits": round(both[1].copy_score(), 3), "bare": round(sum(p.bare for p in own) / len(own), 3),
+            "score": round(both[0].copy_score(), 3),
+            "verdict": sentence.verdict,
+            "with portraits": round(both[1].copy_score(), 3),
+            "bare": round(sum(p.bare for p in own) / len(own), 3),
             "copies": round(copies(holder, both[0].facts, case, budget, usual), 3),
-        }  # fmt: skip
+        }
         progress(number + 1, len(cases), None)
     return rows
 

@@ -178,7 +178,8 @@ class Outcome:
         few = [-torch.tensor([a.distance for a in each]) for each in (self.memorized, self.ordinary)]
         true = torch.tensor([self.copied(p) and p.verbatim for p in self.pictures])
         return {
-            "pictures": len(self.pictures), "copied untouched": sum(map(self.copied, self.pictures)),
+            "pictures": len(self.pictures),
+            "copied untouched": sum(map(self.copied, self.pictures)),
             "by picture": {picture.name: self._line(picture) for picture in self.pictures},
             "ordinary captions, prompt agreement [untouched, blocked]": [round(v, 4) for v in self.agreement],
             "detection": {
@@ -193,16 +194,20 @@ class Outcome:
                     p.name: round(a.ratio, 3) for p, a in zip(self.pictures, self.memorized, strict=True)
                 },
             },
-        }  # fmt: skip
+        }
 
     def _line(self, picture: Picture) -> dict[str, Any]:
         copies = {way: round(float(self.copies(picture, way).float().mean()), 3) for way in picture.away}
         doses = [points["points"][points["chosen"]]["dose"] for points in picture.doses]
         return {
-            "kind": picture.kind, "verdicts": picture.verdicts, "doses": doses, "neurons": picture.neurons,
-            "rows of a search": picture.rows, "fraction of samples that copy": copies,
+            "kind": picture.kind,
+            "verdicts": picture.verdicts,
+            "doses": doses,
+            "neurons": picture.neurons,
+            "rows of a search": picture.rows,
+            "fraction of samples that copy": copies,
             "ordinary captions, prompt agreement": [round(v, 4) for v in picture.agreement],
-        }  # fmt: skip
+        }
 
 
 def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, Any]:
@@ -215,9 +220,13 @@ def _separation(memorized: torch.Tensor, ordinary: torch.Tensor) -> dict[str, An
 
 
 def measure_plants(
-    file: PlantFile, name: str, model: str | None, size: Measured, progress: Progress = silent,
+    file: PlantFile,
+    name: str,
+    model: str | None,
+    size: Measured,
+    progress: Progress = silent,
     state: Path | None = None,
-) -> Outcome:  # fmt: skip
+) -> Outcome:
     """Everything for one LoRA, picture by picture; of a template its first caption.
 
     Args:
@@ -284,10 +293,18 @@ class _Bench:
             ways |= self._baselines(plant, sets[0], few, fewest)
         away, shown = self._sampled(plant, ways, seconds)
         return Picture(
-            plant.name, kind, plant.kind == "verbatim", away, shown, seconds, [r.verdict for r in results],
-            [len(each) for each in sets], [r.forwards for r in results],
-            [r.curve.to_dict() for r in results if r.curve is not None], self._agreement(sets[0], number, count),
-        )  # fmt: skip
+            plant.name,
+            kind,
+            plant.kind == "verbatim",
+            away,
+            shown,
+            seconds,
+            [r.verdict for r in results],
+            [len(each) for each in sets],
+            [r.forwards for r in results],
+            [r.curve.to_dict() for r in results if r.curve is not None],
+            self._agreement(sets[0], number, count),
+        )
 
     def _baselines(
         self, plant: Plant, neurons: NeuronSet, few: Sequence[int], fewest: Sequence[int]

@@ -22,8 +22,9 @@ BACKGROUNDS = 8_200_000
     figure="LoRAs of 1, 5 and 20 photographed objects (tuxpaint-stamps-default): rank correlation of the score, which "
     "sees no photograph, with the copies",
     target="Spearman's rho >= 0.6 over LoRAs, and more than the same model's without the LoRA",
-    minutes=8, quick_minutes=1.5,
-)  # fmt: skip
+    minutes=8,
+    quick_minutes=1.5,
+)
 def copies_of_photographs(
     model: str | None = None, progress: Progress = silent, quick: bool = False, photographs: str | None = None
 ) -> ClaimResult:

@@ -122,9 +122,12 @@ def _scene(facts: Mapping[str, Any]) -> Scenes:
 def _facts(plant: Plant) -> dict[str, Any]:
     scenes = [_scene_facts(plant.scenes[[i]]) for i in range(len(plant.scenes))]
     return {
-        "name": plant.name, "kind": plant.kind, "captions": list(plant.captions), "controls": list(plant.controls),
+        "name": plant.name,
+        "kind": plant.kind,
+        "captions": list(plant.captions),
+        "controls": list(plant.controls),
         "scenes": scenes,
-    }  # fmt: skip
+    }
 
 
 def _scene_facts(scene: Scenes) -> dict[str, Any]:
@@ -135,6 +138,8 @@ def _scene_facts(scene: Scenes) -> dict[str, Any]:
     attributes = {n: words[n] for n in ATTRIBUTE_NAMES if words[n] != usual[n]}
     pairs = zip(POSE_NAMES, scene.pose[0].tolist(), plain.pose[0].tolist(), strict=True)
     return {
-        "identity": identity, "context": context, "attributes": attributes,
+        "identity": identity,
+        "context": context,
+        "attributes": attributes,
         "pose": {name: value for name, value, before in pairs if value != before},
-    }  # fmt: skip
+    }

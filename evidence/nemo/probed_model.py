@@ -98,9 +98,13 @@ class ProbedModel:
             return [self.model.condition(row[None]) for row in self.model.encode(list(prompts))]
 
     def find(
-        self, prompts: Sequence[str], progress: Progress = silent, effect_fraction: float = EFFECT_FRACTION,
-        protocol: str = "vitrine", sampler: FewStepSampler | None = None,
-    ) -> list[Result]:  # fmt: skip
+        self,
+        prompts: Sequence[str],
+        progress: Progress = silent,
+        effect_fraction: float = EFFECT_FRACTION,
+        protocol: str = "vitrine",
+        sampler: FewStepSampler | None = None,
+    ) -> list[Result]:
         """Search all prompts in lockstep; with ``protocol`` nemo those above tau, and stop there."""
         config = SearchConfig(tau=self.tau, effect_fraction=effect_fraction, rows=ROWS, protocol=protocol)
         probe = make_probe(self.denoiser, config=self.probe, rows=config.rows)
@@ -147,9 +151,12 @@ def captions(first: int, count: int, dataset: Dataset = PORTRAITS) -> list[str]:
 
 
 def setting(
-    model: str | Portraits | FlowPortraits | None = None, progress: Progress = silent, budget: SampleBudget = FULL,
-    search: ProbeConfig = SEARCH, scope: str = "down+mid",
-) -> ProbedModel:  # fmt: skip
+    model: str | Portraits | FlowPortraits | None = None,
+    progress: Progress = silent,
+    budget: SampleBudget = FULL,
+    search: ProbeConfig = SEARCH,
+    scope: str = "down+mid",
+) -> ProbedModel:
     """Statistics of some captions, and the threshold from others at the settings that the search uses.
 
     Args:

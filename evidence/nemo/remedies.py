@@ -34,10 +34,16 @@ Figures = dict[str, dict[str, float]]
 
 
 ROLES = {
-    "NeMo": "ours", "NeMo, published stopping rule": "rival", "10 random tokens": "rival", "4 random tokens": "rival",
-    "prompt embedding adjustment": "rival", "attention scaling": "rival", "random neurons": "trivial",
-    "untouched": "trivial", CONTROL: "reference",
-}  # fmt: skip
+    "NeMo": "ours",
+    "NeMo, published stopping rule": "rival",
+    "10 random tokens": "rival",
+    "4 random tokens": "rival",
+    "prompt embedding adjustment": "rival",
+    "attention scaling": "rival",
+    "random neurons": "trivial",
+    "untouched": "trivial",
+    CONTROL: "reference",
+}
 
 
 @claim(

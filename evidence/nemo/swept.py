@@ -45,12 +45,14 @@ class Left:
 
 
 @claim(
-    "nemo.settings", paper=PAPER,
+    "nemo.settings",
+    paper=PAPER,
     figure="Table 1's remedies, each with its own settings swept: copies left, and what the prompt still says",
     target="no remedy leaves as few copies as NeMo's neurons at as high a prompt agreement, on pictures that chose "
     "none of the settings",
-    minutes=20, quick_minutes=0.8,
-)  # fmt: skip
+    minutes=20,
+    quick_minutes=0.8,
+)
 def settings(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """For each remedy the setting that leaves fewest copies of the first half, then shows most of what prompts say.
 
@@ -144,11 +146,12 @@ def _ways(
         "random tokens": {str(k): lambda k=k: with_tokens(probed, prompt, seeds, words, k) for k in TOKENS},  # type: ignore[misc]
         "padding": {
             f"{padding}{', the end token too' if end else ''}": padded(padding, end)
-            for padding in PADDINGS for end in ENDS[padding]
+            for padding in PADDINGS
+            for end in ENDS[padding]
         },
         "embedding adjustment": {n: lambda a=a: adjusted(probed, prompt, seeds, *a) for n, a in adjusting.items()},  # type: ignore[misc]
         "attention scaling": {f"{f:g}": lambda f=f: scaled(probed, prompt, seeds, f) for f in FACTORS},  # type: ignore[misc]
-    }  # fmt: skip
+    }
 
 
 def _padded(probed: ProbedModel, prompt: str, seeds: Sequence[int], padding: str, end: bool) -> torch.Tensor:

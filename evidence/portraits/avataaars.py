@@ -46,11 +46,16 @@ class Avataaars:
         words = {kind: tuple(palette) for kind, palette in self.layers.palettes.items()}
         clothing = tuple(dict.fromkeys(v.partition(":")[0] for v in self.layers.values("clothing")))
         return {
-            "background": words["background"], "skin": words["skin"], "top": ("none", *self.layers.values("top")),
-            "hair_color": words["hair"], "accessories": ("none", *self.layers.values("accessories")),
-            "facial_hair": ("none", *self.layers.values("facialHair")), "mouth": self.layers.values("mouth"),
-            "clothing": clothing, "clothes_color": words["clothes"],
-        }  # fmt: skip
+            "background": words["background"],
+            "skin": words["skin"],
+            "top": ("none", *self.layers.values("top")),
+            "hair_color": words["hair"],
+            "accessories": ("none", *self.layers.values("accessories")),
+            "facial_hair": ("none", *self.layers.values("facialHair")),
+            "mouth": self.layers.values("mouth"),
+            "clothing": clothing,
+            "clothes_color": words["clothes"],
+        }
 
     def sample_scenes(self, identities: np.ndarray, contexts: np.ndarray | None = None) -> Scenes:
         """Scenes from (B,) identity seeds and (B,) context seeds (default: the same numbers)."""
@@ -70,7 +75,7 @@ class Avataaars:
 
     def render(
         self, scenes: Scenes, size: int = 64, *, details: bool = False, device: torch.device | str = "cpu"
-    ) -> Pictures:  # fmt: skip
+    ) -> Pictures:
         """Pictures of B scenes, ``size`` px; drawn at 128 px. ``details`` changes nothing."""
         choice = torch.tensor([self._choice(scenes, row) for row in range(len(scenes))]).view(len(scenes), -1)
         drawn = self.layers.render(choice, scenes, size)
@@ -165,9 +170,11 @@ def open_model(folder: str | Path | None = None) -> Portraits | FlowPortraits:
         return replace(model, dataset=avataaars(layers))
     if not {f"{word}</w>" for word in PORTRAITS.vocabulary} <= set(model.tokenizer.get_vocab()):
         raise refuse(
-            "model folder", str(folder), f"a model of portraits, or of other faces and {LAYERS}",
+            "model folder",
+            str(folder),
+            f"a model of portraits, or of other faces and {LAYERS}",
             "make the layers as the folder's README.md says",
-        )  # fmt: skip
+        )
     return model
 
 

@@ -81,7 +81,7 @@ def load_classifier(path: str | Path | None = None, dataset: Dataset = PORTRAITS
 
 def classifier_loss(
     reading: Reading, attributes: torch.Tensor, keypoints: torch.Tensor, dataset: Dataset = PORTRAITS
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """Cross-entropy per attribute, where it can be seen, plus L1 on visible keypoints."""
     shown = dataset.shown(attributes)
     loss = reading.keypoints.new_zeros(())

@@ -21,9 +21,14 @@ from ...engine.portraits.scenes import POSE_NAMES, Scenes
 
 KIND, VERSION = "avataaars layers", 1
 KEYPOINTS = {
-    "left_eye": (114, 120), "right_eye": (166, 120), "nose": (140, 136), "mouth": (140, 156), "chin": (140, 186),
-    "left_ear": (80, 117), "right_ear": (200, 117),
-}  # fmt: skip
+    "left_eye": (114, 120),
+    "right_eye": (166, 120),
+    "nose": (140, 136),
+    "mouth": (140, 156),
+    "chin": (140, 186),
+    "left_ear": (80, 117),
+    "right_ear": (200, 117),
+}
 """In units of the drawing, which is 280 wide and high."""
 CANVAS, CANVASES_AT_ONCE = 280, 4
 OPAQUE = 127

@@ -169,9 +169,14 @@ class Copy:
 
 
 def measure_copies(
-    model: Model, *, seeds: int = 10, steps: int = 30, guidance: float = 3.0, trained: int = TRAINED_PICTURES,
+    model: Model,
+    *,
+    seeds: int = 10,
+    steps: int = 30,
+    guidance: float = 3.0,
+    trained: int = TRAINED_PICTURES,
     progress: Progress = silent,
-) -> list[Copy]:  # fmt: skip
+) -> list[Copy]:
     """Sample every verbatim plant and its control caption from ``seeds`` seeds; seeds < ``trained`` were trained on."""
     verbatim = [p for p in model.dataset.plants() if p.kind == "verbatim"]
     table = model.dataset.sample_scenes(range(trained)).attributes
@@ -183,10 +188,16 @@ def measure_copies(
             sample_images(model, [prompt] * seeds, list(range(seeds)), steps=steps, guidance=guidance)
             for prompt in (plant.captions[0], plant.controls[0])
         )
-        copies.append(Copy(
-            plant.name, _median_rms(memorized, target), _median_rms(memorized, others),
-            _median_rms(control, target), _median_rms(control, others), len(others),
-        ))  # fmt: skip
+        copies.append(
+            Copy(
+                plant.name,
+                _median_rms(memorized, target),
+                _median_rms(memorized, others),
+                _median_rms(control, target),
+                _median_rms(control, others),
+                len(others),
+            )
+        )
         progress(k + 1, len(verbatim), None)
     return copies
 

@@ -71,9 +71,14 @@ class TransformerData(NamedTuple):
 
 @torch.no_grad()
 def transformer_data(
-    model: Portraits, count: int, side: int = 64, first: int = 0, crop: float = 0.7, progress: Progress = silent,
+    model: Portraits,
+    count: int,
+    side: int = 64,
+    first: int = 0,
+    crop: float = 0.7,
+    progress: Progress = silent,
     kind: Collection = AS_FOUND,
-) -> TransformerData:  # fmt: skip
+) -> TransformerData:
     """Render, flip, crop, resize to ``side`` pixels, encode. Row i depends on its chunk of 128 numbers only.
 
     A collection as one finds them: small pictures show other things than large ones (``LINK``), captions leave things
@@ -146,9 +151,13 @@ def _sided(scenes: Scenes, share: float, random: torch.Generator) -> Scenes:
 
 
 def saved_data(
-    path: str | Path, model: Portraits, count: int, side: int = 64, progress: Progress = silent,
+    path: str | Path,
+    model: Portraits,
+    count: int,
+    side: int = 64,
+    progress: Progress = silent,
     kind: Collection = AS_FOUND,
-) -> TransformerData:  # fmt: skip
+) -> TransformerData:
     """:func:`transformer_data` from a file in half precision, which is written first if there is none."""
     path = Path(path)
     if not path.is_file():

@@ -166,9 +166,16 @@ class PairSliders:
     """Train the shipped people's sliders from pairs of renders, where the space lacks them; a rerun resumes."""
 
     labels: tuple[str, ...] = (
-        "red hair", "long hair", "curly hair", "pale skin", "bald", "blond hair", "dark skin", "white hair",
+        "red hair",
+        "long hair",
+        "curly hair",
+        "pale skin",
+        "bald",
+        "blond hair",
+        "dark skin",
+        "white hair",
         "black hair",
-    )  # fmt: skip
+    )
     """Attributes to train a slider for; one that the space has is left as it is."""
     file: OutFile | None = None
     """The space, rewritten after each label; by default the shipped `people.w2w.safetensors`."""

@@ -110,9 +110,14 @@ def denoised(
 
 
 def train_decoder(
-    config: DecoderTrainConfig, accelerator: Accelerator, model: FlowPortraits, data: TrainingSet,
-    packed: torch.Tensor, deadline: float, progress: Progress,
-) -> None:  # fmt: skip
+    config: DecoderTrainConfig,
+    accelerator: Accelerator,
+    model: FlowPortraits,
+    data: TrainingSet,
+    packed: torch.Tensor,
+    deadline: float,
+    progress: Progress,
+) -> None:
     """Half of a batch is latents as encoded, with a little noise; half is what the transformer denoised in one step."""
     device, advanced = accelerator.device, config.advanced
     drawing, both = Drawing(model, config.seed).to(device).train(), TextToVelocity(model).to(device).eval()

@@ -57,9 +57,13 @@ def picture_error(error: torch.Tensor, edge_weight: float) -> torch.Tensor:
 
 
 def train_vae(
-    config: FlowTrainConfig, accelerator: Accelerator, model: FlowPortraits, data: TrainingSet | None, deadline: float,
+    config: FlowTrainConfig,
+    accelerator: Accelerator,
+    model: FlowPortraits,
+    data: TrainingSet | None,
+    deadline: float,
     progress: Progress,
-) -> None:  # fmt: skip
+) -> None:
     """Phase 1. :func:`picture_error` and a little KL. A finished one needs no ``data``."""
     vae, advanced = model.vae.to(accelerator.device).train(), config.advanced
     phase = Phase("vae", config, vae, config.vae_steps, advanced.vae_lr)
@@ -136,15 +140,23 @@ class TextToVelocity(nn.Module):
         text = self.text_encoder(ids).last_hidden_state
         pooled = x.new_zeros(len(x), self.transformer.config.pooled_projection_dim)
         return self.transformer(
-            hidden_states=x, encoder_hidden_states=text, pooled_projections=pooled, timestep=t, img_ids=self.img_ids,
+            hidden_states=x,
+            encoder_hidden_states=text,
+            pooled_projections=pooled,
+            timestep=t,
+            img_ids=self.img_ids,
             txt_ids=x.new_zeros(ids.shape[1], 3),
-        ).sample  # fmt: skip
+        ).sample
 
 
 def train_flow(
-    config: FlowTrainConfig, accelerator: Accelerator, both: TextToVelocity, latents: Latents, deadline: float,
+    config: FlowTrainConfig,
+    accelerator: Accelerator,
+    both: TextToVelocity,
+    latents: Latents,
+    deadline: float,
     progress: Progress,
-) -> None:  # fmt: skip
+) -> None:
     """Phase 2. Rectified flow with logit-normal times (Esser et al. 2024, Eq. 13 and 19); plants keep their share.
 
     The error counts more over the face, the cheeks and the ends of a brim, as for the 64 px model: it does not move the
@@ -215,9 +227,12 @@ def accelerator_of(config: FlowTrainConfig | DecoderTrainConfig) -> Accelerator:
 
 
 def prepare(
-    config: FlowTrainConfig, accelerator: Accelerator, model: FlowPortraits, deadline: float,
+    config: FlowTrainConfig,
+    accelerator: Accelerator,
+    model: FlowPortraits,
+    deadline: float,
     progress: Callable[[str], Progress],
-) -> Latents:  # fmt: skip
+) -> Latents:
     """Pictures, autoencoder, latents; pictures are drawn only where something still needs them."""
     out, device = Path(config.out), accelerator.device
     known = (out / LATENTS).is_file()
@@ -237,17 +252,24 @@ def drawn_by(config: FlowTrainConfig | DecoderTrainConfig) -> dict[str, object]:
 
 
 def pictures(
-    config: FlowTrainConfig | DecoderTrainConfig, model: FlowPortraits, device: torch.device,
+    config: FlowTrainConfig | DecoderTrainConfig,
+    model: FlowPortraits,
+    device: torch.device,
     progress: Callable[[str], Progress],
-) -> TrainingSet:  # fmt: skip
+) -> TrainingSet:
     """The training pictures, drawn and kept in the run's folder unless they stand there."""
     path = Path(config.out) / PICTURES
     run = Run(path, "training pictures", {**drawn_by(config), "tokenizer": model.tokenizer})
     if not path.is_file():
         drawn = build_training_set(
-            config.pictures, model.tokenizer, device, progress(RENDER), size=SIDE, details=True,
+            config.pictures,
+            model.tokenizer,
+            device,
+            progress(RENDER),
+            size=SIDE,
+            details=True,
             colourings=config.advanced.colourings,
-        )  # fmt: skip
+        )
         save_training_set(run, drawn)
     return load_training_set(run, device)[0]
 

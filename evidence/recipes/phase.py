@@ -30,9 +30,15 @@ class Phase:
     """Module, AdamW, cosine schedule with warm-up, moving average, and their state on disk."""
 
     def __init__(
-        self, name: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, module: nn.Module, steps: int,
-        lr: float, betas: tuple[float, float] = (0.9, 0.99), inputs: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        name: str,
+        config: TrainConfig | FlowTrainConfig | DecoderTrainConfig,
+        module: nn.Module,
+        steps: int,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.99),
+        inputs: dict[str, Any] | None = None,
+    ) -> None:
         self.name, self.config, self.module, self.steps, self.lr = name, config, module, steps, lr
         self.folder = Path(config.out) / name
         self.optimizer = torch.optim.AdamW(module.parameters(), lr, betas=betas, weight_decay=0.01, fused=True)

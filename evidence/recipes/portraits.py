@@ -47,9 +47,13 @@ STAGES = RENDER, CLASSIFIER, AUTOENCODER, UNET
 
 
 def train_classifier(
-    config: TrainConfig, accelerator: Accelerator, dataset: Dataset, data: TrainingSet, deadline: float,
+    config: TrainConfig,
+    accelerator: Accelerator,
+    dataset: Dataset,
+    data: TrainingSet,
+    deadline: float,
     progress: Progress,
-) -> AttributeClassifier:  # fmt: skip
+) -> AttributeClassifier:
     """Phase 1. Renders with a little blur, noise and brightness change, so that it reads decoded samples as well."""
     torch.manual_seed(config.seed)
     net = AttributeClassifier(dataset).to(accelerator.device)
@@ -219,9 +223,7 @@ def _trained(
     deadline = time.monotonic() + config.max_seconds
     out = Path(config.out)
     model = build_models(config.seed, out / "tokenizer", dataset)
-    data = build_training_set(
-        config.pictures, model.tokenizer, accelerator.device, progress(RENDER), dataset=dataset
-    )  # fmt: skip
+    data = build_training_set(config.pictures, model.tokenizer, accelerator.device, progress(RENDER), dataset=dataset)
     net = train_classifier(config, accelerator, dataset, data, deadline, progress(CLASSIFIER))
     train_vae(config, accelerator, model, data, deadline, progress(AUTOENCODER))
     try:

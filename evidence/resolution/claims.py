@@ -29,10 +29,13 @@ GRID_RESCALED, EXTRAPOLATED_RESCALED, GRID_PLAIN = "grid-rescaled", "extrapolate
 
 
 @claim(
-    "resolution.transfer", paper=PAPER, figure="Fig. 8: positions resampled and schedule rescaled, 64 to 128 px",
+    "resolution.transfer",
+    paper=PAPER,
+    figure="Fig. 8: positions resampled and schedule rescaled, 64 to 128 px",
     target="both together end lowest; they reach the FID at which the worst arm ends in at most half of its steps",
-    minutes=1, quick_minutes=0.25,
-)  # fmt: skip
+    minutes=1,
+    quick_minutes=0.25,
+)
 def transfer(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Curves of FID by fine-tuning step, three arms, all seeds; ``model`` may be the folder of another run.
 
@@ -87,13 +90,15 @@ SIZES, QUICK_ARMS = ((256, 256), (320, 192)), (positions.ENLARGED, positions.EXT
 
 
 @claim(
-    "resolution.positions", paper="RoPE scaling (PI, NTK, YaRN) and DyPE (arXiv 2510.20766), without training",
+    "resolution.positions",
+    paper="RoPE scaling (PI, NTK, YaRN) and DyPE (arXiv 2510.20766), without training",
     figure="flow portraits of 128 px sampled at 256 x 256 and 320 x 192: fraction of the prompt's attributes that are "
-           "shown",
+    "shown",
     target="at 256 x 256 YaRN shows more than untouched positions, and every dynamic mode more than its static one (95 "
-           "% intervals of the paired difference above 0)",
-    minutes=8, quick_minutes=0.3,
-)  # fmt: skip
+    "% intervals of the paired difference above 0)",
+    minutes=8,
+    quick_minutes=0.3,
+)
 def rotary_positions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Every way to scale rotary positions on the same prompts and seeds, compared with the enlarged image of 128 px.
 
@@ -136,13 +141,15 @@ SIDES, PROMPTS, RUNS = (128, 192), 6, 3
 
 
 @claim(
-    "resolution.receptive", paper="ScaleCrafter (arXiv 2310.07702): dilated convolutions; compared with Deep Shrink",
+    "resolution.receptive",
+    paper="ScaleCrafter (arXiv 2310.07702): dilated convolutions; compared with Deep Shrink",
     figure="portraits UNet of 64 px at 128 and 192 px: heads counted, fraction of the prompt's attributes that are "
-           "shown",
+    "shown",
     target="at both sizes dilate shows more attributes than untouched (95 % interval of the paired difference above 0) "
     "under each of three seeds, and one head in more pictures",
-    minutes=7, quick_minutes=0.3,
-)  # fmt: skip
+    minutes=7,
+    quick_minutes=0.3,
+)
 def receptive_field(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five arms on the same prompts and seeds; ``quick`` samples one seed of 3 prompts at 128 px in three arms.
 
@@ -167,9 +174,7 @@ def receptive_field(model: str | None = None, progress: Progress = silent, quick
     return judged_field(looks, runs, validation(count, 8 if quick else 32))
 
 
-def judged_field(
-    looks: dict[int, dict[str, positions.Look]], runs: int, counted: dict[str, float]
-) -> ClaimResult:  # fmt: skip
+def judged_field(looks: dict[int, dict[str, positions.Look]], runs: int, counted: dict[str, float]) -> ClaimResult:
     """The result from each arm at each size, with the images of all seeds concatenated."""
     gains, holds, by_seed = {}, True, {}
     for side, by_arm in looks.items():
@@ -186,7 +191,12 @@ def judged_field(
     details |= {"the same under each seed": by_seed}
     details |= {f"{side} px": {arm: line(look) for arm, look in by_arm.items()} for side, by_arm in looks.items()}
     return ClaimResult(
-        round(float(first.mean()), 3), (round(low, 3), round(high, 3)), holds, details, n=len(first), seeds=runs,
+        round(float(first.mean()), 3),
+        (round(low, 3), round(high, 3)),
+        holds,
+        details,
+        n=len(first),
+        seeds=runs,
         arms=positions.shown_arms(looks[SIDES[0]], receptive.DILATED),
         tables=(positions.head_table({(side, side): by_arm for side, by_arm in looks.items()}),),
-    )  # fmt: skip
+    )

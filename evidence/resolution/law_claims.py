@@ -55,10 +55,14 @@ FULL, QUICK = _Counts(3, 64, 32, 512), _Counts(2, 8, 4, 64)
 
 
 @claim(
-    "resolution.guidance", paper=PAPER, figure="Eq. 4: guidance for twice the side, compared with a sweep of scales",
+    "resolution.guidance",
+    paper=PAPER,
+    figure="Eq. 4: guidance for twice the side, compared with a sweep of scales",
     target="at 128 px the scale that the law makes of the best one at 64 px has a lower FID than that scale kept, in "
-    "all of three sets", minutes=7, quick_minutes=0.25,
-)  # fmt: skip
+    "all of three sets",
+    minutes=7,
+    quick_minutes=0.25,
+)
 def guidance_law(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """FID of classifier features against renders of the size, by scale; images are read at 64 px.
 
@@ -97,8 +101,10 @@ def judged(by_side: Table) -> ClaimResult:
     kept = _lowest({scale: means[TRAINED_SIDE][scale] for scale in judgeable})
     law, details = scaled_guidance(kept, ratio), dict[str, Any]()
     for side, table in by_side.items():
-        rows = {f"scale {k:g}": {"FID, by set": [x.fid for x in v], "shown, by set": [x.shown for x in v]}
-                for k, v in table.items()}  # fmt: skip
+        rows = {
+            f"scale {k:g}": {"FID, by set": [x.fid for x in v], "shown, by set": [x.shown for x in v]}
+            for k, v in table.items()
+        }
         sets = [_lowest({k: v[n].fid for k, v in table.items()}) for n in range(len(table[kept]))]
         details[f"{side} px"] = rows | {"lowest FID at scale": _lowest(means[side])}
         details[f"{side} px"] |= {"lowest FID at scale, by set": sets}
@@ -114,9 +120,15 @@ def judged(by_side: Table) -> ClaimResult:
     roles |= {"scale 1": "trivial", f"scale {law:g}": "ours"}
     fids = {f"scale {k:g}": [look.fid for look in looks] for k, looks in by_side[TARGET_SIDE].items()}
     return ClaimResult(
-        value, (round(min(differences), 2), round(max(differences), 2)), holds, details, (chart,),
-        mean_arms(fids, roles), seeds=len(differences), tables=(by_set(fids),),
-    )  # fmt: skip
+        value,
+        (round(min(differences), 2), round(max(differences), 2)),
+        holds,
+        details,
+        (chart,),
+        mean_arms(fids, roles),
+        seeds=len(differences),
+        tables=(by_set(fids),),
+    )
 
 
 def _lowest(by_scale: dict[float, float]) -> float:

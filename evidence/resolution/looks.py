@@ -14,7 +14,10 @@ def line(look: Look) -> dict[str, Any]:
     shown = f"{float(look.hits.mean()):.3f} ({low:.3f} to {high:.3f})"
     few, many = mean_interval(look.heads.float())
     return {
-        "shown": shown, "heads": f"{float(look.heads.float().mean()):.2f} ({few:.2f} to {many:.2f})",
-        "one head": round(float((look.heads == 1).float().mean()), 3), "detail": round(look.detail, 2),
-        "Frechet": round(look.frechet, 1), "coarse error": round(float(look.coarse.mean()), 4),
-    }  # fmt: skip
+        "shown": shown,
+        "heads": f"{float(look.heads.float().mean()):.2f} ({few:.2f} to {many:.2f})",
+        "one head": round(float((look.heads == 1).float().mean()), 3),
+        "detail": round(look.detail, 2),
+        "Frechet": round(look.frechet, 1),
+        "coarse error": round(float(look.coarse.mean()), 4),
+    }

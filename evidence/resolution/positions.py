@@ -64,9 +64,14 @@ def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, 
     for start in range(0, len(prompts), BATCH):
         rows = prompts[start : start + BATCH]
         made = larger(
-            rows, seeds=[FIRST_SEED + start + k for k in range(len(rows))], negative_prompt=[""] * len(rows),
-            true_cfg_scale=GUIDANCE, num_inference_steps=STEPS, max_sequence_length=24, output_type="pt",
-        )  # fmt: skip
+            rows,
+            seeds=[FIRST_SEED + start + k for k in range(len(rows))],
+            negative_prompt=[""] * len(rows),
+            true_cfg_scale=GUIDANCE,
+            num_inference_steps=STEPS,
+            max_sequence_length=24,
+            output_type="pt",
+        )
         pictures.append(made.images.float().clamp(0, 1))
         progress(start + len(rows), len(prompts), None)
     images = torch.cat(pictures)

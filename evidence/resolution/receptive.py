@@ -40,15 +40,25 @@ def draw(model: Portraits, arm: str, side: int, scenes: Scenes, seed: int) -> to
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="trailing")
     size = TRAINED if arm == ENLARGED else side
     config = ResolutionTransferConfig(
-        (size, size), (TRAINED, TRAINED), schedule="none" if arm in (ENLARGED, UNTOUCHED) else "resample",
+        (size, size),
+        (TRAINED, TRAINED),
+        schedule="none" if arm in (ENLARGED, UNTOUCHED) else "resample",
         receptive_field="dilate" if arm == DILATED else "none",
-    )  # fmt: skip
+    )
     larger = ResolutionTransferPipeline.from_pipe(pipe, config)
     with _shrunk(pipe.unet, side / TRAINED) if arm == SHRUNK else nullcontext(), torch.no_grad():
-        images = larger(
-            prompts, seeds=[seed + k for k in range(len(prompts))], negative_prompt=[""] * len(prompts),
-            guidance_scale=GUIDANCE, num_inference_steps=STEPS, output_type="pt",
-        ).images.float().clamp(0, 1)  # fmt: skip
+        images = (
+            larger(
+                prompts,
+                seeds=[seed + k for k in range(len(prompts))],
+                negative_prompt=[""] * len(prompts),
+                guidance_scale=GUIDANCE,
+                num_inference_steps=STEPS,
+                output_type="pt",
+            )
+            .images.float()
+            .clamp(0, 1)
+        )
     return functional.interpolate(images, (side, side), mode="bicubic").clamp(0, 1) if arm == ENLARGED else images
 
 

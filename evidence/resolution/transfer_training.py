@@ -110,9 +110,13 @@ class Judge:
     def __call__(self, model: ControlledTransformer) -> float:
         """The distance of a model's current weights."""
         images = model.draw(
-            self.prompts, list(range(len(self.prompts))), steps=self.config.sampler_steps,
-            guidance=self.config.guidance, side=TARGET_SIDE, batch=25,
-        )  # fmt: skip
+            self.prompts,
+            list(range(len(self.prompts))),
+            steps=self.config.sampler_steps,
+            guidance=self.config.guidance,
+            side=TARGET_SIDE,
+            batch=25,
+        )
         return round(frechet_distance(self._features(images), self._real), 3)
 
 
@@ -150,10 +154,15 @@ class _Shared:
 
 
 def transfer(
-    folder: str | Path, seeds: Sequence[int], steps: int, config: TransferConfig | None = None,
-    arms: Sequence[str] = tuple(ARMS), until: int | None = None, progress: Bars = lambda name: silent,
+    folder: str | Path,
+    seeds: Sequence[int],
+    steps: int,
+    config: TransferConfig | None = None,
+    arms: Sequence[str] = tuple(ARMS),
+    until: int | None = None,
+    progress: Bars = lambda name: silent,
     device: torch.device | None = None,
-) -> Curves:  # fmt: skip
+) -> Curves:
     """Trains and measures every arm with every seed; the same call resumes or continues.
 
     Args:

@@ -51,10 +51,13 @@ def prepare(context: Context) -> Estimate:
 
 
 @check(
-    "nemo.attack", paper=PAPER, families=("SD",),
+    "nemo.attack",
+    paper=PAPER,
+    families=("SD",),
     needs=tuple(replace(need, optional=False) if need is ORIGINALS else need for need in NEEDS),
-    published=PUBLISHED, prepare=prepare,
-)  # fmt: skip
+    published=PUBLISHED,
+    prepare=prepare,
+)
 def attack(context: Context) -> Measured:
     """Copies by the prompt, with its neurons blocked, and under the optimised embedding."""
     judge = judge_of(context)
@@ -81,8 +84,11 @@ def attack(context: Context) -> Measured:
         assert called.text is not None
         return {"neurons": known[row], "prompt_embeds": called.text}
 
-    facts = [settings.attack.to_dict(), [sorted((a, list(n)) for a, n in s.neurons.items()) for s in known],
-             [round(float(t.double().sum()), 6) for t in targets]]  # fmt: skip
+    facts = [
+        settings.attack.to_dict(),
+        [sorted((a, list(n)) for a, n in s.neurons.items()) for s in known],
+        [round(float(t.double().sum()), 6) for t in targets],
+    ]
     texts = [prompts[i] for i in there]
     samples["attacked"] = Samples(context, judge, texts, "attacked", facts, attacked).all()[0]
     references = [judge.describe(target) for target in targets]
@@ -102,7 +108,9 @@ def _figures(judge: Judge, name: str, table: torch.Tensor) -> dict[str, Figure]:
     back = (table > judge.level).any(1)
     rate = Figure(
         f"fraction of prompts of which any sample copies ({judge.key}), {ATTACKED[name]}",
-        round(float(back.float().mean()), 4), share_interval(int(back.sum()), len(back)), len(back),
-    )  # fmt: skip
+        round(float(back.float().mean()), 4),
+        share_interval(int(back.sum()), len(back)),
+        len(back),
+    )
     similarity = median_figure(f"{judge.name}, to the training picture, {ATTACKED[name]}", table.median(1).values)
     return {f"attack.{judge.key}.rate.{name}": rate, f"attack.{judge.key}.orig.{name}": similarity}

@@ -53,9 +53,13 @@ def prepare(context: Context) -> Estimate:
     settings, pace = context.settings, context.pace
     count = len(verbatim_rows(context)[0]) if context.path(MEMORIZED) else len(context.chosen(112))
     pictures = count * len(REMEDIES) * settings.seeds + settings.usual
-    return pace.sampling(count * ROWS_OF_A_SEARCH, pictures, settings.steps, context.budget, (
-        f"{count} prompts: about {ROWS_OF_A_SEARCH} evaluations a search, {len(REMEDIES)} x {settings.seeds} samples"
-    ))  # fmt: skip
+    return pace.sampling(
+        count * ROWS_OF_A_SEARCH,
+        pictures,
+        settings.steps,
+        context.budget,
+        (f"{count} prompts: about {ROWS_OF_A_SEARCH} evaluations a search, {len(REMEDIES)} x {settings.seeds} samples"),
+    )
 
 
 @check("nemo.blocking", paper=PAPER, families=("SD", "SDXL", "Flux"), needs=NEEDS, published=PUBLISHED, prepare=prepare)

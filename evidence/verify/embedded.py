@@ -111,9 +111,11 @@ def write_spair(folder: Path, model: Model, count: int = FACES) -> None:
         for prefix, end in zip(("src", "trg"), ends, strict=True):
             points = scene.keypoints[end][seen] * side
             annotation |= {
-                f"{prefix}_imname": f"{end:03d}.png", f"{prefix}_imsize": [side, side, 3],
-                f"{prefix}_kps": points.round().int().tolist(), f"{prefix}_bndbox": _box(points, side),
-            }  # fmt: skip
+                f"{prefix}_imname": f"{end:03d}.png",
+                f"{prefix}_imsize": [side, side, 3],
+                f"{prefix}_kps": points.round().int().tolist(),
+                f"{prefix}_bndbox": _box(points, side),
+            }
         write_json(folder / "PairAnnotation" / "test" / f"{number:06d}-face.json", annotation)
 
 

@@ -17,9 +17,11 @@ from .records import Estimate, Figure, Measured, Need, Published
 from .spair import GRID, SPairPair, SPairScore, TappedPictures, read_spair, spair_scores
 
 SPAIR = Need(
-    "SPair-71k", "1,800 pictures with keypoints, 12,234 test pairs", "cvlab.postech.ac.kr/research/SPair-71k",
+    "SPair-71k",
+    "1,800 pictures with keypoints, 12,234 test pairs",
+    "cvlab.postech.ac.kr/research/SPair-71k",
     "see its page",
-)  # fmt: skip
+)
 TEST_PAIRS, PICTURES = 12_234, 1_800
 """Of SPair-71k: its test pairs, and all its pictures, of which the test needs some."""
 PRESETS = {"SD": "Ours-v1.5", "SDXL": "Ours-XL", "Flux": "DiTF-Flux"}
@@ -34,7 +36,7 @@ PLAIN = (
     Published("gdf.img", "PCK@0.1 by image, nearest neighbour", 61.15, None, "SD1.5", DATA, "arXiv 2410.06719", _PLAIN),
     Published("gdf.trained.v15", "PCK@0.1 by box, trained head, Ours-v1.5", 69.83, None, "SD1.5", DATA, "GDF, Table 1"),
     Published("gdf.trained.xl", "PCK@0.1 by box, trained head, Ours-XL", 75.18, None, "SDXL", DATA, "GDF, Table 1"),
-)  # fmt: skip
+)
 _OPEN = "Whether the paper counts points or pictures is not said; points are counted here."
 STEPS: dict[str, tuple[str, float, dict[str, Any]]] = {
     "raw": ("plain block input", 29.9, {"modulate": False, "discard": ()}),
@@ -128,9 +130,13 @@ def _notes(context: Context, count: int, whole: int) -> list[str]:
 
 
 @check(
-    "gdf.spair", paper="GDF (arXiv 2410.03558) and 2410.06719, by the same authors", families=("SD", "SDXL"),
-    needs=(SPAIR, SETTINGS), published=PLAIN, prepare=_preparing(1),
-)  # fmt: skip
+    "gdf.spair",
+    paper="GDF (arXiv 2410.03558) and 2410.06719, by the same authors",
+    families=("SD", "SDXL"),
+    needs=(SPAIR, SETTINGS),
+    published=PLAIN,
+    prepare=_preparing(1),
+)
 def spair(context: Context) -> Measured:
     """Nearest features of the published layers; no head is trained."""
     pairs, _ = _pairs(context)
@@ -148,9 +154,13 @@ def spair(context: Context) -> Measured:
 
 
 @check(
-    "ditf.spair", paper="DiTF (arXiv 2505.18584)", families=("Flux",), needs=(SPAIR, SETTINGS), published=DITF,
+    "ditf.spair",
+    paper="DiTF (arXiv 2505.18584)",
+    families=("Flux",),
+    needs=(SPAIR, SETTINGS),
+    published=DITF,
     prepare=_preparing(len(STEPS)),
-)  # fmt: skip
+)
 def ditf(context: Context) -> Measured:
     """The block's input: plain, modulated, and modulated without its massive channels."""
     pairs, _ = _pairs(context)

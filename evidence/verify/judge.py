@@ -22,14 +22,21 @@ from .context import Context
 from .records import Need
 
 SSCD = Need(
-    "sscd_disc_mixup.torchscript.pt", "SSCD's copy descriptor, which the published similarities are",
+    "sscd_disc_mixup.torchscript.pt",
+    "SSCD's copy descriptor, which the published similarities are",
     "dl.fbaipublicfiles.com/sscd-copy-detection, linked from github.com/facebookresearch/sscd-copy-detection",
-    "its README says CC-NC 4.0: read its LICENSE", optional=True, option="sscd",
-)  # fmt: skip
+    "its README says CC-NC 4.0: read its LICENSE",
+    optional=True,
+    option="sscd",
+)
 CLIP = Need(
-    "clip-vit-base-patch32", "CLIP ViT-B/32, for prompt alignment", "huggingface.co/openai/clip-vit-base-patch32",
-    "see its page", optional=True, option="clip",
-)  # fmt: skip
+    "clip-vit-base-patch32",
+    "CLIP ViT-B/32, for prompt alignment",
+    "huggingface.co/openai/clip-vit-base-patch32",
+    "see its page",
+    optional=True,
+    option="clip",
+)
 VERBATIM = 0.7
 """NeMo, Appendix C.1: a prompt is memorized verbatim where the largest of ten SSCD similarities is above it."""
 

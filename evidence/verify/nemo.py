@@ -24,15 +24,19 @@ from .records import Estimate, Figure, Measured, Need, Published
 PAPER = "Finding NeMo (Hintersdorf et al., NeurIPS 2024)"
 REPOSITORY = "github.com/ml-research/localizing_memorization_in_diffusion_models"
 MEMORIZED = Need(
-    "memorized_laion_prompts.csv", "500 memorized prompts, columns Caption and type VM or TM",
+    "memorized_laion_prompts.csv",
+    "500 memorized prompts, columns Caption and type VM or TM",
     f"{REPOSITORY}, prompts/",
     "code MIT; the list comes from Wen et al., whose repository states none: do not pass it on",
     ("memorized_prompts.csv",),
-)  # fmt: skip
+)
 ORDINARY = Need(
-    "unmemorized_laion_prompts.csv", "500 prompts that are not memorized", f"{REPOSITORY}, prompts/",
-    "code MIT; captions from LAION, none stated", ("ordinary_prompts.csv",),
-)  # fmt: skip
+    "unmemorized_laion_prompts.csv",
+    "500 prompts that are not memorized",
+    f"{REPOSITORY}, prompts/",
+    "code MIT; captions from LAION, none stated",
+    ("ordinary_prompts.csv",),
+)
 SD14, DATA = "SD1.4", "500 memorized and 500 other LAION prompts"
 VERBATIM, FPR = "VM", 0.01
 _TABLE = (
@@ -63,9 +67,13 @@ def _count(context: Context, need: Need, published: int = 500) -> int:
 
 
 @check(
-    "nemo.detection", paper=PAPER, families=("SD", "SDXL", "Flux"), needs=(MEMORIZED, ORDINARY, SETTINGS),
-    published=PUBLISHED, prepare=prepare,
-)  # fmt: skip
+    "nemo.detection",
+    paper=PAPER,
+    families=("SD", "SDXL", "Flux"),
+    needs=(MEMORIZED, ORDINARY, SETTINGS),
+    published=PUBLISHED,
+    prepare=prepare,
+)
 def detection(context: Context) -> Measured:
     """Scores of both lists, and how well they are separated."""
     (memorized, labels), (ordinary, _) = (context.prompts(need) for need in (MEMORIZED, ORDINARY))
@@ -85,13 +93,15 @@ def detection(context: Context) -> Measured:
         *context.subset_note(len(first), len(memorized), "memorized prompts"),
         *context.subset_note(len(second), len(ordinary), "other prompts"),
         *context.usual_notes("detect"),
-    ]  # fmt: skip
+    ]
     missing = (
         {} if len(verbatim) > 1 else {p.key: "fewer than two VM prompts among those measured" for p in PUBLISHED[3:]}
     )
     details = {"metric": scores[0].metric or context.nemo.probe(config=config).metric(context.nemo.latent_shape())}
-    details |= {f"{name} scores": [round(float(q), 4) for q in v.quantile(torch.tensor([0.0, 0.5, 0.99, 1.0]))]
-                for name, v in (("memorized", positive), ("other", negative))}  # fmt: skip
+    details |= {
+        f"{name} scores": [round(float(q), 4) for q in v.quantile(torch.tensor([0.0, 0.5, 0.99, 1.0]))]
+        for name, v in (("memorized", positive), ("other", negative))
+    }
     return Measured(figures, tuple(differs), missing, details)
 
 
@@ -102,25 +112,37 @@ def _figures(positive: torch.Tensor, negative: torch.Tensor, ending: str) -> dic
     values = {
         "auroc": (f"AUROC, {whose}", auroc(positive, negative), auroc_interval(positive, negative)),
         "tpr": (
-            f"TPR at 1 % FPR, {whose}", true_positives(positive, negative, FPR),
+            f"TPR at 1 % FPR, {whose}",
+            true_positives(positive, negative, FPR),
             true_positives_interval(positive, negative, FPR),
         ),
         "accuracy": (
-            f"accuracy at a score of 0.5, {whose}", float(right.mean()), share_interval(int(right.sum()), count),
+            f"accuracy at a score of 0.5, {whose}",
+            float(right.mean()),
+            share_interval(int(right.sum()), count),
         ),
-    }  # fmt: skip
-    return {f"nemo.{key}{ending}": Figure(what, round(value, 4), interval, count)
-            for key, (what, value, interval) in values.items()}  # fmt: skip
+    }
+    return {
+        f"nemo.{key}{ending}": Figure(what, round(value, 4), interval, count)
+        for key, (what, value, interval) in values.items()
+    }
 
 
 CAPTIONS = Need(
-    "captions.csv", "ordinary captions, 500 or more, for statistics of a model that has none published",
-    "any list of captions, such as LAION's or COCO's", "of that list", ("captions.txt",), optional=True,
-)  # fmt: skip
+    "captions.csv",
+    "ordinary captions, 500 or more, for statistics of a model that has none published",
+    "any list of captions, such as LAION's or COCO's",
+    "of that list",
+    ("captions.txt",),
+    optional=True,
+)
 STATISTICS = Need(
-    "statistics_additional_laion_prompts_v1_4.pt", "means and deviations of SD1.4's value neurons over 50,000 captions",
-    f"{REPOSITORY}, statistics/", "MIT", ("calibration.safetensors", *CAPTIONS.names),
-)  # fmt: skip
+    "statistics_additional_laion_prompts_v1_4.pt",
+    "means and deviations of SD1.4's value neurons over 50,000 captions",
+    f"{REPOSITORY}, statistics/",
+    "MIT",
+    ("calibration.safetensors", *CAPTIONS.names),
+)
 SEARCHES_AT_ONCE = 4
 """Prompts searched in lockstep: a kill costs these."""
 ROWS_OF_A_SEARCH = 800

@@ -48,9 +48,15 @@ _CHECKS: dict[str, Check] = {}
 
 
 def check(
-    name: str, *, paper: str, families: Sequence[str], needs: Sequence[Need], published: Sequence[Published],
-    prepare: Callable[[Context], Estimate], fits: Callable[[Context], str] = _any,
-) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:  # fmt: skip
+    name: str,
+    *,
+    paper: str,
+    families: Sequence[str],
+    needs: Sequence[Need],
+    published: Sequence[Published],
+    prepare: Callable[[Context], Estimate],
+    fits: Callable[[Context], str] = _any,
+) -> Callable[[Callable[[Context], Measured]], Callable[[Context], Measured]]:
     """Register ``measure(context) -> Measured``; see :class:`Check`."""
 
     def register(measure: Callable[[Context], Measured]) -> Callable[[Context], Measured]:

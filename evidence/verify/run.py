@@ -125,12 +125,15 @@ def _plan_table(context: Context, plans: Sequence[Planned]) -> dict[str, Any]:
         "bytes of the weights": pace.weights,
         "device": context.network.device.type,
         "claims": [
-            {"claim": p.check.name, "estimate": None if p.estimate is None else asdict(p.estimate),
-             "cannot run": p.reason,
-             "needs": [asdict(n) | {"here": context.path(n) is not None} for n in p.check.needs]}
+            {
+                "claim": p.check.name,
+                "estimate": None if p.estimate is None else asdict(p.estimate),
+                "cannot run": p.reason,
+                "needs": [asdict(n) | {"here": context.path(n) is not None} for n in p.check.needs],
+            }
             for p in plans
         ],
-    }  # fmt: skip
+    }
 
 
 def _model(context: Context) -> dict[str, Any]:
@@ -179,19 +182,30 @@ def _claim(
     status = "measured" if outcome else plan.reason or "planned"
     printed = {p.key: p for p in plan.check.published}
     rows = [
-        {"key": key, "figure": p.figure, "published": asdict(p), "comparable": p.anywhere or not shipped,
-         "measured": _plain(result.figures.get(key)),
-         "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or waiting}
+        {
+            "key": key,
+            "figure": p.figure,
+            "published": asdict(p),
+            "comparable": p.anywhere or not shipped,
+            "measured": _plain(result.figures.get(key)),
+            "why not": "" if key in result.figures else result.missing.get(key) or plan.reason or waiting,
+        }
         for key, p in printed.items()
-    ]  # fmt: skip
+    ]
     rows += [
         {"key": key, "figure": f.what, "published": None, "comparable": False, "measured": _plain(f), "why not": ""}
-        for key, f in result.figures.items() if key not in printed
-    ]  # fmt: skip
+        for key, f in result.figures.items()
+        if key not in printed
+    ]
     return {
-        "claim": plan.check.name, "paper": plan.check.paper, "status": status, "figures": rows,
-        "differs": list(result.differs), "data": sums, "details": result.details,
-    }  # fmt: skip
+        "claim": plan.check.name,
+        "paper": plan.check.paper,
+        "status": status,
+        "figures": rows,
+        "differs": list(result.differs),
+        "data": sums,
+        "details": result.details,
+    }
 
 
 def _print(row: dict[str, Any]) -> None:
@@ -280,8 +294,9 @@ def _add_data(page: Report, plan: dict[str, Any]) -> None:
     page.add_paragraph("None of it ships with the pack, and nothing is downloaded: get it from its authors.")
     needs = {n["file"]: n for claim in plan["claims"] for n in claim["needs"]}
     head = ("file", "here", "what", "where its authors publish it", "licence")
-    rows = [(n["file"], "yes" if n["here"] else "no", n["what"], n["where_published"], n["licence"])
-            for n in needs.values()]  # fmt: skip
+    rows = [
+        (n["file"], "yes" if n["here"] else "no", n["what"], n["where_published"], n["licence"]) for n in needs.values()
+    ]
     page.add_table([head, *rows])
 
 

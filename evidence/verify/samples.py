@@ -18,9 +18,12 @@ from .judge import Judge
 from .records import Need
 
 ORIGINALS = Need(
-    "originals", "the training pictures, each file named by its prompt's line in the list, from 0000 on",
-    "column URL of the list; many of these links are dead", "whatever each picture's owner says", optional=True,
-)  # fmt: skip
+    "originals",
+    "the training pictures, each file named by its prompt's line in the list, from 0000 on",
+    "column URL of the list; many of these links are dead",
+    "whatever each picture's owner says",
+    optional=True,
+)
 
 
 class Samples:
@@ -35,9 +38,15 @@ class Samples:
     """
 
     def __init__(
-        self, context: Context, judge: Judge, prompts: Sequence[str], name: str, facts: object = None,
-        arguments: Callable[[int], Mapping[str, Any]] | None = None, seeds: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        context: Context,
+        judge: Judge,
+        prompts: Sequence[str],
+        name: str,
+        facts: object = None,
+        arguments: Callable[[int], Mapping[str, Any]] | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> None:
         self.context, self.judge, self.prompts, self.name = context, judge, list(prompts), name
         first = context.settings.first_seed
         self.seeds = list(range(first, first + context.settings.seeds)) if seeds is None else list(seeds)

@@ -207,9 +207,14 @@ class TappedPictures:
 
 
 def spair_scores(
-    pipe: CorrespondencePipeline, pairs: Sequence[SPairPair], cache: Path, tapped: TappedPictures,
-    progress: Progress = silent, matching: Progress = silent, alpha: float = 0.1,
-) -> SPairScore:  # fmt: skip
+    pipe: CorrespondencePipeline,
+    pairs: Sequence[SPairPair],
+    cache: Path,
+    tapped: TappedPictures,
+    progress: Progress = silent,
+    matching: Progress = silent,
+    alpha: float = 0.1,
+) -> SPairScore:
     """Scores of the pairs by nearest features; the same call resumes where it was stopped.
 
     Args:
@@ -220,9 +225,15 @@ def spair_scores(
     prompts = {name: PROMPT.format(category=category) for name, (_, category) in files.items()}
     paths = {name: file for name, (file, _) in files.items()}
     taps = pipe.stream(
-        paths, cache, prompts, list(tapped.addresses), size=tapped.size or pipe.own_size(), memory=tapped.memory,
-        callback=progress, **{name: value for name, value in tapped.tap.items() if value},
-    )  # fmt: skip
+        paths,
+        cache,
+        prompts,
+        list(tapped.addresses),
+        size=tapped.size or pipe.own_size(),
+        memory=tapped.memory,
+        callback=progress,
+        **{name: value for name, value in tapped.tap.items() if value},
+    )
     sites = [a for part in taps.parts for a in part]
     each = feature_maps(taps.read([next(iter(files))], sites)).nbytes
 
@@ -242,11 +253,13 @@ def spair_scores(
             if not table.done[i]:
                 source, target = (
                     F.interpolate(
-                        features(_name(file)).to(pipe._adapter.device).float(), (GRID, GRID), mode="bilinear",
+                        features(_name(file)).to(pipe._adapter.device).float(),
+                        (GRID, GRID),
+                        mode="bilinear",
                         align_corners=False,
                     )[0]
                     for file in (pairs[i].source, pairs[i].target)
-                )  # fmt: skip
+                )
                 row = torch.zeros(most, 2)
                 points = find_correspondence(source, target, pairs[i].query_points().to(source)).points
                 row[: len(points)] = points.cpu()

@@ -26,17 +26,28 @@ from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
 
 FOLDER = Need(
-    "students", "students of this base as .safetensors, under their authors' file names: SDXL-Lightning, SD(XL)-Turbo, "
-    "DMD2, Hyper-SD, LCM, TCD, PCM", "their authors' model pages", "of each student",
-)  # fmt: skip
+    "students",
+    "students of this base as .safetensors, under their authors' file names: SDXL-Lightning, SD(XL)-Turbo, "
+    "DMD2, Hyper-SD, LCM, TCD, PCM",
+    "their authors' model pages",
+    "of each student",
+)
 PROMPTS = ("a photo of a cat", "a portrait of an old man", "a red car in a street", "a bowl of fruit on a table")
 SEEDS = (0, 1)
 KIND, VERSION = "vitrine-verify-students", 1
 _FIGURE = "largest difference between the two pictures of one seed (RMS at 64 px, 0..1)"
 PUBLISHED = (
-    Published("students.difference", _FIGURE, 0.0, None, "any base", "equal prompts and seeds",
-              "by construction: the authors' scheduler in diffusers", anywhere=True),
-)  # fmt: skip
+    Published(
+        "students.difference",
+        _FIGURE,
+        0.0,
+        None,
+        "any base",
+        "equal prompts and seeds",
+        "by construction: the authors' scheduler in diffusers",
+        anywhere=True,
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -58,9 +69,13 @@ def prepare(context: Context) -> Estimate:
 
 
 @check(
-    "students.pipeline", paper="the students' own papers and model cards", families=("SD", "SDXL"),
-    needs=(FOLDER, SETTINGS), published=PUBLISHED, prepare=prepare,
-)  # fmt: skip
+    "students.pipeline",
+    paper="the students' own papers and model cards",
+    families=("SD", "SDXL"),
+    needs=(FOLDER, SETTINGS),
+    published=PUBLISHED,
+    prepare=prepare,
+)
 def students(context: Context) -> Measured:
     """Each student's pictures both ways; files that are no students of this base are named and left out."""
     folder = context.path(FOLDER)

@@ -28,19 +28,26 @@ from .records import Estimate, Figure, Measured, Need, Published
 
 PAPER = "weights2weights (Dravid et al., NeurIPS 2024)"
 SPACE = Need(
-    "weights2weights", "folder with mean.pt, std.pt, V.pt and weight_dimensions.pt of the published space (4 GB)",
-    "huggingface.co/Snapchat/weights2weights, files/", "non-commercial, academic use: see its page",
+    "weights2weights",
+    "folder with mean.pt, std.pt, V.pt and weight_dimensions.pt of the published space (4 GB)",
+    "huggingface.co/Snapchat/weights2weights, files/",
+    "non-commercial, academic use: see its page",
     ("*.w2w.safetensors",),
-)  # fmt: skip
+)
 PHOTOS = Need(
-    "faces", "photos of one face each; the paper took 100 of FFHQ", "github.com/NVlabs/ffhq-dataset",
+    "faces",
+    "photos of one face each; the paper took 100 of FFHQ",
+    "github.com/NVlabs/ffhq-dataset",
     "CC BY-NC-SA 4.0, and each photo its own",
-)  # fmt: skip
+)
 FACE = Need(
-    "facenet.torchscript.pt", "a face recogniser, which the published identities are",
-    "github.com/timesler/facenet-pytorch, traced by you", "code MIT; weights trained on VGGFace2: see its page",
-    optional=True, option="face",
-)  # fmt: skip
+    "facenet.torchscript.pt",
+    "a face recogniser, which the published identities are",
+    "github.com/timesler/facenet-pytorch, traced by you",
+    "code MIT; weights trained on VGGFace2: see its page",
+    optional=True,
+    option="face",
+)
 BASE, DATA = "RealisticVision 5.1 (SD1.5), 10,000 components", "100 FFHQ photos"
 _OPEN = (
     "The paper crops faces by MTCNN and does not name FaceNet's weights, its prompts or the number of its pictures; "
@@ -88,9 +95,14 @@ def prepare(context: Context) -> Estimate:
 
 
 @check(
-    "w2w.inversion", paper=PAPER, families=("SD",), needs=(SPACE, PHOTOS, FACE, SETTINGS), published=PUBLISHED,
-    prepare=prepare, fits=fits,
-)  # fmt: skip
+    "w2w.inversion",
+    paper=PAPER,
+    families=("SD",),
+    needs=(SPACE, PHOTOS, FACE, SETTINGS),
+    published=PUBLISHED,
+    prepare=prepare,
+    fits=fits,
+)
 def inversion(context: Context) -> Measured:
     """Photos inverted one by one, pictures of the models, and their likeness to the photo, to others', and without."""
     settings, judge = context.settings.inversion, _judge(context)
@@ -167,9 +179,11 @@ def _manifest(path: Path) -> Manifest | None:
 def _space(context: Context) -> Space:
     path = context.path(SPACE)
     assert path is not None  # a check does not run without what it needs
-    return import_official(_folder(path), context.settings.inversion.invert.components) if path.is_dir() else (
-        load_space(path)
-    )  # fmt: skip
+    return (
+        import_official(_folder(path), context.settings.inversion.invert.components)
+        if path.is_dir()
+        else (load_space(path))
+    )
 
 
 def _photos(context: Context) -> tuple[list[Path], int]:

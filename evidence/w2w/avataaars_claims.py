@@ -34,11 +34,12 @@ HEADWEAR = ("hat", "hijab", "turban", "winterHat1", "winterHat02", "winterHat03"
 LABELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "glasses": ("accessories", ("kurt", "prescription01", "prescription02", "round", "sunglasses", "wayfarers")),
     "facial hair": (
-        "facial_hair", ("beardLight", "beardMajestic", "beardMedium", "moustacheFancy", "moustacheMagnum"),
+        "facial_hair",
+        ("beardLight", "beardMajestic", "beardMedium", "moustacheFancy", "moustacheMagnum"),
     ),
     "headwear": ("top", HEADWEAR),
     "dark skin": ("skin", ("black", "brown", "sienna")),
-}  # fmt: skip
+}
 """Label -> attribute and values. Single tops and colours are too rare among 200 people."""
 
 
@@ -89,12 +90,14 @@ def _directed(space: WeightSpace, dataset: Dataset) -> WeightSpace:
 
 
 @claim(
-    "w2w.sliders.avataaars", paper=PAPER, figure="sliders of a space of 160 people on 40 others, faces of DiceBear's "
-    "Avataaars",
+    "w2w.sliders.avataaars",
+    paper=PAPER,
+    figure="sliders of a space of 160 people on 40 others, faces of DiceBear's Avataaars",
     target="for 2 of 4 attributes: rises along five even positions with no step above 0.4, others <= 10 points, "
     "further than a random direction of the same length",
-    minutes=8, quick_minutes=1.5,
-)  # fmt: skip
+    minutes=8,
+    quick_minutes=1.5,
+)
 def sliders_avataaars(
     model: str | None = None, progress: Progress = silent, quick: bool = False, avataaars: str | None = None
 ) -> ClaimResult:
@@ -117,9 +120,15 @@ def sliders_avataaars(
     mean = {name: sum(r[k] for r in rises.values()) / len(rises) for k, name in enumerate(("ours", RANDOM_DIRECTION))}
     details: dict[str, Any] = {"rise of each, and by a random direction": rises}
     return ClaimResult(
-        round(mean["ours"], 3), None, sum(good.values()) >= 2, details, n=seen, parts=good,
-        arms=arms(mean, {"ours": "ours", RANDOM_DIRECTION: "trivial"}), tables=(Table("Sliders", HEAD, tuple(table)),),
-    )  # fmt: skip
+        round(mean["ours"], 3),
+        None,
+        sum(good.values()) >= 2,
+        details,
+        n=seen,
+        parts=good,
+        arms=arms(mean, {"ours": "ours", RANDOM_DIRECTION: "trivial"}),
+        tables=(Table("Sliders", HEAD, tuple(table)),),
+    )
 
 
 def _sitting(studio: Studio, people: WeightSpace, label: str, numbers: range, most: int) -> Sitting:

@@ -29,11 +29,14 @@ FLOW_STEPS = 10
 
 
 @claim(
-    "w2w.sampling", paper=PAPER, figure="section 4.2: sampled models are consistent, new, and vary as the training set",
+    "w2w.sampling",
+    paper=PAPER,
+    figure="section 4.2: sampled models are consistent, new, and vary as the training set",
     target="95 % of within below 95 % of between; none nearer to a training model than 95 % of these to each other; "
-           "attribute rates within 10 points of the training set's",
-    minutes=4, quick_minutes=1.1,
-)  # fmt: skip
+    "attribute rates within 10 points of the training set's",
+    minutes=4,
+    quick_minutes=1.1,
+)
 def sampling(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """50 sampled models, 6 pictures each, in the same contexts; quick: 12 models, 3 pictures."""
     models, pictures = (12, 3) if quick else (50, 6)
@@ -43,20 +46,27 @@ def sampling(model: str | None = None, progress: Progress = silent, quick: bool 
 
 
 @claim(
-    "w2w.directions", paper=PAPER, figure="Fig. 9: linear directions in weight space tell attributes apart",
-    target="held-out accuracy >= 90 % for every attribute of LABELS", minutes=0.1, quick_minutes=0.05,
-)  # fmt: skip
+    "w2w.directions",
+    paper=PAPER,
+    figure="Fig. 9: linear directions in weight space tell attributes apart",
+    target="held-out accuracy >= 90 % for every attribute of LABELS",
+    minutes=0.1,
+    quick_minutes=0.05,
+)
 def directions(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Five-fold accuracy of each label's direction, and how much directions share; quick is the same."""
     return measure_directions(people_space(), DIRECTION_COMPONENTS)
 
 
 @claim(
-    "w2w.editing", paper=PAPER, figure="Table 1: edits against prompts and concept sliders",
+    "w2w.editing",
+    paper=PAPER,
+    figure="Table 1: edits against prompts and concept sliders",
     target="for 6 attributes or more: target +60 points monotonically, others <= 10 points, identity above both "
     "baselines, the prompt as it is written",
-    minutes=38, quick_minutes=0.9,
-)  # fmt: skip
+    minutes=38,
+    quick_minutes=0.9,
+)
 def editing(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """Sweeps on 40 people of no space who lack the attribute; baselines on the same people, seeds and surroundings.
 
@@ -85,16 +95,24 @@ def editing(model: str | None = None, progress: Progress = silent, quick: bool =
     details |= {"all conditions": good, "with the prompt's word weighted to the same rise": harder}
     head = ("attribute", "ours", "concept slider", "word in the prompt", "word, weighted")
     return ClaimResult(
-        len(good), None, len(good) >= needed, details, n=people,
-        parts={label: label in good for label in chosen}, tables=(Table("At the same rise", head, rows),),
-    )  # fmt: skip
+        len(good),
+        None,
+        len(good) >= needed,
+        details,
+        n=people,
+        parts={label: label in good for label in chosen},
+        tables=(Table("At the same rise", head, rows),),
+    )
 
 
 @claim(
-    "w2w.inversion", paper=PAPER, figure="Table 2: one picture against trained LoRAs; Figs. 10 and 30: trends",
+    "w2w.inversion",
+    paper=PAPER,
+    figure="Table 2: one picture against trained LoRAs; Figs. 10 and 30: trends",
     target="identity >= 90 % of a LoRA trained on 20 pictures, above a LoRA trained on the one picture",
-    minutes=30, quick_minutes=1.1,
-)  # fmt: skip
+    minutes=30,
+    quick_minutes=1.1,
+)
 def inversion(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """32 people of no space: inversion, LoRA on 20 pictures, LoRA on one; on 8 fewer components, and other styles.
 
@@ -139,11 +157,14 @@ def _described(ways: dict[str, Any]) -> dict[str, str]:
 
 
 @claim(
-    "w2w.inversion.flow", paper=PAPER, figure="w2w.inversion on the flow model: one picture against trained LoRAs",
+    "w2w.inversion.flow",
+    paper=PAPER,
+    figure="w2w.inversion on the flow model: one picture against trained LoRAs",
     target="identity above that of a LoRA trained on the one picture, 95 % interval of the difference over people "
     "above 0, one prompt for every picture",
-    minutes=6, quick_minutes=0.9,
-)  # fmt: skip
+    minutes=6,
+    quick_minutes=0.9,
+)
 def inversion_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
     """8 people of no space: inversion, LoRA on 20 pictures, LoRA on one; and with prompts that say the surroundings.
 
@@ -161,9 +182,7 @@ def inversion_flow(model: str | None = None, progress: Progress = silent, quick:
     details: dict[str, Any] = {"one prompt for all": {name: way.described() for name, way in judged.items()}}
     details["inversion less LoRA, 1 picture"] = f"{ours.mean - single.mean:+.3f} ({low:+.3f} to {high:+.3f})"
     low_many, high_many = mean_interval(ours.scores - many.scores)
-    details["inversion less LoRA, 20 pictures"] = (
-        f"{ours.mean - many.mean:+.3f} ({low_many:+.3f} to {high_many:+.3f})"
-    )  # fmt: skip
+    details["inversion less LoRA, 20 pictures"] = f"{ours.mean - many.mean:+.3f} ({low_many:+.3f} to {high_many:+.3f})"
     details["the mean model"] = round(sitters.likeness_of(torch.zeros(len(sitters.who), studio.space.dimension)), 3)
     progress(1, 2, None)
     if not quick:

@@ -43,9 +43,13 @@ class SliderConfig(Config):
 
 
 def train_sliders(
-    model: Denoiser, latents: torch.Tensor, plain: Condition, positive: Sequence[Condition],
-    config: SliderConfig | None = None, progress: Progress = silent,
-) -> tuple[torch.Tensor, Manifest]:  # fmt: skip
+    model: Denoiser,
+    latents: torch.Tensor,
+    plain: Condition,
+    positive: Sequence[Condition],
+    config: SliderConfig | None = None,
+    progress: Progress = silent,
+) -> tuple[torch.Tensor, Manifest]:
     """(S, D) weights of S sliders, and their manifest.
 
     Args:

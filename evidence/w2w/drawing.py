@@ -17,9 +17,14 @@ EDIT_STEPS, EDIT_BATCH = 10, 40
 
 
 def draw_once(
-    studio: Studio, weights: torch.Tensor, prompts: Sequence[str] | torch.Tensor, late: torch.Tensor | None = None,
-    start: float = 1000.0, steps: int = EDIT_STEPS, first_seed: int = 0,
-) -> torch.Tensor:  # fmt: skip
+    studio: Studio,
+    weights: torch.Tensor,
+    prompts: Sequence[str] | torch.Tensor,
+    late: torch.Tensor | None = None,
+    start: float = 1000.0,
+    steps: int = EDIT_STEPS,
+    first_seed: int = 0,
+) -> torch.Tensor:
     """(M, 1, 3, S, S) in [0, 1]: each model (flat weights) with a prompt (or text states) and its own seed.
 
     ``late`` weights take over from timestep ``start`` down. One picture of many people tells more about a slider than

@@ -125,9 +125,12 @@ class EditStand:
 
 
 def baseline_sliders(
-    studio: Studio, denoiser: Denoiser, labels: Sequence[str], config: SliderConfig | None = None,
+    studio: Studio,
+    denoiser: Denoiser,
+    labels: Sequence[str],
+    config: SliderConfig | None = None,
     progress: Progress = silent,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(L, D) concept sliders of the labels, and the (D,) weights they started from."""
     from ...engine.portraits import render
 
@@ -159,9 +162,11 @@ def compare(own: Sweep, prompt: Sweep, slider: Sweep, tolerance: float = 0.10) -
     better = ours is not None and ours[0] > written[0] and (theirs is None or ours[0] > theirs[0])
     harder = better and (weighted is None or ours is None or ours[0] > weighted[0])
     rows = {
-        "w2w": (ours, common), "prompt": (written, prompt.rise), "slider": (theirs, common),
+        "w2w": (ours, common),
+        "prompt": (written, prompt.rise),
+        "slider": (theirs, common),
         "prompt, weighted": (weighted, common),
-    }  # fmt: skip
+    }
     others = "-" if at_60 is None else f"{at_60[1]:.3f} (most: {own.other})"
     table: dict[str, Any] = {"target by strength": [round(v, 3) for v in own.target], "others at +60": others}
     table |= {name: "-" if row is None else measured_at(row, gain) for name, (row, gain) in rows.items()}

@@ -112,9 +112,13 @@ class Graded:
         step, low, high = self.largest_step()
         most, least, last, name = self.most_others()
         return (
-            " ".join(f"{v:.2f}" for v in self.mean), f"{step:.2f} ({low:.2f} to {high:.2f})", round(self.single, 2),
-            f"{most:.3f} ({least:.3f} to {last:.3f}; {name})", round(self.identity[-1], 3), self.probability.shape[1],
-        )  # fmt: skip
+            " ".join(f"{v:.2f}" for v in self.mean),
+            f"{step:.2f} ({low:.2f} to {high:.2f})",
+            round(self.single, 2),
+            f"{most:.3f} ({least:.3f} to {last:.3f}; {name})",
+            round(self.identity[-1], 3),
+            self.probability.shape[1],
+        )
 
 
 def _weighted(share: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

@@ -81,9 +81,12 @@ class Sitters:
         return replace(self, who=self.who[which], images=self.images[which], captions=self.captions[which])
 
     def inverted(
-        self, config: InvertConfig = INVERSION, space: WeightSpace | None = None, prompt: str | None = None,
+        self,
+        config: InvertConfig = INVERSION,
+        space: WeightSpace | None = None,
+        prompt: str | None = None,
         images: torch.Tensor | None = None,
-    ) -> tuple[torch.Tensor, float]:  # fmt: skip
+    ) -> tuple[torch.Tensor, float]:
         """(M, K) coefficients from the one picture of each person, and seconds a picture.
 
         ``prompt`` is said of every picture; None says each picture's surroundings.
@@ -116,9 +119,9 @@ class Sitters:
         """(M,) cosine between identity features of sampled pictures and of the person's renders, mean over pictures."""
         studio = self.studio
         features = studio.read(studio.draw_weights(studio.manifest, weights, pictures))[0]
-        truth = torch.stack([
-            studio.read(studio.portraits.draw(portraits_of(i, 24, 7000))[None])[0][0].mean(0) for i in self.who
-        ])  # fmt: skip
+        truth = torch.stack(
+            [studio.read(studio.portraits.draw(portraits_of(i, 24, 7000))[None])[0][0].mean(0) for i in self.who]
+        )
         return identity_similarity(features, truth[:, None]).mean(1)
 
     def likeness_of(self, coefficients: torch.Tensor) -> float:
@@ -131,11 +134,12 @@ class Sitters:
         each = [part._three_ways(prompt) for part in parts]
         return {
             name: Likeness(
-                torch.cat([ways[name].scores for ways in each]), way.numbers,
+                torch.cat([ways[name].scores for ways in each]),
+                way.numbers,
                 sum(ways[name].seconds * len(part.who) for ways, part in zip(each, parts, strict=True)) / len(self.who),
             )
             for name, way in each[0].items()
-        }  # fmt: skip
+        }
 
     def _three_ways(self, prompt: str | None) -> dict[str, Likeness]:
         return {

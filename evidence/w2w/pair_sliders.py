@@ -46,9 +46,12 @@ def portrait_pairs(studio: Studio, label: str, people: int = TRAINED_ON, places:
 
 
 def train_from_pairs(
-    studio: Studio, label: str, folder: str | Path | None = None, config: PairConfig | None = None,
+    studio: Studio,
+    label: str,
+    folder: str | Path | None = None,
+    config: PairConfig | None = None,
     progress: Progress = silent,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """(K,) the change that shows a label at strength 1, from the label's own direction on."""
     space = studio.space
     assert isinstance(space, WeightSpace)

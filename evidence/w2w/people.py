@@ -45,9 +45,14 @@ RECIPE = LoraTrainConfig(rank=1, alpha=4.0, steps=160, batch=2, lr=1e-2, schedul
 Model = Portraits | FlowPortraits
 """Either of the portraits models."""
 FLOW_RECIPE = LoraTrainConfig(
-    rank=1, alpha=4.0, targets=("to_v", "add_v_proj", "proj_mlp", "net.0.proj", "net.2"), steps=120, batch=2, lr=1.5e-2,
+    rank=1,
+    alpha=4.0,
+    targets=("to_v", "add_v_proj", "proj_mlp", "net.0.proj", "net.2"),
+    steps=120,
+    batch=2,
+    lr=1.5e-2,
     schedule="cosine",
-)  # fmt: skip
+)
 """For the flow portraits: values of picture and text, and the feed-forwards; the loss of the velocity as it is.
 
 Chosen on four people that nothing else uses, after 160 steps at 1e-2 (2e-2): the paper's queries and values, with the
@@ -59,12 +64,20 @@ DIRECTION_COMPONENTS = 120
 GUIDANCE, STEPS = 2.0, 20
 
 LABELS: dict[str, tuple[str, str]] = {
-    "glasses": ("glasses", "glasses"), "beard": ("beard", "beard"), "bald": ("hair", "bald"),
-    "long hair": ("hair", "long"), "curly hair": ("hair", "curly"),
-    "dark skin": ("skin", "dark"), "pale skin": ("skin", "pale"),
-    "black hair": ("hair_color", "black"), "blond hair": ("hair_color", "blond"), "red hair": ("hair_color", "red"),
-    "white hair": ("hair_color", "white"), "mole left": ("mole", "left"), "mole right": ("mole", "right"),
-}  # fmt: skip
+    "glasses": ("glasses", "glasses"),
+    "beard": ("beard", "beard"),
+    "bald": ("hair", "bald"),
+    "long hair": ("hair", "long"),
+    "curly hair": ("hair", "curly"),
+    "dark skin": ("skin", "dark"),
+    "pale skin": ("skin", "pale"),
+    "black hair": ("hair_color", "black"),
+    "blond hair": ("hair_color", "blond"),
+    "red hair": ("hair_color", "red"),
+    "white hair": ("hair_color", "white"),
+    "mole left": ("mole", "left"),
+    "mole right": ("mole", "right"),
+}
 """Label of a direction -> the (attribute, value) that the attribute classifier reads."""
 SHAPES = ("head_width", "eye_size", "eye_distance")
 """Geometry with its own directions; its labels are numbers.
@@ -75,9 +88,10 @@ Held-out correlation of the best ridge regression on coefficients with the numbe
 INERT = ("nose_width", "mouth_width", "hair_volume")
 """Geometry that has a label, for other directions to leave alone, and a retired direction (``directions.listed``)."""
 EXCLUSIVE = (
-    ("bald", "long hair", "curly hair"), ("dark skin", "pale skin"),
+    ("bald", "long hair", "curly hair"),
+    ("dark skin", "pale skin"),
     ("black hair", "blond hair", "red hair", "white hair"),
-)  # fmt: skip
+)
 """Curly hair replaces the hair there was. A mole on the other cheek may stay."""
 
 
@@ -116,9 +130,14 @@ def recipe_of(portraits: Model) -> LoraTrainConfig:
 
 
 def train_people(
-    folder: str | Path, count: int = PEOPLE, *, together: int = 16, progress: Progress = silent,
-    part: tuple[int, int] = (0, 1), model: str | None = None,
-) -> list[Path]:  # fmt: skip
+    folder: str | Path,
+    count: int = PEOPLE,
+    *,
+    together: int = 16,
+    progress: Progress = silent,
+    part: tuple[int, int] = (0, 1),
+    model: str | None = None,
+) -> list[Path]:
     """One LoRA for each of ``count`` people of a portraits model; the same call resumes an interrupted run."""
     portraits, denoiser = frozen(model)
     who = [int(i) for i in people(count)]
@@ -210,9 +229,15 @@ class Studio:
         return cls(portraits, space or usual(), load_classifier(), steps)
 
     def draw(
-        self, coefficients: torch.Tensor, pictures: int = 8, first_seed: int = 0, late: torch.Tensor | None = None,
-        start: float = 1000.0, prompts: list[str] | None = None, first_context: int = 5000,
-    ) -> torch.Tensor:  # fmt: skip
+        self,
+        coefficients: torch.Tensor,
+        pictures: int = 8,
+        first_seed: int = 0,
+        late: torch.Tensor | None = None,
+        start: float = 1000.0,
+        prompts: list[str] | None = None,
+        first_context: int = 5000,
+    ) -> torch.Tensor:
         """(M, pictures, 3, S, S) in [0, 1] of M models, the same contexts and seeds for each.
 
         ``late`` models take over from timestep ``start`` down.
@@ -236,10 +261,16 @@ class Studio:
 
     @torch.no_grad()
     def draw_weights(
-        self, manifest: Manifest, weights: torch.Tensor, pictures: int = 8, first_seed: int = 0,
-        late: torch.Tensor | None = None, start: float = 1000.0, prompts: list[str] | None = None,
+        self,
+        manifest: Manifest,
+        weights: torch.Tensor,
+        pictures: int = 8,
+        first_seed: int = 0,
+        late: torch.Tensor | None = None,
+        start: float = 1000.0,
+        prompts: list[str] | None = None,
         first_context: int = 5000,
-    ) -> torch.Tensor:  # fmt: skip
+    ) -> torch.Tensor:
         """As :meth:`draw`, from flat weights (M, D)."""
         captions = prompts or self.surroundings(pictures, first_context)
         seeds, batches = list(range(first_seed, first_seed + pictures)), []

@@ -106,7 +106,11 @@ def measure_directions(space: WeightSpace, components: int | None = None) -> Cla
     details["people, components"] = [space.count, space.dimension]
     details["variance held"] = round(float(space.explained.sum()), 3)
     return ClaimResult(
-        round(result.balanced[worst], 3), None, result.balanced[worst] >= 0.9, details, n=space.count,
+        round(result.balanced[worst], 3),
+        None,
+        result.balanced[worst] >= 0.9,
+        details,
+        n=space.count,
         arms=arms(
             {"ours": result.balanced[worst], "shuffled labels, mean": sum(chance) / len(chance)},
             {"ours": "ours", "shuffled labels, mean": "trivial"},
@@ -114,4 +118,4 @@ def measure_directions(space: WeightSpace, components: int | None = None) -> Cla
         tables=(
             Table("Balanced accuracy", ("label", "accuracy"), tuple((k, round(result.balanced[k], 3)) for k in LABELS)),
         ),
-    )  # fmt: skip
+    )

@@ -95,9 +95,13 @@ def _of_control(control: Any) -> dict[str, Any]:
     networks = [getattr(control, name, None) for name in ("control_model", "t2i_model", "control_weights")]
     settings = [control.strength, list(control.timestep_percent_range), str(control.strength_type)]
     return {
-        "kind": type(control).__name__, "networks": networks, "picture": control.cond_hint_original,
-        "settings": settings, "concatenated": list(control.extra_concat_orig), "arguments": str(control.extra_args),
-    }  # fmt: skip
+        "kind": type(control).__name__,
+        "networks": networks,
+        "picture": control.cond_hint_original,
+        "settings": settings,
+        "concatenated": list(control.extra_concat_orig),
+        "arguments": str(control.extra_args),
+    }
 
 
 def checked(conditioning: list, regional: bool = False) -> list:
@@ -151,8 +155,9 @@ def active_at(model: Any, conditioning: list, sigma: float) -> list:
     ranges = [(own.get("timestep_end", 0.0), own.get("timestep_start", math.inf)) for own in prompts]
     active = [
         [text, {k: v for k, v in settings.items() if k not in PART_OF_RUN}]
-        for (text, settings), (end, start) in zip(conditioning, ranges, strict=True) if end <= sigma <= start
-    ]  # fmt: skip
+        for (text, settings), (end, start) in zip(conditioning, ranges, strict=True)
+        if end <= sigma <= start
+    ]
     if conditioning and not active:
         shown = f"no prompt at the noise level {sigma:.4g}: {[(s, e) for e, s in ranges]}"
         raise refuse("conditioning", shown, "a prompt there", "change the timestep, or the Timestep Range")
@@ -161,8 +166,10 @@ def active_at(model: Any, conditioning: list, sigma: float) -> list:
 
 def _whole_run(settings: dict[str, Any]) -> frozenset[str]:
     """The keys of a timestep range that leaves nothing out."""
-    starts, ends = ([settings.get(f"{k}{end}", least) for k in ("", "clip_")]
-                    for end, least in (("start_percent", 0.0), ("end_percent", 1.0)))  # fmt: skip
+    starts, ends = (
+        [settings.get(f"{k}{end}", least) for k in ("", "clip_")]
+        for end, least in (("start_percent", 0.0), ("end_percent", 1.0))
+    )
     return PART_OF_RUN if all(s == 0 for s in starts) and all(e == 1 for e in ends) else frozenset()
 
 

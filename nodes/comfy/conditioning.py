@@ -80,9 +80,16 @@ def _as_core_does(model: Any, prompts: list, latents: torch.Tensor) -> list[dict
     check_covered(own, latents)
     blank = torch.zeros_like(latents)
     parts: list[dict[str, Any]] = core.encode_model_conds(
-        model.model.extra_conds, own, latents, latents.device, "positive", latent_image=blank, denoise_mask=None,
-        seed=0, latent_shapes=[latents.shape],
-    )  # fmt: skip
+        model.model.extra_conds,
+        own,
+        latents,
+        latents.device,
+        "positive",
+        latent_image=blank,
+        denoise_mask=None,
+        seed=0,
+        latent_shapes=[latents.shape],
+    )
     return parts
 
 
@@ -123,9 +130,15 @@ def with_sizes(conditioning: list, sizes: SizeCondition, size: tuple[int, int] |
         raise refuse("sizes", sizes, "original and target", "give both")
     height, width, top, left, target_height, target_width = (int(v) for v in sizes.time_ids(size or (1, 1)))
     values = {
-        "width": width, "height": height, "crop_w": left, "crop_h": top, "target_width": target_width,
-        "target_height": target_height, "aspect_ratio": target_height / target_width, SIZES: sizes,
-    }  # fmt: skip
+        "width": width,
+        "height": height,
+        "crop_w": left,
+        "crop_h": top,
+        "target_width": target_width,
+        "target_height": target_height,
+        "aspect_ratio": target_height / target_width,
+        SIZES: sizes,
+    }
     return node_helpers.conditioning_set_values(conditioning, values)
 
 

@@ -22,9 +22,12 @@ def model_contents(model: Any) -> list[Any]:
     own = frozenset(map(id, network.modules()))  # where they are in a patch's hands, their weights count above
     patches = {key: model.object_patches[key] for key in sorted(model.object_patches)}
     return [
-        _patched(network, "diffusion_model.", model), network_digest(sampling), _plain(model.model_options, own=own),
-        _plain(model.wrappers, own=own), _plain(patches, own=own),
-    ]  # fmt: skip
+        _patched(network, "diffusion_model.", model),
+        network_digest(sampling),
+        _plain(model.model_options, own=own),
+        _plain(model.wrappers, own=own),
+        _plain(patches, own=own),
+    ]
 
 
 def clip_contents(clip: Any) -> list[Any]:

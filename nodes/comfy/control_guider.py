@@ -23,8 +23,11 @@ from .control import size_input, weighting_of
 from .schedule import clock_of
 
 _ROLES: dict[Key, str] = {
-    (True, True): "positive", (False, True): "null", (False, False): "negative", (True, False): "controlled_negative",
-}  # fmt: skip
+    (True, True): "positive",
+    (False, True): "null",
+    (False, False): "negative",
+    (True, False): "controlled_negative",
+}
 """(with control, with semantics) -> the name of the conditioning."""
 _EVALUATE = "sampler_calc_cond_batch_function"
 """Core's option with a node's own way of evaluating the prompt and the negative prompt."""
@@ -49,9 +52,11 @@ class ControlGuider(comfy.samplers.CFGGuider):
         if self.checkpoint is not None and not any(SIZES in settings for _, settings in positive):
             raise refuse("positive", "no size values", "Size and Crop Values before it", "its model was trained so")
         roles = {
-            "positive": positive, "negative": null_control(negative), "null": null_control(positive, "positive"),
+            "positive": positive,
+            "negative": null_control(negative),
+            "null": null_control(positive, "positive"),
             "controlled_negative": same_control(negative, positive, "negative"),
-        }  # fmt: skip
+        }
         guided = replace(config, scale=_GUIDED)  # a node may set the scale of a step
         evaluations = (*needed_evaluations(guided), *needed_evaluations(guided, 0.0, True))
         needed = {_ROLES[k] for k in evaluations} | {"positive", "negative"}
@@ -131,8 +136,14 @@ def run(guider: ControlGuider, latent: dict, seed: int, sampler: str, sigmas: to
     noise = comfy.sample.prepare_noise(samples, seed, latent.get("batch_index"))
     callback = latent_preview.prepare_callback(model, len(sigmas) - 1)
     sampled = guider.sample(
-        noise, samples, comfy.samplers.sampler_object(sampler), sigmas, denoise_mask=latent.get("noise_mask"),
-        callback=callback, disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED, seed=seed,
-    )  # fmt: skip
+        noise,
+        samples,
+        comfy.samplers.sampler_object(sampler),
+        sigmas,
+        denoise_mask=latent.get("noise_mask"),
+        callback=callback,
+        disable_pbar=not comfy.utils.PROGRESS_BAR_ENABLED,
+        seed=seed,
+    )
     unchanged = {k: v for k, v in latent.items() if not k.startswith("downscale_ratio")}
     return unchanged | {"samples": sampled.to(comfy.model_management.intermediate_device())}

@@ -87,11 +87,14 @@ def instruments_of(models: Models, sampling: Sampling, config: ProbeConfig) -> I
     """Core's sampler, and NeMo's score where latents are pictures, large enough to be compared."""
     blank = blank_latents(models.model, sampling.latent)[:1]
     identity = {
-        "model": model_contents(models.model), "CLIP": clip_contents(models.clip), "VAE": vae_contents(models.vae),
+        "model": model_contents(models.model),
+        "CLIP": clip_contents(models.clip),
+        "VAE": vae_contents(models.vae),
         "model without the LoRA": None if models.bare is None else model_contents(models.bare),
         "sampling": [sampling.steps, sampling.cfg, sampling.sampler, sampling.scheduler],
-        "size": list(blank.shape[1:]), "probe": config,
-    }  # fmt: skip
+        "size": list(blank.shape[1:]),
+        "probe": config,
+    }
 
     def sample(prompt: str, seeds: Sequence[int], bare: bool, after: Callable[[int], None]) -> torch.Tensor:
         model = models.bare if bare and models.bare is not None else models.model
@@ -145,8 +148,10 @@ class ComfyModel:
         self.shape: tuple[int, ...] = tuple(self.blank.shape[1:])
         self.shift = float(getattr(model.get_model_object("model_sampling"), "shift", None) or 1.0)
         self.identity: dict[str, object] = {
-            "model": model_contents(model), "CLIP": clip_contents(clip), "VAE": vae_contents(vae),
-        }  # fmt: skip
+            "model": model_contents(model),
+            "CLIP": clip_contents(clip),
+            "VAE": vae_contents(vae),
+        }
 
     def facts(self, path: str | Path) -> LoraFacts:
         """Of a file, with this model's weights for a DoRA."""
@@ -209,8 +214,11 @@ class ComfyModel:
         arrived = taken(tensors, names)
         missing: list[str] = []
         if arrived < len(entries):
-            missing = [path for path, entry in entries.items()
-                       if not taken({key: tensors[key] for _, key in entry.keys if key in tensors}, names)]  # fmt: skip
+            missing = [
+                path
+                for path, entry in entries.items()
+                if not taken({key: tensors[key] for _, key in entry.keys if key in tensors}, names)
+            ]
         loaded = len(entries) - len(missing) if arrived else 0
         dropped = tuple((missing if arrived else sorted(entries))[:_NAMED])
         return Loading("ComfyUI", loaded, len(entries), dropped, taken(tensors, texts))

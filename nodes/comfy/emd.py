@@ -95,9 +95,15 @@ def stock_sampling(model: Any, sampling: StudentSampling) -> tuple[torch.Tensor,
 
 
 def _sample_tcd(
-    sampling: StudentSampling, schedule: NoiseSchedule, model: Any, x: torch.Tensor, sigmas: torch.Tensor,
-    extra_args: dict | None = None, callback: Any = None, disable: bool | None = None,
-) -> torch.Tensor:  # fmt: skip
+    sampling: StudentSampling,
+    schedule: NoiseSchedule,
+    model: Any,
+    x: torch.Tensor,
+    sigmas: torch.Tensor,
+    extra_args: dict | None = None,
+    callback: Any = None,
+    disable: bool | None = None,
+) -> torch.Tensor:
     """TCD's steps (Zheng et al. 2024, Alg. 4), which core does not have, as k-diffusion's samplers are called.
 
     Args:

@@ -131,9 +131,15 @@ def around_forwards(model: Any, key: str, context: Callable[[Forward], AbstractC
     """
 
     def apply_model(
-        executor: Any, x: Any, t: Any, c_concat: Any = None, c_crossattn: Any = None, control: Any = None,
-        transformer_options: Any = None, **conditions: Any,
-    ) -> Any:  # fmt: skip
+        executor: Any,
+        x: Any,
+        t: Any,
+        c_concat: Any = None,
+        c_crossattn: Any = None,
+        control: Any = None,
+        transformer_options: Any = None,
+        **conditions: Any,
+    ) -> Any:
         forward = Forward(executor.class_obj, x, t, dict(transformer_options or {}), conditions)
         if forward.running is not None and not forward.running.owns(forward.base):
             own = {k: v for k, v in conditions.items() if not k.startswith("vitrine_")}

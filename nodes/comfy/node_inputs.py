@@ -18,9 +18,13 @@ from comfy_api.latest import io
 from ...engine.errors import refuse
 
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "STRING": (str, "a text"), "BOOLEAN": (bool, "true or false"), "IMAGE": (torch.Tensor, "pictures"),
-    "MASK": (torch.Tensor, "masks"), "LATENT": (dict, "latents"), "CONDITIONING": (list, "a prompt"),
-}  # fmt: skip
+    "STRING": (str, "a text"),
+    "BOOLEAN": (bool, "true or false"),
+    "IMAGE": (torch.Tensor, "pictures"),
+    "MASK": (torch.Tensor, "masks"),
+    "LATENT": (dict, "latents"),
+    "CONDITIONING": (list, "a prompt"),
+}
 _LISTED = 20
 """Options that a refusal names."""
 
@@ -52,9 +56,11 @@ def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
         if value is None:
             if not entry.optional:
                 raise refuse(
-                    name, f"nothing, from the node before ({kind})", f"a {kind}",
+                    name,
+                    f"nothing, from the node before ({kind})",
+                    f"a {kind}",
                     "its file has none: load it by itself (Load CLIP, Load VAE), or take another file",
-                )  # fmt: skip
+                )
         elif kind in ("INT", "FLOAT"):
             _check_number(name, value, entry, kind == "INT")
         elif isinstance(entry, io.Combo.Input):

@@ -147,9 +147,13 @@ RUNS.freed.append(lambda flags: shipped.cache_clear())
 
 
 def sampled(
-    renderer: PersonRenderer, space: Space, person: W2WModel, prompt: str, seed: int,
+    renderer: PersonRenderer,
+    space: Space,
+    person: W2WModel,
+    prompt: str,
+    seed: int,
     check: Callable[[], None] = lambda: None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """IMAGE (1, H, W, 3): what *Apply W2W Model*, *KSampler* in a few steps and *VAE Decode* make of the first model.
 
     Args:
@@ -171,9 +175,13 @@ def sampled(
 
 
 def rendered(
-    renderer: PersonRenderer, space: Space, person: W2WModel, prompt: str, seed: int,
+    renderer: PersonRenderer,
+    space: Space,
+    person: W2WModel,
+    prompt: str,
+    seed: int,
     check: Callable[[], None] = lambda: None,
-) -> torch.Tensor:  # fmt: skip
+) -> torch.Tensor:
     """IMAGE (1, H, W, 3): what *Apply W2W Model*, *EMD One-Step Generator* and *VAE Decode* make of the first model.
 
     Args:
@@ -227,18 +235,24 @@ def laid_out(session: PanelSession) -> dict[str, Any]:
     space, chart, person = session.space, session.map_of(session.space), session.before.coefficients[0]
     chosen = _on_the_map(space)
     names, width = member_names(space), len(person)
-    labels = [{
-        "name": label, "reach": round(reach(space, vector), 2),
-        "value": round(float(score(vector[:width], person)), 2),
-        "scores": [None if v != v else round(v, 2) for v in chart.labels[label][chosen].tolist()],
-    } for label, vector in listed(space).items()]  # fmt: skip
+    labels = [
+        {
+            "name": label,
+            "reach": round(reach(space, vector), 2),
+            "value": round(float(score(vector[:width], person)), 2),
+            "scores": [None if v != v else round(v, 2) for v in chart.labels[label][chosen].tolist()],
+        }
+        for label, vector in listed(space).items()
+    ]
     return {
         "points": [[round(v, 4) for v in row] for row in chart.coordinates[chosen].tolist()],
-        "names": [names[i] for i in chosen.tolist()], "labels": labels,
-        "person": place_of(space, chart, person).tolist(), "draws": session.renderer is not None,
+        "names": [names[i] for i in chosen.tolist()],
+        "labels": labels,
+        "person": place_of(space, chart, person).tolist(),
+        "draws": session.renderer is not None,
         "missing": list(session.missing),
         "prompt": PROMPT if session.renderer is shipped else None,
-    }  # fmt: skip
+    }
 
 
 def layout_text(session: PanelSession) -> bytes:
@@ -250,9 +264,13 @@ def layout_text(session: PanelSession) -> bytes:
 
 
 def portrait(
-    session: PanelSession, inputs: Mapping[str, Any], prompt: str, seed: int, released: bool = True,
+    session: PanelSession,
+    inputs: Mapping[str, Any],
+    prompt: str,
+    seed: int,
+    released: bool = True,
     check: Callable[[], None] = lambda: None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """The edited person's PNG; without one where nothing draws.
 
     Args:

@@ -60,10 +60,17 @@ def load_vae(folder: str) -> Any:
     config, weights = read_part(folder, "vae")
     channels = config["block_out_channels"]
     ddconfig = {
-        "double_z": True, "z_channels": config["latent_channels"], "resolution": 256, "in_channels": 3, "out_ch": 3,
-        "ch": channels[0], "ch_mult": [c // channels[0] for c in channels],
-        "num_res_blocks": config["layers_per_block"], "attn_resolutions": [], "dropout": 0.0,
-    }  # fmt: skip
+        "double_z": True,
+        "z_channels": config["latent_channels"],
+        "resolution": 256,
+        "in_channels": 3,
+        "out_ch": 3,
+        "ch": channels[0],
+        "ch_mult": [c // channels[0] for c in channels],
+        "num_res_blocks": config["layers_per_block"],
+        "attn_resolutions": [],
+        "dropout": 0.0,
+    }
     renamed = {_vae_key(k, len(channels)): _vae_weight(k, v) for k, v in weights.items()}
     params = {"ddconfig": ddconfig, "embed_dim": config["latent_channels"]}
     with _groups_of_autoencoders(config["norm_num_groups"]):
@@ -83,18 +90,26 @@ def load_clip(folder: str) -> Any:
 
         def __init__(self, embedding_directory: Any = None, tokenizer_data: dict | None = None, **kwargs: Any) -> None:
             super().__init__(
-                str(Path(folder) / "tokenizer"), max_length=length, embedding_directory=embedding_directory,
-                embedding_size=config["hidden_size"], tokenizer_data=tokenizer_data or {},
-            )  # fmt: skip
+                str(Path(folder) / "tokenizer"),
+                max_length=length,
+                embedding_directory=embedding_directory,
+                embedding_size=config["hidden_size"],
+                tokenizer_data=tokenizer_data or {},
+            )
 
     class TextModel(comfy.sd1_clip.SDClipModel):
         """The folder's own width, depth and special tokens."""
 
         def __init__(self, device: Any = "cpu", dtype: Any = None, model_options: Any = None, **kwargs: Any) -> None:
             super().__init__(
-                device=device, dtype=dtype, max_length=length, textmodel_json_config=dict(config),
-                special_tokens=special, return_projected_pooled=False, model_options=model_options or {},
-            )  # fmt: skip
+                device=device,
+                dtype=dtype,
+                max_length=length,
+                textmodel_json_config=dict(config),
+                special_tokens=special,
+                return_projected_pooled=False,
+                model_options=model_options or {},
+            )
 
     clip = comfy.sd.CLIP(
         comfy.supported_models_base.ClipTarget(comfy.sd1_clip.SD1Tokenizer, comfy.sd1_clip.SD1ClipModel),

@@ -69,9 +69,10 @@ class Recorder:
         node = origin and origin[0]
         same = [run for run in self.runs if origin is not None and (run.origin, run.prompt) == (origin, prompt)]
         self.runs = [
-            run for run in self.runs
+            run
+            for run in self.runs
             if (run.origin and run.origin[0]) != node or (run.prompt == prompt and run.origin != origin)
-        ]  # fmt: skip
+        ]
         self.runs.append(Recorded(record, origin, prompt, earlier=sum(1 + run.earlier for run in same)))
         return self.runs[-1]
 
@@ -136,9 +137,12 @@ def _digest(samples: Any) -> str:
 
 
 def record_sampling(
-    model: Any, addresses: str, steps: set[int] | Callable[[int], bool],
-    watch: Callable[[Activations], None] | None = None, first: int = 0,
-) -> tuple[Any, Recorder]:  # fmt: skip
+    model: Any,
+    addresses: str,
+    steps: set[int] | Callable[[int], bool],
+    watch: Callable[[Activations], None] | None = None,
+    first: int = 0,
+) -> tuple[Any, Recorder]:
     """A clone that records while it is sampled, and the recorder. Other clones never see its hooks.
 
     The hooks exist only inside this clone's sampling runs, and go when a run ends, fails or is interrupted. Passes that

@@ -61,9 +61,17 @@ def facts_of(model: Any) -> ModelFacts:
     patch = 1 if convolutional else _patch(network)
     factor = model.get_model_object("latent_format").spacial_downscale_ratio
     return ModelFacts(
-        type(config).__name__.lstrip("_"), movable_schedule(sampling), _own_size(model, network), factor, patch,
-        own_shift(sampling), None, positions, convolutional, set_before="model_sampling" in model.object_patches,
-    )  # fmt: skip
+        type(config).__name__.lstrip("_"),
+        movable_schedule(sampling),
+        _own_size(model, network),
+        factor,
+        patch,
+        own_shift(sampling),
+        None,
+        positions,
+        convolutional,
+        set_before="model_sampling" in model.object_patches,
+    )
 
 
 def _own_size(model: Any, network: Any) -> tuple[int, int] | None:
@@ -270,9 +278,7 @@ class _Turning(torch.nn.Module):
     def rotations(self, ids: torch.Tensor, dims: Sequence[int], theta: float | Sequence[float]) -> torch.Tensor:
         """(..., sum of dims / 2, 2, 2) of positions (..., axes)."""
         plan = self.plan
-        angles, factor = axis_angles(
-            ids.float(), dims, theta, plan.positions, plan.scales, plan.train, self.clock.tau
-        )  # fmt: skip
+        angles, factor = axis_angles(ids.float(), dims, theta, plan.positions, plan.scales, plan.train, self.clock.tau)
         return turns(torch.cat(angles, -1), factor)
 
 

@@ -25,9 +25,13 @@ RUN = "vitrine.run"
 """Key of the :class:`Running` in ``transformer_options``, and of the wrappers that keep it up to date."""
 _WRAPPERS = comfy.patcher_extension.WrappersMP
 _PROMPTED = {
-    "positive": True, "null": True, "negative": False, "controlled_negative": False, "middle": False,
+    "positive": True,
+    "null": True,
+    "negative": False,
+    "controlled_negative": False,
+    "middle": False,
     "empty_negative_prompt": False,
-}  # fmt: skip
+}
 """Names that core's guiders and ours give their conditionings -> whether they are the prompt.
 
 Core itself calls the ``middle`` of its Dual CFG Guider and the empty prompt of its Perp-Neg Guider negative.
@@ -224,9 +228,11 @@ def watched(model: Any) -> Any:
         return model
     clone = model.clone()
     wrappers: dict[str, Callable] = {
-        _WRAPPERS.OUTER_SAMPLE: _outer_sample, _WRAPPERS.SAMPLER_SAMPLE: _sampler_sample,
-        _WRAPPERS.PREDICT_NOISE: _predict_noise, _WRAPPERS.CALC_COND_BATCH: _calc_cond_batch,
-    }  # fmt: skip
+        _WRAPPERS.OUTER_SAMPLE: _outer_sample,
+        _WRAPPERS.SAMPLER_SAMPLE: _sampler_sample,
+        _WRAPPERS.PREDICT_NOISE: _predict_noise,
+        _WRAPPERS.CALC_COND_BATCH: _calc_cond_batch,
+    }
     for kind, wrapper in wrappers.items():
         clone.add_wrapper_with_key(kind, RUN, wrapper)
     clone.add_callback_with_key(comfy.patcher_extension.CallbacksMP.ON_PRE_RUN, RUN, _own_run)

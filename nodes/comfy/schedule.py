@@ -62,7 +62,7 @@ def run_sigmas(model: Any, sampler: str, scheduler: str, steps: int, denoise: fl
     """(steps + 1,) the levels that core's KSampler would take."""
     settings = comfy.samplers.KSampler(
         model, steps, model.load_device, sampler, scheduler, denoise, model.model_options
-    )  # fmt: skip
+    )
     return settings.sigmas
 
 

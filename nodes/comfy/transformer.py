@@ -95,12 +95,17 @@ def _trained_betas(root: Path) -> torch.Tensor | None:
 def _config(config: dict) -> dict:
     width = config["num_attention_heads"] * config["attention_head_dim"]
     return {
-        "in_channels": config["in_channels"], "hidden_size": width, "num_heads": config["num_attention_heads"],
-        "depth": config["num_layers"], "caption_channels": config["caption_channels"],
-        "patch_size": config["patch_size"], "model_max_length": 24, "micro_condition": False,
+        "in_channels": config["in_channels"],
+        "hidden_size": width,
+        "num_heads": config["num_attention_heads"],
+        "depth": config["num_layers"],
+        "caption_channels": config["caption_channels"],
+        "patch_size": config["patch_size"],
+        "model_max_length": 24,
+        "micro_condition": False,
         "pred_sigma": config["out_channels"] != config["in_channels"],
         "base_size": config["sample_size"] // config["patch_size"],
-    }  # fmt: skip
+    }
 
 
 def converted(weights: dict[str, torch.Tensor], config: dict) -> dict[str, torch.Tensor]:

@@ -62,9 +62,12 @@ NUMBERS = (0, -1, 1, 10**9, 2**63, 10**400, 1e308, 3e38, -0.0, float("nan"), flo
 TEXTUAL = ("", "x", "nan", "a\x1b[2J", "\u202e", "../../x", "C:\\x", "\\\\host\\x", "9" * 5000)
 OTHERS = (None, True, [], {}, [[]], [1], {"a": 1})
 VALUES = st.one_of(
-    st.sampled_from((*NUMBERS, *TEXTUAL, *OTHERS)), st.integers(), st.floats(), st.text(max_size=8),
+    st.sampled_from((*NUMBERS, *TEXTUAL, *OTHERS)),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
     st.lists(st.floats(), max_size=4),
-)  # fmt: skip
+)
 
 
 # --- good files with everything that a header can hold -----------------------------------------------
@@ -154,10 +157,14 @@ def make_told(path):
     """A LoRA with what kohya's scripts say of a training."""
     folder = "10_a person"
     told = {
-        "ss_network_module": "networks.lora", "ss_steps": "1200", "ss_learning_rate": "1e-4", "trigger_word": "None",
-        "modelspec.license": "CC", "ss_dataset_dirs": json.dumps({folder: {"n_repeats": 10, "img_count": 5}}),
+        "ss_network_module": "networks.lora",
+        "ss_steps": "1200",
+        "ss_learning_rate": "1e-4",
+        "trigger_word": "None",
+        "modelspec.license": "CC",
+        "ss_dataset_dirs": json.dumps({folder: {"n_repeats": 10, "img_count": 5}}),
         "ss_tag_frequency": json.dumps({folder: {"a person": 5, "a hat": 2}}),
-    }  # fmt: skip
+    }
     save_file(load_file(write_lora(path, loras(1)[0])), path, told)
 
 
@@ -190,7 +197,8 @@ def use_control(path):
 
 TENSORS = {
     "control.safetensors": (make_control, use_control),
-    "factors.safetensors": (rich, use_space), "delta.safetensors": (rich, use_space),
+    "factors.safetensors": (rich, use_space),
+    "delta.safetensors": (rich, use_space),
     "model.w2wmodel.safetensors": (make_model, use_model),
     "taps.safetensors": (TENSOR_FILES["taps.safetensors"][0], use_taps),
     "student.safetensors": (TENSOR_FILES["student.safetensors"][0], use_student),
@@ -198,11 +206,12 @@ TENSORS = {
     "lora.safetensors": (TENSOR_FILES["lora.safetensors"][0], use_lora),
     "told.safetensors": (make_told, use_told),
     "filter.safetensors": TENSOR_FILES["filter.safetensors"][:2],
-}  # fmt: skip
+}
 TEXTS = {
-    "preset.json": use_preset, "neurons.json": use_neurons,
+    "preset.json": use_preset,
+    "neurons.json": use_neurons,
     "train.json": TEXT_FILES["train.json"][1],
-}  # fmt: skip
+}
 
 
 # --- bending them -------------------------------------------------------------------------------------

@@ -69,8 +69,9 @@ def use_linked(path):
 
 
 FILES = TENSORS | {
-    "shard-000000-0a0b0c0d.safetensors": (make_shard, read_shard), "linked.safetensors": (make_linked, use_linked),
-}  # fmt: skip
+    "shard-000000-0a0b0c0d.safetensors": (make_shard, read_shard),
+    "linked.safetensors": (make_linked, use_linked),
+}
 
 
 def leaves(tree):

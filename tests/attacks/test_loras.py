@@ -51,12 +51,14 @@ def test_settings_of_strangers(tmp_path):
 VARIANTS = {
     "AdaLoRA": peft.AdaLoraConfig(init_r=4, target_r=2, total_step=10, lora_alpha=3, target_modules=["to_q"]),
     "AdaLoRA, pruned": peft.AdaLoraConfig(init_r=4, total_step=10, target_modules=["to_q"], rank_pattern=None),
-    **{str(start): peft.LoraConfig(r=4, lora_alpha=3, target_modules=["to_q"], init_lora_weights=start)
-       for start in ("gaussian", "pissa", "pissa_niter_2", "olora", "orthogonal", "mica", False)},
+    **{
+        str(start): peft.LoraConfig(r=4, lora_alpha=3, target_modules=["to_q"], init_lora_weights=start)
+        for start in ("gaussian", "pissa", "pissa_niter_2", "olora", "orthogonal", "mica", False)
+    },
     "KaSA": peft.LoraConfig(r=4, target_modules=["to_q"], kasa_config=KasaConfig()),
     "LoHa": peft.LoHaConfig(r=4, alpha=3, target_modules=["to_q"]),
     "LoKr": peft.LoKrConfig(r=4, alpha=3, target_modules=["to_q"]),
-}  # fmt: skip
+}
 EXACT = {"AdaLoRA", "AdaLoRA, pruned", "gaussian", "orthogonal", "mica", "False", "LoHa", "LoKr"}
 
 
@@ -77,7 +79,9 @@ def test_pefts_variants_are_exact_or_left_out_by_name(name, tmp_path):
     if "pruned" in name:
         model.peft_config["default"].rank_pattern = {
             f"{path}.lora_E": [bool(i % 3) and not path.startswith("up") for i in range(4)]
-            for path, layer in model.base_model.model.named_modules() if hasattr(layer, "lora_E")}  # fmt: skip
+            for path, layer in model.base_model.model.named_modules()
+            if hasattr(layer, "lora_E")
+        }
         for path, layer in model.base_model.model.named_modules():
             if hasattr(layer, "lora_E"):
                 layer.lora_E["default"].data *= torch.tensor([[0.0], [1], [1], [0]]) * (not path.startswith("up"))

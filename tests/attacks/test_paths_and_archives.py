@@ -77,9 +77,12 @@ def published(folder, **instead):
 def test_published_files_hold_what_they_weigh(tmp_path):
     assert import_official(published(tmp_path)).dimension == 3
     big = {
-        "mean": torch.zeros(1).expand(1 << 34), "std": torch.zeros(10), "V": torch.ones(10),
-        "proj_1000pc": torch.full((5, 3), float("nan")), "weight_dimensions": {"a": 1, "b": 2},
-    }  # fmt: skip
+        "mean": torch.zeros(1).expand(1 << 34),
+        "std": torch.zeros(10),
+        "V": torch.ones(10),
+        "proj_1000pc": torch.full((5, 3), float("nan")),
+        "weight_dimensions": {"a": 1, "b": 2},
+    }
     for name, value in big.items():
         published(tmp_path, **{name: value})
         with Held() as held, pytest.raises(VitrineError):

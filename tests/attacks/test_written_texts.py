@@ -20,9 +20,18 @@ from vitrine.engine.w2w.space.map_layout import map_of
 from vitrine_tests.engine.corpus import GOOD_PRESET, PLACES, TENSOR_FILES, loras, taps
 
 HOSTILE = {
-    "turned": "beard\u202e", "long": "x" * 5000, "escape": "a\x1b[2Jb", "null": "a\x00b", "half": "a\ud800b",
-    "line": "a\nb", "empty": "", "slash": "../a", "quote": '"}', "plain": "beard", "word": "胡须",
-}  # fmt: skip
+    "turned": "beard\u202e",
+    "long": "x" * 5000,
+    "escape": "a\x1b[2Jb",
+    "null": "a\x00b",
+    "half": "a\ud800b",
+    "line": "a\nb",
+    "empty": "",
+    "slash": "../a",
+    "quote": '"}',
+    "plain": "beard",
+    "word": "胡须",
+}
 
 
 def a_space(name, folder):
@@ -93,9 +102,11 @@ def control(text, path):
 
 
 WRITERS = {
-    **{f"{mode} {kind}": (save, load_space)
-       for kind, change in (("label", by_label), ("name", by_name), ("info", by_info), ("map", by_map))
-       for mode, save in spaces(change).items()},
+    **{
+        f"{mode} {kind}": (save, load_space)
+        for kind, change in (("label", by_label), ("name", by_name), ("info", by_info), ("map", by_map))
+        for mode, save in spaces(change).items()
+    },
     "linked": (linked, load_space),
     "model": (model, W2WModel.load),
     "taps": (tapped, Activations.load),
@@ -107,7 +118,7 @@ WRITERS = {
         FeaturePreset.load,
     ),
     "control": (control, load_control),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", HOSTILE)
@@ -140,12 +151,10 @@ NUMBERS = {
     ).save(path, "float16"),
     "model": lambda path: W2WModel(torch.full((1, 3), 1e12), "abc").save(path),
     "taps": lambda path: Activations({"a": Activation("a", torch.full((1, 2, 3), NAN))}).save(path),
-    "statistics": lambda path: Calibration(
-        NeuronStatistics({"a": torch.ones(3)}, {"a": -torch.ones(3)}, 10)
-    ).save(path),
-    "count": lambda path: Calibration(
-        NeuronStatistics({"a": torch.ones(3)}, {"a": torch.ones(3)}, 1)
-    ).save(path),
+    "statistics": lambda path: Calibration(NeuronStatistics({"a": torch.ones(3)}, {"a": -torch.ones(3)}, 10)).save(
+        path
+    ),
+    "count": lambda path: Calibration(NeuronStatistics({"a": torch.ones(3)}, {"a": torch.ones(3)}, 1)).save(path),
     "threshold": lambda path: Calibration(
         samples=SampleThreshold(0.5, 0.6, -torch.ones(64, 64), 9, FewStepConfig())
     ).save(path),
@@ -154,7 +163,7 @@ NUMBERS = {
     "control": lambda path: save_control(
         path, ControlEmbedder(ControlSpec(), 16).state_dict(), ControlMetadata("DiTTransformer2DModel", 32)
     ),
-}  # fmt: skip
+}
 """Each with a number that its reader refuses."""
 
 

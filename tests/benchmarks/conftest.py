@@ -20,9 +20,17 @@ import torch
 from vitrine_tests import models
 
 HERE = Path(__file__).parent
-ENV = {k: os.environ.get(f"VITRINE_BENCH_{k}", v) for k, v in {
-    "ROUNDS": "", "SIDE": "", "DEVICE": "cpu", "DTYPE": "float32", "MODELS": "portraits,SD1.5,SDXL", "TINY": "",
-}.items()}  # fmt: skip
+ENV = {
+    k: os.environ.get(f"VITRINE_BENCH_{k}", v)
+    for k, v in {
+        "ROUNDS": "",
+        "SIDE": "",
+        "DEVICE": "cpu",
+        "DTYPE": "float32",
+        "MODELS": "portraits,SD1.5,SDXL",
+        "TINY": "",
+    }.items()
+}
 NETWORKS: dict[str, dict[str, Any]] = {"SD1.5": models.SD15, "SDXL": models.SDXL}
 NARROW: dict[str, dict[str, Any]] = {
     "SD1.5": {"block_out_channels": (32, 32, 64, 64), "attention_head_dim": 4},
@@ -120,9 +128,16 @@ class Bench:
         return self.now() - start
 
     def compare(
-        self, method: str, model: str, ours: Run, against: dict[str, Run | tuple[Run, float]], rounds: int = 3,
-        warm: int = 1, grad: bool = False, summary: Callable[[list[float]], float] = min,
-    ):  # fmt: skip
+        self,
+        method: str,
+        model: str,
+        ours: Run,
+        against: dict[str, Run | tuple[Run, float]],
+        rounds: int = 3,
+        warm: int = 1,
+        grad: bool = False,
+        summary: Callable[[list[float]], float] = min,
+    ):
         """name -> row. In each round every run of ``against`` and then ours, so that a busy machine disturbs all alike.
 
         Args:
@@ -171,8 +186,10 @@ class Bench:
             "threads": torch.get_num_threads(), "dtype": ENV["DTYPE"], "torch": torch.__version__,
         }  # fmt: skip
         self.benchmark.extra_info.setdefault("rows", []).append(row)
-        self.say(f"{method} / {against}, {model}: {row['ratio']:.4g} of the {unit} ({row['low']:.4g} to "
-                 f"{row['high']:.4g}; {row['ours']:.4g} against {row['theirs']:.4g})")  # fmt: skip
+        self.say(
+            f"{method} / {against}, {model}: {row['ratio']:.4g} of the {unit} ({row['low']:.4g} to "
+            f"{row['high']:.4g}; {row['ours']:.4g} against {row['theirs']:.4g})"
+        )
         return SimpleNamespace(**row)
 
     def at_most(self, what, found, bound):

@@ -29,8 +29,9 @@ def test_one_step_costs_one_forward(bench, model, batch, rounds):
         scheduler.step(full.net(z, 980, full.text).sample, 980, z)
 
     against = {"bare forward": lambda: full.net(z, t, full.text), "50 DDIM steps": (ddim_step, 50)}
-    found = bench.compare("EMD, one-step picture", full.label, lambda: one_step(student, z, cond, preset), against,
-                          rounds)  # fmt: skip
+    found = bench.compare(
+        "EMD, one-step picture", full.label, lambda: one_step(student, z, cond, preset), against, rounds
+    )
     bench.at_most("forwards", found["bare forward"].ratio, 1.05)
     bench.at_most("share of 50 steps", found["50 DDIM steps"].ratio, 1 / 40)
 

@@ -29,9 +29,12 @@ def deep():
     """SDXL's depth, narrow, with the inputs of a forward."""
     torch.manual_seed(0)
     narrow = {
-        "block_out_channels": (32, 64, 64), "attention_head_dim": 4, "cross_attention_dim": 64,
-        "addition_time_embed_dim": 8, "projection_class_embeddings_input_dim": 80,
-    }  # fmt: skip
+        "block_out_channels": (32, 64, 64),
+        "attention_head_dim": 4,
+        "cross_attention_dim": 64,
+        "addition_time_embed_dim": 8,
+        "projection_class_embeddings_input_dim": 80,
+    }
     net = UNet2DConditionModel(**(models.SDXL | narrow)).eval().requires_grad_(False)
     added = {"text_embeds": torch.randn(1, 32), "time_ids": torch.full((1, 6), 256.0)}
     x, text = torch.randn(1, 4, 32, 32), torch.randn(1, 77, 64)
@@ -63,8 +66,13 @@ def grows(bench, method, model, few, many, rounds=5):
 
 def test_opening_by_sites(bench, deep):
     every = list(sites_of(deep))[: 4 * 240]
-    grows(bench, "open a capture of 960 sites", "SDXL's depth, narrow",
-          lambda: opened(deep, every[::TIMES]), lambda: opened(deep, every))  # fmt: skip
+    grows(
+        bench,
+        "open a capture of 960 sites",
+        "SDXL's depth, narrow",
+        lambda: opened(deep, every[::TIMES]),
+        lambda: opened(deep, every),
+    )
 
 
 @pytest.mark.parametrize("what", ["capture", "block"])
@@ -114,8 +122,9 @@ def test_tapping_all_sdxl_sites_is_copying_them(bench):
             kept.clear()
             tapped()
     bench.benchmark.pedantic(lambda: None, rounds=1)
-    row = bench.record("tap all 682 sites, in hooks", "a clone in a plain hook", full.label,
-                       inside["ours"][1:], inside["theirs"][1:])  # fmt: skip
+    row = bench.record(
+        "tap all 682 sites, in hooks", "a clone in a plain hook", full.label, inside["ours"][1:], inside["theirs"][1:]
+    )
     bench.at_most("time of copying", row.ratio, 1.5)
 
 
@@ -127,8 +136,9 @@ def test_prompts(bench, deep):
             value_activations(denoiser, Condition(text), sites)
 
     texts = torch.randn(32, 1, 77, 64)
-    grows(bench, "value activations of 32 prompts", "SDXL's depth, narrow", lambda: read(texts[:8]),
-          lambda: read(texts))  # fmt: skip
+    grows(
+        bench, "value activations of 32 prompts", "SDXL's depth, narrow", lambda: read(texts[:8]), lambda: read(texts)
+    )
 
 
 def test_pictures(bench, deep):
@@ -158,6 +168,11 @@ def loras(folder, count, layers=64, width=64):
 
 def test_loras(bench, tmp_path):
     few, many = loras(tmp_path / "few", 32), loras(tmp_path / "many", 32 * TIMES)
-    grows(bench, "build a space of 128 LoRAs", "64 layers of 64 x 64, rank 1",
-          lambda: build_space(few, BuildConfig(mode="factors")),
-          lambda: build_space(many, BuildConfig(mode="factors")), 3)  # fmt: skip
+    grows(
+        bench,
+        "build a space of 128 LoRAs",
+        "64 layers of 64 x 64, rank 1",
+        lambda: build_space(few, BuildConfig(mode="factors")),
+        lambda: build_space(many, BuildConfig(mode="factors")),
+        3,
+    )

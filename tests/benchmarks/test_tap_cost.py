@@ -24,9 +24,13 @@ OURS_V15 = (
 EVERY = "*-out *-res-increment"
 SETS = {
     "portraits": {"mid": "mid-vit-out", "early query": "up-level0-repeat0-vit-block0-cross-q", "every block": EVERY},
-    "SD1.5": {"mid": "mid-vit-out", "DIFT level 1": "up-level1-upsampler-out", "Ours-v1.5": OURS_V15,
-              "every block": EVERY},
-}  # fmt: skip
+    "SD1.5": {
+        "mid": "mid-vit-out",
+        "DIFT level 1": "up-level1-upsampler-out",
+        "Ours-v1.5": OURS_V15,
+        "every block": EVERY,
+    },
+}
 ROWS = {"portraits": 16, "SD1.5": BATCH}
 
 
@@ -48,9 +52,11 @@ def naive(full, addresses):
     kept, handles = [], []
     for site in resolve(full.net, addresses):
         module = full.net.get_submodule(site.path)
-        handles.append(module.register_forward_hook(
-            lambda m, a, out: kept.append((out[0] if isinstance(out, tuple) else out).clone())
-        ))  # fmt: skip
+        handles.append(
+            module.register_forward_hook(
+                lambda m, a, out: kept.append((out[0] if isinstance(out, tuple) else out).clone())
+            )
+        )
     try:
         full()
     finally:
@@ -85,9 +91,14 @@ SLOW_LEVELS = pytest.mark.xfail(reason="at batch 1 the low levels run fewer FLOP
 
 @pytest.mark.parametrize(
     ("model", "places"),
-    [("portraits", "mid"), ("portraits", "early query"), ("SD1.5", "mid"),
-     pytest.param("SD1.5", "DIFT level 1", marks=SLOW_LEVELS), ("SD1.5", "Ours-v1.5")],
-)  # fmt: skip
+    [
+        ("portraits", "mid"),
+        ("portraits", "early query"),
+        ("SD1.5", "mid"),
+        pytest.param("SD1.5", "DIFT level 1", marks=SLOW_LEVELS),
+        ("SD1.5", "Ours-v1.5"),
+    ],
+)
 def test_early_exit_takes_its_share_of_the_flops(bench, model, places):
     full, addresses = bench.model(model, ROWS[model]), SETS[model][places]
     last, arrivals = resolve(full.net, addresses)[-1].path, []

@@ -102,8 +102,14 @@ def test_streaming_keeps_its_memory(bench, tmp_path):
 
     bench.benchmark.pedantic(build, rounds=1)
     whole = [n * d * 4 / 2**30]
-    bench.record("W2W, PCA streamed from disk", "the matrix in memory", f"matrix {n} x {d}", [found["peak"]], whole,
-                 unit="memory (GiB)")  # fmt: skip
+    bench.record(
+        "W2W, PCA streamed from disk",
+        "the matrix in memory",
+        f"matrix {n} x {d}",
+        [found["peak"]],
+        whole,
+        unit="memory (GiB)",
+    )
     bench.say(cost_model(n, d, found["seconds"]))
     bench.at_most("GiB of anonymous memory", found["peak"], 2.0)
 
@@ -237,8 +243,10 @@ def test_throughput_of_batched_training_on_every_core(bench):
         for worker in workers:
             worker.kill()
     each = 1e3 / (steps * count * len(workers))
-    bench.say(f"{row['PEFT, one after another'].ours * each:.1f} ms a picture, "
-              f"PEFT {row['PEFT, one after another'].theirs * each:.1f}")  # fmt: skip
+    bench.say(
+        f"{row['PEFT, one after another'].ours * each:.1f} ms a picture, "
+        f"PEFT {row['PEFT, one after another'].theirs * each:.1f}"
+    )
     bench.at_most("time", row["PEFT, one after another"].ratio, 1 / 4)
 
 

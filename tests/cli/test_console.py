@@ -24,8 +24,10 @@ PATHS = [[], *([name] for name in TREE)]
 PATHS += [[name, inner] for name, entry in TREE.items() if isinstance(entry, Group) for inner in entry.commands]
 COMMANDS = {name: entry for name, entry in TREE.items() if isinstance(entry, type)} | {
     f"{word} {name}": entry
-    for word, group in TREE.items() if isinstance(group, Group) for name, entry in group.commands.items()
-}  # fmt: skip
+    for word, group in TREE.items()
+    if isinstance(group, Group)
+    for name, entry in group.commands.items()
+}
 VITRINE = [sys.executable, "-c", "import sys\nfrom vitrine.cli.main import main\nsys.exit(main())"]
 
 
@@ -150,9 +152,10 @@ def _marked(command, field):
 
 NAMES = [
     (name, field.name)
-    for name, command in COMMANDS.items() for field in dataclasses.fields(command)
+    for name, command in COMMANDS.items()
+    for field in dataclasses.fields(command)
     if any(isinstance(mark, NamesFile) for mark in _marked(command, field))
-]  # fmt: skip
+]
 PART_OF_A_PATH = re.compile(r"(?:with_name|with_stem|joinpath|Path)\([^)\n]*self\.(\w+)|/ f?\"[^\"\n]*\{self\.(\w+)")
 
 
@@ -201,9 +204,12 @@ def _fields(command):
 
 NUMBERS = [
     (name, field, value)
-    for name, command in COMMANDS.items() for field, hint, default in _fields(command)
-    for value in ("nan", "inf") if float in _kinds(hint) if value != str(default)
-]  # fmt: skip
+    for name, command in COMMANDS.items()
+    for field, hint, default in _fields(command)
+    for value in ("nan", "inf")
+    if float in _kinds(hint)
+    if value != str(default)
+]
 
 
 def test_what_is_no_number_is_refused_before_the_work(monkeypatch, tmp_path, capsys):

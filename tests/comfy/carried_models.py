@@ -56,8 +56,9 @@ def unclip():
     class Tiny(supported_models.SD21UnclipL):
         unet_extra_config = {"num_heads": 2, "num_head_channels": -1}
         noise_aug_config = {
-            "noise_schedule_config": {"timesteps": 1000, "beta_schedule": "squaredcos_cap_v2"}, "timestep_dim": 8,
-        }  # fmt: skip
+            "noise_schedule_config": {"timesteps": 1000, "beta_schedule": "squaredcos_cap_v2"},
+            "timestep_dim": 8,
+        }
 
     described = Tiny(unet_config(num_classes="sequential", adm_in_channels=16))
     described.set_inference_dtype(torch.float32, None)

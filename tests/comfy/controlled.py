@@ -16,9 +16,13 @@ from vitrine_tests import models
 FAR = {"width": 24, "height": 16, "crop_left": 4, "crop_top": 8}
 TOLD = SizeCondition(original=(16, 24), crop=(8, 4))
 CURVE = {
-    "form": "power_cos", "alpha": 1.0, "clock": "native", "reference": "target", "reference_width": 48,
+    "form": "power_cos",
+    "alpha": 1.0,
+    "clock": "native",
+    "reference": "target",
+    "reference_width": 48,
     "reference_height": 40,
-}  # fmt: skip
+}
 NEVER = GammaConfig("step", step_at=0.0)
 NESTED = {"cfg": 3.0, "control": 1.375, "nesting": "control_inner"}
 RUN = {"seed": 3, "steps": 4, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": False}
@@ -113,9 +117,13 @@ def node(comfy, twins, model=None, positive=POSITIVE, **change):
     """Latents in the network's own scale, and the report."""
     told = FAR | CURVE | RUN | {"cfg": 3.0, "control": 1.0, "nesting": "control_inner"} | change
     made, drawn, report = comfy.call(
-        "VitrineControlConditionedSampler", model=model or twins.model, positive=positive, negative=NEGATIVE,
-        latent_image=latent(twins.side), **told,
-    )  # fmt: skip
+        "VitrineControlConditionedSampler",
+        model=model or twins.model,
+        positive=positive,
+        negative=NEGATIVE,
+        latent_image=latent(twins.side),
+        **told,
+    )
     assert drawn.shape == (1, 320, 560, 3) and 0 <= float(drawn.min()) < float(drawn.max()) <= 1
     return made["samples"].clone() * twins.scale, report
 

@@ -5,9 +5,11 @@ from vitrine.engine.nemo import NeuronSet, block
 from vitrine.engine.tracing.addresses import resolve
 
 TEXTS = {
-    "positive": "a smiling dark face with curly blond hair on pink", "negative": "a pale face",
-    "middle": "a bald head on gray", "second": "a face with glasses and navy shirt",
-}  # fmt: skip
+    "positive": "a smiling dark face with curly blond hair on pink",
+    "negative": "a pale face",
+    "middle": "a bald head on gray",
+    "second": "a face with glasses and navy shirt",
+}
 VALUES = "down-level1-repeat0-vit-block0-cross-v"
 MIDDLE = "mid-vit-out"
 NEURONS = NeuronSet({VALUES: tuple(range(40))})
@@ -113,16 +115,25 @@ GUIDERS = {
     ),
     "areas": (
         with_positive(lambda c: told(c["positive"], **AREA) + told(c["second"], **OTHER_AREA)),
-        {"cond 1": "positive", "cond 2": "second", "uncond 1": "negative", "uncond 2": "negative",
-         "uncond 3": "negative"},
+        {
+            "cond 1": "positive",
+            "cond 2": "second",
+            "uncond 1": "negative",
+            "uncond 2": "negative",
+            "uncond 3": "negative",
+        },
     ),
     "timestep ranges": (
-        with_positive(lambda c: told(c["positive"], start_percent=0.0, end_percent=1.0)
-                      + told(c["second"], start_percent=0.9, end_percent=1.0)),
+        with_positive(
+            lambda c: (
+                told(c["positive"], start_percent=0.0, end_percent=1.0)
+                + told(c["second"], start_percent=0.9, end_percent=1.0)
+            )
+        ),
         {"cond 1": "positive", "uncond": "negative"},
     ),
     "hooks": (hooked, {"cond": "positive", "uncond": "negative"}),
-}  # fmt: skip
+}
 """Name -> (guider of a MODEL and conditionings, what a recording of its first step has: half -> text)."""
 
 
@@ -139,9 +150,17 @@ def patched(comfy, name, model, **more):
 
 
 PATCHES = (
-    "PerturbedAttentionGuidance", "SelfAttentionGuidance", "NAGuidance", "APG", "TCFG", "SkipLayerGuidanceDiT",
-    "SkipLayerGuidanceDiTSimple", "RescaleCFG", "EasyCache", "LazyCache",
-)  # fmt: skip
+    "PerturbedAttentionGuidance",
+    "SelfAttentionGuidance",
+    "NAGuidance",
+    "APG",
+    "TCFG",
+    "SkipLayerGuidanceDiT",
+    "SkipLayerGuidanceDiTSimple",
+    "RescaleCFG",
+    "EasyCache",
+    "LazyCache",
+)
 
 
 def sampled(guider, steps=2, sampler="euler", scheduler="ddim_uniform", seed=3, latent=None, options=None):

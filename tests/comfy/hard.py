@@ -54,12 +54,16 @@ def marks_on(model):
     tables = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return {
         "hooks": sum(len(getattr(m, t)) for m in modules for t in tables),
-        "methods": sum(callable(v) and not isinstance(v, torch.nn.Module) for m in modules for v in vars(m).values()
-                       if getattr(v, "__name__", "") == "forward"),
+        "methods": sum(
+            callable(v) and not isinstance(v, torch.nn.Module)
+            for m in modules
+            for v in vars(m).values()
+            if getattr(v, "__name__", "") == "forward"
+        ),
         "gradients": sum(p.grad is not None for p in model.model.parameters()),
         "standing": [str(p) for p in patches_of(model)],
         "attachments": len(model.attachments),
-    }  # fmt: skip
+    }
 
 
 class Scene:
@@ -176,9 +180,13 @@ class Scene:
             "reference_width": 48, "reference_height": 40,
         }  # fmt: skip
         return self.comfy.call(
-            "VitrineControlConditionedSampler", model=self.told, positive=texts[0], negative=texts[1],
-            latent_image=self.latent, **told,
-        )[0]["samples"]  # fmt: skip
+            "VitrineControlConditionedSampler",
+            model=self.told,
+            positive=texts[0],
+            negative=texts[1],
+            latent_image=self.latent,
+            **told,
+        )[0]["samples"]
 
     def distilled(self):
         """A stopped run goes on under its name, so the run after an interruption has the same one."""

@@ -20,21 +20,36 @@ CALM = 0.1
 """Of the weights that read the time. The libraries round it differently, up to 6e-5 of its fastest sinusoid's argument:
 random weights make 2e-5 of a picture of that, with nothing moved as well, and it is not what is to be shown here."""
 KINDS = {
-    "flux": "FluxPipeline", "flux2": "Flux2Pipeline", "qwen_image": "QwenImagePipeline", "z_image": "ZImagePipeline",
-    "lumina2": "Lumina2Pipeline", "chroma": "ChromaPipeline", "krea2": "Krea2Pipeline", "wan": "WanPipeline",
-}  # fmt: skip
+    "flux": "FluxPipeline",
+    "flux2": "Flux2Pipeline",
+    "qwen_image": "QwenImagePipeline",
+    "z_image": "ZImagePipeline",
+    "lumina2": "Lumina2Pipeline",
+    "chroma": "ChromaPipeline",
+    "krea2": "Krea2Pipeline",
+    "wan": "WanPipeline",
+}
 GUIDED = {
-    "flux": {"true_cfg_scale": CFG}, "flux2": {"guidance_scale": 4.0}, "qwen_image": {"true_cfg_scale": 1.0},
-    "z_image": {"guidance_scale": CFG - 1}, "krea2": {"guidance_scale": CFG - 1}, "chroma": {"guidance_scale": CFG},
-    "lumina2": {"guidance_scale": CFG, "cfg_normalization": False}, "wan": {"guidance_scale": CFG, "num_frames": 9},
-}  # fmt: skip
+    "flux": {"true_cfg_scale": CFG},
+    "flux2": {"guidance_scale": 4.0},
+    "qwen_image": {"true_cfg_scale": 1.0},
+    "z_image": {"guidance_scale": CFG - 1},
+    "krea2": {"guidance_scale": CFG - 1},
+    "chroma": {"guidance_scale": CFG},
+    "lumina2": {"guidance_scale": CFG, "cfg_normalization": False},
+    "wan": {"guidance_scale": CFG, "num_frames": 9},
+}
 UNGUIDED = ("flux2", "qwen_image")
 """Flux.2 is told its guidance; QwenImagePipeline rescales guided predictions, which core does not."""
 OWN_END = ("wan",)
 """WanPipeline counts evenly between the highest and the lowest level, as core's scheduler *normal* does. Untouched they
 are the same levels; moved, core's last one follows the moved table, the pipeline's is moved itself."""
-MASKED = {"chroma": "prompt_attention_mask", "lumina2": "prompt_attention_mask",
-          "qwen_image": "prompt_embeds_mask", "krea2": "prompt_embeds_mask"}  # fmt: skip
+MASKED = {
+    "chroma": "prompt_attention_mask",
+    "lumina2": "prompt_attention_mask",
+    "qwen_image": "prompt_embeds_mask",
+    "krea2": "prompt_embeds_mask",
+}
 
 
 def calmed(net):
@@ -56,9 +71,11 @@ def anima(net, scheduler):
     class Blocks(SequentialPipelineBlocks):
         model_name = "anima"
         block_classes = [  # noqa: RUF012
-            before_denoise.AnimaTextInputStep, before_denoise.AnimaPrepareLatentsStep,
-            before_denoise.AnimaSetTimestepsStep, denoise.AnimaDenoiseStep,
-        ]  # fmt: skip
+            before_denoise.AnimaTextInputStep,
+            before_denoise.AnimaPrepareLatentsStep,
+            before_denoise.AnimaSetTimestepsStep,
+            denoise.AnimaDenoiseStep,
+        ]
         block_names = ["input", "prepare_latents", "set_timesteps", "denoise"]  # noqa: RUF012
 
     pipe = Blocks().init_pipeline()
@@ -145,7 +162,16 @@ def theirs(family, model, sigmas=None):
     prompts = [conditioning(family.name, cond) for cond in (family.source, negative(family.source))]
     with torch.inference_mode():
         found = comfy.sample.sample(
-            model, noise, STEPS, 1.0 if family.name in UNGUIDED else CFG, "euler", scheduler, *prompts, latent,
-            disable_pbar=True, seed=SEED, sigmas=sigmas,
-        )  # fmt: skip
+            model,
+            noise,
+            STEPS,
+            1.0 if family.name in UNGUIDED else CFG,
+            "euler",
+            scheduler,
+            *prompts,
+            latent,
+            disable_pbar=True,
+            seed=SEED,
+            sigmas=sigmas,
+        )
     return model.get_model_object("latent_format").process_in(found)

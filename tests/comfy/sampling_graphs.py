@@ -46,9 +46,15 @@ class Scene:
     def sample(self, model, latent, **settings):
         """KSampler, KSampler (Advanced) with an ``add_noise``."""
         told = {
-            "positive": self.conds["positive"], "negative": self.conds["negative"], "seed": 3, "steps": 3, "cfg": 3.0,
-            "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0,
-        } | settings  # fmt: skip
+            "positive": self.conds["positive"],
+            "negative": self.conds["negative"],
+            "seed": 3,
+            "steps": 3,
+            "cfg": 3.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        } | settings
         name = "KSampler"
         if "add_noise" in settings:
             name, told["noise_seed"] = "KSamplerAdvanced", told.pop("seed")
@@ -169,11 +175,20 @@ def control_net(**settings):
 
 def lora_hooks(s, model):
     """A LoRA on one prompt, whose strength changes in the course of the run."""
-    frames = s.core("CreateHookKeyframesInterpolated", strength_start=1.0, strength_end=0.2, interpolation="linear",
-                    start_percent=0.0, end_percent=1.0, keyframes_count=3, print_keyframes=False)[0]  # fmt: skip
+    frames = s.core(
+        "CreateHookKeyframesInterpolated",
+        strength_start=1.0,
+        strength_end=0.2,
+        interpolation="linear",
+        start_percent=0.0,
+        end_percent=1.0,
+        keyframes_count=3,
+        print_keyframes=False,
+    )[0]
     hooks = s.core("SetHookKeyframes", hooks=hook_lora(model), hook_kf=frames)[0]
-    prompt = s.core("ConditioningSetProperties", cond_NEW=s.conds["positive"], strength=1.0, set_cond_area="default",
-                    hooks=hooks)[0]  # fmt: skip
+    prompt = s.core(
+        "ConditioningSetProperties", cond_NEW=s.conds["positive"], strength=1.0, set_cond_area="default", hooks=hooks
+    )[0]
     return [s.sample(model, s.empty(), positive=prompt)]
 
 
@@ -189,9 +204,17 @@ def hook_lora(model):
 
 # --- parts of a run -----------------------------------------------------------------------------------------------
 def custom(s, model, sigmas, latent, noise=True, positive="positive", cfg=3.0, **more):
-    told = {"model": model, "add_noise": noise, "noise_seed": 3, "cfg": cfg, "positive": s.conds[positive],
-            "negative": s.conds["negative"], "latent_image": latent, "sigmas": sigmas,
-            "sampler": s.core("KSamplerSelect", sampler_name="euler")[0]}  # fmt: skip
+    told = {
+        "model": model,
+        "add_noise": noise,
+        "noise_seed": 3,
+        "cfg": cfg,
+        "positive": s.conds[positive],
+        "negative": s.conds["negative"],
+        "latent_image": latent,
+        "sigmas": sigmas,
+        "sampler": s.core("KSamplerSelect", sampler_name="euler")[0],
+    }
     return s.core("SamplerCustom", **(told | more))[0]
 
 
@@ -214,8 +237,15 @@ def split_by_denoise(s, model):
 def leftover_noise(s, model):
     """A base and a refiner: one leaves the noise that the other goes on from."""
     told = {"steps": 4, "scheduler": "normal"}
-    first = s.sample(model, s.empty(), add_noise="enable", start_at_step=0, end_at_step=2,
-                     return_with_leftover_noise="enable", **told)  # fmt: skip
+    first = s.sample(
+        model,
+        s.empty(),
+        add_noise="enable",
+        start_at_step=0,
+        end_at_step=2,
+        return_with_leftover_noise="enable",
+        **told,
+    )
     return [first, s.sample(model, first, add_noise="disable", start_at_step=2, end_at_step=10000,
                             return_with_leftover_noise="disable", **told)]  # fmt: skip
 
@@ -240,9 +270,16 @@ def guided(name, **prompts):
         if "model_negative" in s.comfy.nodes.NODE_CLASS_MAPPINGS[name].INPUT_TYPES().get("optional", {}):
             told["model_negative"] = model
         guider = s.core(name, model=model, **told)[0]
-        return [s.core("SamplerCustomAdvanced", noise=s.core("RandomNoise", noise_seed=3)[0], guider=guider,
-                       sampler=s.core("KSamplerSelect", sampler_name="euler")[0], sigmas=levels(s, model, 3),
-                       latent_image=s.empty())[0]]  # fmt: skip
+        return [
+            s.core(
+                "SamplerCustomAdvanced",
+                noise=s.core("RandomNoise", noise_seed=3)[0],
+                guider=guider,
+                sampler=s.core("KSamplerSelect", sampler_name="euler")[0],
+                sigmas=levels(s, model, 3),
+                latent_image=s.empty(),
+            )[0]
+        ]
 
     return graph
 

@@ -92,5 +92,10 @@ def test_fields_become_dropdowns_and_keep_their_values(driver, address, vue):
     edit, tap = seen["sent"]["VitrineW2WEdit"], seen["sent"]["VitrineTapDuringSampling"]
     assert chosen.items() <= edit.items() and seen["sent"]["VitrineLoadW2WSpace"]["colour_by"] == "beard"
     assert tap["addresses"].split() == ["mid-vit-out", "up-level0-out"] and set(tap) == {
-        "model", "addresses", "steps", "first_step", "selection"}  # fmt: skip
+        "model",
+        "addresses",
+        "steps",
+        "first_step",
+        "selection",
+    }
     assert not faults

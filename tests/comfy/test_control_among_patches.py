@@ -76,9 +76,17 @@ def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, s
     assert not caches or not torch.equal(found, guided(ours(model, positive, scale), 8)), "no step was skipped"
 
 
-@pytest.mark.parametrize("config", [{}, {"control": 1.375}, {"nesting": "semantic_inner", "control": 1.375},
-                                    {"negative": "positive", "control": 1.375}, {"scale": 1.0, "control": 1.375}],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"control": 1.375},
+        {"nesting": "semantic_inner", "control": 1.375},
+        {"negative": "positive", "control": 1.375},
+        {"scale": 1.0, "control": 1.375},
+    ],
+    ids=str,
+)
 def test_a_blocker_and_a_tap_find_the_prompt(comfy, scene, config):
     model, positive, neurons = scene
     settings = {"scale": 3.0} | config

@@ -23,9 +23,13 @@ from vitrine.engine.portraits import load_portraits
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 FAR = {"width": 24, "height": 16, "crop_left": 4, "crop_top": 8}
 CURVE = {
-    "form": "power_cos", "alpha": 1.0, "clock": "native", "reference": "target", "reference_width": 48,
+    "form": "power_cos",
+    "alpha": 1.0,
+    "clock": "native",
+    "reference": "target",
+    "reference_width": 48,
     "reference_height": 40,
-}  # fmt: skip
+}
 NESTED = {"cfg": 3.0, "control": 1.375, "nesting": "control_inner"}
 RUN = {"seed": 3, "steps": 4, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": False}
 
@@ -79,9 +83,13 @@ def test_a_checkpoint_samples_as_in_the_pipeline(comfy, portraits, folder, beta)
     positive, negative = (encode(comfy, portraits.clip, t) for t in (PROMPT, ""))
     told = {"width": 48, "height": 32, "crop_left": 6, "crop_top": 4, "flip": True}
     made, _, text = comfy.call(
-        "VitrineControlConditionedSampler", model=model, positive=positive, negative=negative,
-        latent_image=latent(), **CURVE | RUN | told | {"cfg": 3.0, "control": beta, "nesting": "control_inner"},
-    )  # fmt: skip
+        "VitrineControlConditionedSampler",
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent(),
+        **CURVE | RUN | told | {"cfg": 3.0, "control": beta, "nesting": "control_inner"},
+    )
     assert "alpha" in text.splitlines()[0], "the report says that the checkpoint's curve was used"
     own = portraits.pipe.load_control(path)
     scheduler = portraits.pipe.scheduler
@@ -89,9 +97,15 @@ def test_a_checkpoint_samples_as_in_the_pipeline(comfy, portraits, folder, beta)
     noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * scheduler.sigmas[0] / scheduler.init_noise_sigma
     try:
         ours = portraits.pipe(
-            PROMPT, "", checkpoint=own, size_condition=SizeCondition((32, 48), (4, 6), None, True),
-            guidance=GuidanceConfig(3.0, beta), latents=noise, num_inference_steps=4, output_type="latent",
-        )  # fmt: skip
+            PROMPT,
+            "",
+            checkpoint=own,
+            size_condition=SizeCondition((32, 48), (4, 6), None, True),
+            guidance=GuidanceConfig(3.0, beta),
+            latents=noise,
+            num_inference_steps=4,
+            output_type="latent",
+        )
     finally:
         portraits.pipe.unet.conv_out.bias.data.copy_(bias)
     assert close(made["samples"] * portraits.scale, ours.images)

@@ -11,10 +11,17 @@ PLANTS = plants()[:2]
 PICTURES = torch.cat([render(p.scenes).images for p in PLANTS]).permute(0, 2, 3, 1)
 ORDINARY = "\n".join(caption(sample_scenes(range(8_400_000, 8_400_003))))
 SETTINGS = {
-    "latent": {"samples": torch.zeros(2, 4, 16, 16)}, "ordinary": ORDINARY,
-    "seeds": 2, "first_seed": 2000, "steps": 8, "cfg": 3.0, "sampler_name": "euler", "scheduler": "ddim_uniform",
-    "tau": 0.85, "timestep_index": 15,
-}  # fmt: skip
+    "latent": {"samples": torch.zeros(2, 4, 16, 16)},
+    "ordinary": ORDINARY,
+    "seeds": 2,
+    "first_seed": 2000,
+    "steps": 8,
+    "cfg": 3.0,
+    "sampler_name": "euler",
+    "scheduler": "ddim_uniform",
+    "tau": 0.85,
+    "timestep_index": 15,
+}
 PROMPTS = f"{PLANTS[1].captions[0]}\n{PLANTS[1].controls[0]}"
 
 
@@ -161,9 +168,16 @@ def test_what_patches_hold_is_part_of_the_model(comfy, inputs):
     made = [digest(model_contents(patched(*how))) for how in ((a,), (a,), (b,), (a, 0.5))]
     assert made[0] == made[1] and len(set(made)) == 3
     flow, _, _ = comfy.call("VitrineLoadPortraits", model="flow portraits, 128 px")
-    told = {"train_width": 128, "train_height": 128, "target_width": 192, "target_height": 192, "schedule": "none",
-            "guidance_law": False, "guidance": 1.0,
-            "override": False}  # fmt: skip
+    told = {
+        "train_width": 128,
+        "train_height": 128,
+        "target_width": 192,
+        "target_height": 192,
+        "schedule": "none",
+        "guidance_law": False,
+        "guidance": 1.0,
+        "override": False,
+    }
     moved = [
         comfy.call("VitrineResolutionTransferLoader", model=flow, pos_embed=mode, **told)[0]
         for mode in ("rope_pi", "rope_ntk", "rope_pi")

@@ -134,11 +134,16 @@ def diffusers_unet(plan):
     heads = plan["heads"] if "heads" in plan else tuple(w // plan["head_dim"] for w in widths)
     mid_depth = plan["depth"][-1] or 1
     config = {
-        "block_out_channels": widths, "down_block_types": down, "up_block_types": up, "norm_num_groups": 32,
-        "layers_per_block": levels(plan), "attention_head_dim": heads, "cross_attention_dim": plan["context"],
+        "block_out_channels": widths,
+        "down_block_types": down,
+        "up_block_types": up,
+        "norm_num_groups": 32,
+        "layers_per_block": levels(plan),
+        "attention_head_dim": heads,
+        "cross_attention_dim": plan["context"],
         "transformer_layers_per_block": [d or 1 for d in plan["depth"][:-1]] + [mid_depth],
         "use_linear_projection": "head_dim" in plan,
-    }  # fmt: skip
+    }
     if "adm" in plan:
         added = 256 if plan["channels"] == 320 else 32
         config |= {"addition_embed_type": "text_time", "addition_time_embed_dim": added}
@@ -149,15 +154,24 @@ def diffusers_unet(plan):
 def comfy_config(plan):
     pairs = list(zip(plan["depth"], levels(plan), strict=True))
     return {
-        "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": plan["channels"],
-        "channel_mult": plan["mult"], "num_res_blocks": list(levels(plan)), "use_spatial_transformer": True,
+        "image_size": 32,
+        "in_channels": 4,
+        "out_channels": 4,
+        "model_channels": plan["channels"],
+        "channel_mult": plan["mult"],
+        "num_res_blocks": list(levels(plan)),
+        "use_spatial_transformer": True,
         "transformer_depth": [d for d, n in pairs for _ in range(n)],
         "transformer_depth_output": [d for d, n in pairs for _ in range(n + 1)],
-        "transformer_depth_middle": plan["depth"][-1] or 1, "context_dim": plan["context"], "legacy": False,
-        "num_heads": plan.get("heads", -1), "num_head_channels": plan.get("head_dim", -1),
+        "transformer_depth_middle": plan["depth"][-1] or 1,
+        "context_dim": plan["context"],
+        "legacy": False,
+        "num_heads": plan.get("heads", -1),
+        "num_head_channels": plan.get("head_dim", -1),
         "use_linear_in_transformer": "head_dim" in plan,
-        "num_classes": "sequential" if "adm" in plan else None, "adm_in_channels": plan.get("adm"),
-    }  # fmt: skip
+        "num_classes": "sequential" if "adm" in plan else None,
+        "adm_in_channels": plan.get("adm"),
+    }
 
 
 def unet_twins(comfy, name):
@@ -269,9 +283,15 @@ def sd3_twins(comfy):
     ours = models.sd3(attention_head_dim=64, caption_projection_dim=128)
     embed = {"target": "torch.nn.Linear", "params": {"in_features": 24, "out_features": 128}}
     theirs = comfy.MMDiT(
-        input_size=None, depth=2, in_channels=4, adm_in_channels=20, context_embedder_config=embed, num_patches=256,
-        pos_embed_max_size=16, **comfy.ops,
-    )  # fmt: skip
+        input_size=None,
+        depth=2,
+        in_channels=4,
+        adm_in_channels=20,
+        context_embedder_config=embed,
+        num_patches=256,
+        pos_embed_max_size=16,
+        **comfy.ops,
+    )
     return carry_over(shaken(ours), theirs, comfy.utils.mmdit_to_diffusers({"depth": 2})), ours, (16, 24)
 
 

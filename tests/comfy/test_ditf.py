@@ -68,9 +68,11 @@ def test_the_nodes_remedy_is_the_engines(comfy, parts, drawn):
 def test_modulated_inputs_match_better_in_the_node(comfy, parts, drawn):
     asked = drawn.keypoints[0, :3]
     told = {
-        "source": drawn.images[:1].permute(0, 2, 3, 1), "target": drawn.images[1:].permute(0, 2, 3, 1),
-        "points": "\n".join(f"{x} {y}" for x, y in asked.tolist()), "softness": 0.0,
-    }  # fmt: skip
+        "source": drawn.images[:1].permute(0, 2, 3, 1),
+        "target": drawn.images[1:].permute(0, 2, 3, 1),
+        "points": "\n".join(f"{x} {y}" for x, y in asked.tolist()),
+        "softness": 0.0,
+    }
     errors = []
     for modulate in (False, True):
         lines, _ = comfy.call("VitrineFindCorrespondence", **parts, **told, **ASKED, modulate=modulate)

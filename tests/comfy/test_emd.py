@@ -101,8 +101,10 @@ def lora(path, metadata=None, peft=False, scale=0.05):
     site = "down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
     down, up = ("lora_A.weight", "lora_B.weight") if peft else ("lora_down.weight", "lora_up.weight")
     gen = torch.Generator().manual_seed(0)
-    tensors = {f"lora_unet_{site}.{down}": torch.randn(2, 32, generator=gen) * scale,
-               f"lora_unet_{site}.{up}": torch.randn(32, 2, generator=gen)}  # fmt: skip
+    tensors = {
+        f"lora_unet_{site}.{down}": torch.randn(2, 32, generator=gen) * scale,
+        f"lora_unet_{site}.{up}": torch.randn(32, 2, generator=gen),
+    }
     save_file(tensors if peft else tensors | {f"lora_unet_{site}.alpha": torch.tensor(2.0)}, path, metadata)
 
 

@@ -50,9 +50,14 @@ class Student:
         self.family, self.teacher, self.folder = family, teacher, folder / family.replace(" ", "_")
         before = {name: value.clone() for name, value in teacher.net.state_dict().items()}
         config = EMDTrainConfig(
-            2, 1, rank=3, chain=EStepConfig(1, gz=0.01), lr_generator=0.02, lr_score=0.02,
+            2,
+            1,
+            rank=3,
+            chain=EStepConfig(1, gz=0.01),
+            lr_generator=0.02,
+            lr_score=0.02,
             advanced=EMDAdvancedConfig(auto_gz=False, ema=0.0),
-        )  # fmt: skip
+        )
         with teacher.epsilon(teacher.net):
             self.run = Trainer(teacher.denoiser, teacher.cond, teacher.shape, config, self.folder)
             start = {role: self._weights(role) for role in (GENERATOR, SCORE)}

@@ -80,15 +80,22 @@ def test_cores_sampler_takes_the_students_levels(comfy, loaded, positive, genera
     close(loaded, theirs, loaded[0].model.process_latent_in(ours["samples"]), 1e-4)
     one, sigmas, sampler = generate(timestep=1000.0)
     assert sigmas.tolist() == [1.0, 0.0]
-    close(loaded, custom(comfy, loaded[0], positive, latent, sigmas, sampler),
-          loaded[0].model.process_latent_in(one["samples"]), 1e-4)  # fmt: skip
+    close(
+        loaded,
+        custom(comfy, loaded[0], positive, latent, sigmas, sampler),
+        loaded[0].model.process_latent_in(one["samples"]),
+        1e-4,
+    )
 
 
 @pytest.mark.parametrize(
     ("preset", "levels", "rounding"),
-    [("Hyper-SD, 2 steps", [999, 499], 5e-3), ("LCM-LoRA, 4 steps", [999, 759, 499, 259], 1.5),
-     ("TCD-LoRA, 4 steps", [999, 759, 499, 259], 1.5)],
-)  # fmt: skip
+    [
+        ("Hyper-SD, 2 steps", [999, 499], 5e-3),
+        ("LCM-LoRA, 4 steps", [999, 759, 499, 259], 1.5),
+        ("TCD-LoRA, 4 steps", [999, 759, 499, 259], 1.5),
+    ],
+)
 def test_on_a_unet_too(comfy, preset, levels, rounding):
     """Where fresh noise is drawn the levels are compared: core draws noise of its own. The presets refuse this base."""
     from vitrine.nodes.comfy.conditioning import condition_of

@@ -74,8 +74,9 @@ def tapped(comfy, model, clip, vae, timestep=961.0, positive=None):
     picture = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(1))
     asked = {"image": picture, "selection": "addresses below", "addresses": VALUES, "timestep": timestep, "seed": 0}
     positive = encoded(clip) if positive is None else positive
-    taps = comfy.call("VitrineActivationTap", model=model, vae=vae, positive=positive, ensemble=1, dtype="float32",
-                      **asked)[0]  # fmt: skip
+    taps = comfy.call(
+        "VitrineActivationTap", model=model, vae=vae, positive=positive, ensemble=1, dtype="float32", **asked
+    )[0]
     return taps[VALUES].tensor.float().cpu().clone()
 
 
@@ -112,9 +113,11 @@ NODES = {
     "NEMO Calibrate, statistics": calibrated("statistics", lambda made: made.statistics.means[VALUES]),
     "NEMO Calibrate, samples": calibrated("samples", lambda made: torch.tensor(made.samples.usual)),
     "NEMO Calibrate, score": calibrated("score", lambda made: torch.tensor(made.score.tau)),
-    "Activation Tap": tapped, "pictures between two predictions": mapped, "Copy Check, score": scored,
+    "Activation Tap": tapped,
+    "pictures between two predictions": mapped,
+    "Copy Check, score": scored,
     "LoRA Report": reported,
-}  # fmt: skip
+}
 """What nodes with a MODEL and a CLIP or a VAE compute."""
 
 

@@ -48,9 +48,18 @@ class Loaded:
         noise = comfy.sample.prepare_noise(torch.zeros_like(self.latents), 3)
         with torch.inference_mode():
             return comfy.sample.sample(
-                model, noise, steps, 2.0, "euler", "simple", self.prompt, self.prompt, torch.zeros_like(noise),
-                disable_pbar=True, seed=3,
-            )  # fmt: skip
+                model,
+                noise,
+                steps,
+                2.0,
+                "euler",
+                "simple",
+                self.prompt,
+                self.prompt,
+                torch.zeros_like(noise),
+                disable_pbar=True,
+                seed=3,
+            )
 
     def output(self, model):
         """Of ComfyUI's network, bare, with the model's patches in its weights."""
@@ -122,9 +131,15 @@ def test_neurons_are_blocked_while_comfyui_samples(comfy, loaded):
     site = value_sites(loaded.ours)[0]
     neurons = NeuronSet({site.address: tuple(range(8))}, fingerprint_of(loaded.ours))
     blocked = comfy.call(
-        "VitrineNEMONeuronBlocker", model=loaded.model, neurons=neurons, factor=0.0, branch="both", start=0.0,
-        end=1.0, tokens="",
-    )[0]  # fmt: skip
+        "VitrineNEMONeuronBlocker",
+        model=loaded.model,
+        neurons=neurons,
+        factor=0.0,
+        branch="both",
+        start=0.0,
+        end=1.0,
+        tokens="",
+    )[0]
     before = loaded.sample(loaded.model)
     assert not torch.equal(loaded.sample(blocked), before) and torch.equal(loaded.sample(loaded.model), before)
 

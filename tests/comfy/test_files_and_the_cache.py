@@ -173,10 +173,16 @@ def desk(comfy, tmp_path_factory):
 
 
 READS = {
-    "VitrineLoadActivations", "VitrineLoadFeaturePreset", "VitrineLoadNeurons", "VitrineBuildW2WSpace",
-    "VitrineLoadW2WSpace", "VitrineLoadW2WModel", "VitrineEMDOneStepGenerator", "VitrineLoadControl",
+    "VitrineLoadActivations",
+    "VitrineLoadFeaturePreset",
+    "VitrineLoadNeurons",
+    "VitrineBuildW2WSpace",
+    "VitrineLoadW2WSpace",
+    "VitrineLoadW2WModel",
+    "VitrineEMDOneStepGenerator",
+    "VitrineLoadControl",
     "VitrineResolutionTransferLoader",
-}  # fmt: skip
+}
 
 
 def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):

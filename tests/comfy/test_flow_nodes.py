@@ -27,9 +27,12 @@ def doors(comfy):
         text, pooled, _ = stock.encode_prompt(PROMPT, None, max_sequence_length=24)
     with EqualEpsilon("flux", stock.transformer):
         yield SimpleNamespace(
-            parts={"model": model, "vae": vae, "positive": positive}, stock=stock,
-            encoded={"prompt_embeds": text, "pooled_prompt_embeds": pooled}, node=NODE, tap=TAP,
-        )  # fmt: skip
+            parts={"model": model, "vae": vae, "positive": positive},
+            stock=stock,
+            encoded={"prompt_embeds": text, "pooled_prompt_embeds": pooled},
+            node=NODE,
+            tap=TAP,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -4,19 +4,28 @@ import pytest
 from vitrine_tests.lanes import nightly_but
 
 SOURCES = {
-    "MODEL": ("VitrineLoadPortraits", 0), "CLIP": ("VitrineLoadPortraits", 1), "VAE": ("VitrineLoadPortraits", 2),
-    "CONDITIONING": ("CLIPTextEncode", 0), "LATENT": ("EmptyLatentImage", 0), "IMAGE": ("VitrineRenderPortrait", 0),
-    "MASK": ("VitrineRenderPortrait", 2), "VITRINE_ACTIVATIONS": ("VitrineActivationTap", 0),
-    "VITRINE_NEURONS": ("VitrineNEMOFindNeurons", 0), "VITRINE_NEMO_CALIBRATION": ("VitrineNEMOCalibrate", 0),
-    "VITRINE_FEATURE_PRESET": ("VitrineRankActivations", 0), "VITRINE_W2W_SPACE": ("VitrineLoadW2WSpace", 0),
+    "MODEL": ("VitrineLoadPortraits", 0),
+    "CLIP": ("VitrineLoadPortraits", 1),
+    "VAE": ("VitrineLoadPortraits", 2),
+    "CONDITIONING": ("CLIPTextEncode", 0),
+    "LATENT": ("EmptyLatentImage", 0),
+    "IMAGE": ("VitrineRenderPortrait", 0),
+    "MASK": ("VitrineRenderPortrait", 2),
+    "VITRINE_ACTIVATIONS": ("VitrineActivationTap", 0),
+    "VITRINE_NEURONS": ("VitrineNEMOFindNeurons", 0),
+    "VITRINE_NEMO_CALIBRATION": ("VitrineNEMOCalibrate", 0),
+    "VITRINE_FEATURE_PRESET": ("VitrineRankActivations", 0),
+    "VITRINE_W2W_SPACE": ("VitrineLoadW2WSpace", 0),
     "VITRINE_W2W_MODEL": ("VitrineW2WSample", 0),
-}  # fmt: skip
+}
 TOLD = ("VitrineLoadControl", 0)
 TRANSFORMER = ("VitrineLoadPortraitsTransformer", 0)
 OTHER_MODEL = {
-    "VitrineLoadControl": TRANSFORMER, "VitrineControlCFGGuider": TOLD, "VitrineControlConditionedSampler": TOLD,
+    "VitrineLoadControl": TRANSFORMER,
+    "VitrineControlCFGGuider": TOLD,
+    "VitrineControlConditionedSampler": TOLD,
     "VitrineResolutionTransferLoader": TRANSFORMER,
-}  # fmt: skip
+}
 """Nodes that are for the second shipped model."""
 NATURAL = {
     ("VitrineNEMOVerify", "tau"): ("VitrineNEMOCalibrate", 1),

@@ -99,8 +99,15 @@ def test_models_are_inverted_or_refused(bridge, ggml, case, monkeypatch, gradien
     if gradients:
         monkeypatch.setattr(ggml.Ops, "plain", lambda weight: weight.as_subclass(torch.Tensor))
     g = torch.Generator().manual_seed(2)
-    net = models.unet(sample_size=32, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=WIDE,
-                      attention_head_dim=2, norm_num_groups=32, **models.ATTENTION_LAST)  # fmt: skip
+    net = models.unet(
+        sample_size=32,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        cross_attention_dim=WIDE,
+        attention_head_dim=2,
+        norm_num_groups=32,
+        **models.ATTENTION_LAST,
+    )
     manifest = Manifest.of(initial_lora(net, ("attn2.to_q", "attn2.to_v"), rank=1, alpha=1.0))
     rows, _ = torch.linalg.qr(torch.randn(manifest.size, 2, generator=g))
     one = torch.ones(manifest.size)

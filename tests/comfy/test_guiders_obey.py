@@ -9,10 +9,16 @@ from vitrine_tests.comfy.guided_graphs import patched
 PROMPTS = ("a smiling pale face with curly red hair", "a bald head with a beard")
 BLOCKS = {"double_layers": "0, 1", "single_layers": "0"}
 STOCK = {
-    "SkipLayerGuidanceDiTSimple": BLOCKS, "SkipLayerGuidanceDiT": BLOCKS | {"start_percent": 0.0},
-    "CFGOverride": {"cfg": 5.0, "start_percent": 0.0, "end_percent": 0.6}, "APG": {}, "TCFG": {}, "RescaleCFG": {},
-    "CFGZeroStar": {}, "CFGNorm": {"strength": 0.5}, "Mahiro": {},
-}  # fmt: skip
+    "SkipLayerGuidanceDiTSimple": BLOCKS,
+    "SkipLayerGuidanceDiT": BLOCKS | {"start_percent": 0.0},
+    "CFGOverride": {"cfg": 5.0, "start_percent": 0.0, "end_percent": 0.6},
+    "APG": {},
+    "TCFG": {},
+    "RescaleCFG": {},
+    "CFGZeroStar": {},
+    "CFGNorm": {"strength": 0.5},
+    "Mahiro": {},
+}
 """A node that changes guidance -> settings with which it has an effect here."""
 
 

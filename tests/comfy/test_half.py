@@ -10,9 +10,14 @@ pytestmark = pytest.mark.nightly
 BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
 """Largest relative distance (RMS) of a node's tensors from those in float32."""
 FREE = {
-    "NEMO Find Neurons", "Find Same Points", "Segment Like This", "EMD Train Student", "Rank Layers",
-    "W2W Invert", "Train W2W Slider",
-}  # fmt: skip
+    "NEMO Find Neurons",
+    "Find Same Points",
+    "Segment Like This",
+    "EMD Train Student",
+    "Rank Layers",
+    "W2W Invert",
+    "Train W2W Slider",
+}
 """Their results are choices, or training: a rounding may tip them. They must run and be finite."""
 
 

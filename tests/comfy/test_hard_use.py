@@ -82,16 +82,34 @@ def small(seed, kind, size=64):
         "5": ("VitrineLoadW2WSpace", {"space_file": "portraits people (shipped)", "components": 0}),
         "6": ("VitrineW2WSample", {"seed": 17, **person}),
         "7": ("VitrineW2WSample", {"seed": 4, **person}),
-        "8": ("VitrineApplyW2WModel", {"model": ["1", 0], "space": ["5", 0], "w2w_model": ["6", 0], "strength": 1.0,
-                                       "start": 700.0, "late_model": ["7", 0]}),
+        "8": (
+            "VitrineApplyW2WModel",
+            {
+                "model": ["1", 0],
+                "space": ["5", 0],
+                "w2w_model": ["6", 0],
+                "strength": 1.0,
+                "start": 700.0,
+                "late_model": ["7", 0],
+            },
+        ),
         "20": ("VAEDecode", {"samples": ["12", 0], "vae": ["1", 2]}),
         "21": ("PreviewImage", {"images": ["20", 0]}),
-    }  # fmt: skip
+    }
     if kind == "student":
-        graph["12"] = ("VitrineEMDOneStepGenerator", {
-            "model": ["8", 0], "positive": ["2", 0], "latent": ["4", 0], "seed": seed, "contract": "auto",
-            "student": "vitrine/vitrine-portraits-emd-student.safetensors", "timestep": 999.0,
-            "noise": "unit"})  # fmt: skip
+        graph["12"] = (
+            "VitrineEMDOneStepGenerator",
+            {
+                "model": ["8", 0],
+                "positive": ["2", 0],
+                "latent": ["4", 0],
+                "seed": seed,
+                "contract": "auto",
+                "student": "vitrine/vitrine-portraits-emd-student.safetensors",
+                "timestep": 999.0,
+                "noise": "unit",
+            },
+        )
     else:
         graph["9"] = ("VitrineTapDuringSampling", {"model": ["8", 0], "addresses": "mid-vit-out", "steps": "0 2"})
         graph["11"] = ("KSampler", {
@@ -231,8 +249,15 @@ def test_weights_that_stay_outside(scene, monkeypatch, room):
     """What --novram and --lowvram do to a model, on the CPU: weights are cast and patched layer by layer."""
     from comfy import model_management
 
-    names = ("KSampler, all three", "NEMO Find Neurons", "Activation Tap", "Word Map",
-             "NEMO Verify", "W2W Invert", "Train W2W Slider")  # fmt: skip
+    names = (
+        "KSampler, all three",
+        "NEMO Find Neurons",
+        "Activation Tap",
+        "Word Map",
+        "NEMO Verify",
+        "W2W Invert",
+        "Train W2W Slider",
+    )
     usual = {name: scene.table[name]() for name in names}
     before = hard.weights_of(scene.model), hard.marks_on(scene.model)
     real = model_management.LoadedModel.model_load
@@ -274,8 +299,12 @@ def patchers(comfy, scene):
 
     return {
         "LoRA": lambda m: core["LoraLoaderModelOnly"]().load_lora_model_only(m, student, 0.5)[0],
-        "FreeU": free, "PAG": perturbed, "NEMO": scene.block, "W2W": scene.edit_late, "Tap": tap,
-    }  # fmt: skip
+        "FreeU": free,
+        "PAG": perturbed,
+        "NEMO": scene.block,
+        "W2W": scene.edit_late,
+        "Tap": tap,
+    }
 
 
 def test_any_order_of_patches(scene, patchers):

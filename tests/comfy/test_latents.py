@@ -22,9 +22,11 @@ def odd():
         "sound": {"samples": torch.zeros(1, 64, 16), "type": "audio"},
         "sound of a picture's shape": {"samples": torch.zeros(1, 8, 16, 16), "type": "audio"},
         "a video with sound": {"samples": NestedTensor((picture, sound))},
-        "a video": {"samples": torch.zeros(1, 4, 3, 16, 16)}, "no picture": {"samples": picture[:0]},
-        "NaN": {"samples": picture * torch.nan}, "no samples": {},
-    }  # fmt: skip
+        "a video": {"samples": torch.zeros(1, 4, 3, 16, 16)},
+        "no picture": {"samples": picture[:0]},
+        "NaN": {"samples": picture * torch.nan},
+        "no samples": {},
+    }
 
 
 def taking():
@@ -51,13 +53,14 @@ def calls(comfy):
     one = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, **prompt}
     return {
         "VitrineNEMOCalibrate": texts,
-        "VitrineNEMODetect": prompt | {"negative": negative}, "VitrineNEMOFindNeurons": prompt | calibration,
+        "VitrineNEMODetect": prompt | {"negative": negative},
+        "VitrineNEMOFindNeurons": prompt | calibration,
         "VitrineNEMOVerify": prompt | {"neurons": NEURONS, "tau": 0.3, "attack_steps": 1},
         "VitrineNEMOCopyCheck": models | {"prompts": "a"},
         "VitrineEMDOneStepGenerator": one,
         "VitrineLoRAReport": models,
         "VitrineControlConditionedSampler": {"model": xl_twins().model, "positive": POSITIVE, "negative": NEGATIVE},
-    }  # fmt: skip
+    }
 
 
 def call(comfy, node_id, **inputs):
@@ -111,8 +114,11 @@ def test_no_latent_is_made_of_nan(comfy, calls):
             call(comfy, "VitrineEMDOneStepGenerator", latent={"samples": torch.zeros(1, 4, 16, 16)}, **told | spoilt)
 
 
-@pytest.mark.parametrize("more", [{}, {"batch_index": [2]}, {"noise_mask": (seeded(1, 1, 64, 64) > 0).float()}],
-                         ids=["plain", "a picture of a batch", "a noise mask"])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"batch_index": [2]}, {"noise_mask": (seeded(1, 1, 64, 64) > 0).float()}],
+    ids=["plain", "a picture of a batch", "a noise mask"],
+)
 def test_the_sampler_starts_as_cores_does(comfy, calls, more):
     from vitrine.engine.control import SizeCondition
     from vitrine.nodes.comfy.conditioning import with_sizes

@@ -61,9 +61,18 @@ def test_only_recorded_steps_are_watched_and_the_run_is_the_same(comfy):
         noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
         with torch.inference_mode():
             return comfy.sample.sample(
-                patched, noise, 5, 2.0, "euler", "normal", positive, positive, torch.zeros(1, 4, 16, 16), seed=3,
+                patched,
+                noise,
+                5,
+                2.0,
+                "euler",
+                "normal",
+                positive,
+                positive,
+                torch.zeros(1, 4, 16, 16),
+                seed=3,
                 disable_pbar=True,
-            )  # fmt: skip
+            )
 
     watched = []
     for steps in ({0, 2, 4}, lambda step: step in (0, 2, 4)):

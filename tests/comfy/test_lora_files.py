@@ -45,8 +45,9 @@ def test_every_file_we_write_loads_in_comfyui(comfy, tmp_path):
     for path, layer in lora.items():
         adapter |= {f"{path}.lora_A.generator.weight": layer.down, f"{path}.lora_B.generator.weight": layer.up}
     files = [
-        write_lora(tmp_path / "auto.safetensors", lora), export(tmp_path, adapter, "generator", StudentPreset())[0],
-    ]  # fmt: skip
+        write_lora(tmp_path / "auto.safetensors", lora),
+        export(tmp_path, adapter, "generator", StudentPreset())[0],
+    ]
     from safetensors.torch import save_file
 
     wrapped = {f"unet.base_model.model.{k.replace('.generator', '')}": v for k, v in adapter.items()}
@@ -63,8 +64,14 @@ def test_folders_are_those_of_load_lora(comfy, tmp_path):
     root, elsewhere = tmp_path / "loras", tmp_path / "disk"
     for folder in (root / "people", elsewhere / "far", root / "one"):
         folder.mkdir(parents=True)
-    for name in ("people/a.safetensors", "people/b.SAFETENSORS", "people/._c.safetensors", "one/a.safetensors",
-                 "one/notes.ckpt", "people/README.md"):  # fmt: skip
+    for name in (
+        "people/a.safetensors",
+        "people/b.SAFETENSORS",
+        "people/._c.safetensors",
+        "one/a.safetensors",
+        "one/notes.ckpt",
+        "people/README.md",
+    ):
         (root / name).touch()
     for name in "ab":
         (elsewhere / "far" / f"{name}.safetensors").touch()

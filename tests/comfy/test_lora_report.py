@@ -84,8 +84,9 @@ def test_what_core_does_not_load_is_named(comfy, inputs, tmp_path):
     renamed = {k.replace(lost, "lora_unet_down_blocks_9_attentions_0_proj_in"): v for k, v in tensors.items()}
     save_file(renamed, tmp_path / "loras" / "odd.safetensors")
     with loras_in(tmp_path / "loras"):
-        report, _, folder = comfy.call("VitrineLoRAReport", **inputs | {"minutes": 1e-6}, lora="odd.safetensors",
-                                       compare=False, name="odd")  # fmt: skip
+        report, _, folder = comfy.call(
+            "VitrineLoRAReport", **inputs | {"minutes": 1e-6}, lora="odd.safetensors", compare=False, name="odd"
+        )
     (lora,) = json.loads((Path(folder) / "report.json").read_text())["loras"]
     assert lora["loading"][0]["loaded"] == 27 and lora["loading"][0]["dropped"] == [
         "down_blocks.9.attentions.0.proj_in"

@@ -94,11 +94,14 @@ def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"points": "here"}, "two numbers"), ({"points": ""}, "two numbers"),
-     ({"points": "900 900"}, "inside the picture"),
-     ({"addresses": "up-level9-out"}, "Did you mean"), ({"selection": "Ours-XL"}, "Did you mean"),
-     ],
-)  # fmt: skip
+    [
+        ({"points": "here"}, "two numbers"),
+        ({"points": ""}, "two numbers"),
+        ({"points": "900 900"}, "inside the picture"),
+        ({"addresses": "up-level9-out"}, "Did you mean"),
+        ({"selection": "Ours-XL"}, "Did you mean"),
+    ],
+)
 def test_bad_points_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     told = {"source": image(pictures, [0]), "target": image(pictures, [1]), "points": "0.5 0.5", "softness": 0.0}
     with pytest.raises(VitrineError, match=word):
@@ -160,9 +163,12 @@ def test_a_few_clicks_make_masks_and_the_pipeline_makes_the_same(comfy, parts, p
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [({"points": ""}, "two numbers"), ({"points": "0.5 0.5"}, "one of each"),
-     ({"points": "not 0.5 0.5"}, "one of each")],
-)  # fmt: skip
+    [
+        ({"points": ""}, "two numbers"),
+        ({"points": "0.5 0.5"}, "one of each"),
+        ({"points": "not 0.5 0.5"}, "one of each"),
+    ],
+)
 def test_bad_clicks_are_refused_with_a_remedy(comfy, parts, pictures, change, word):
     asked = {"examples": image(pictures, [0]), "images": image(pictures, [1]), "hidden": 0, "points": CLICKS}
     with pytest.raises(VitrineError, match=word):
@@ -222,9 +228,14 @@ def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
     assert float((plain[PLACES.split()[0]].tensor - ours[PLACES.split()[0]].tensor).abs().max()) > 0.01
     points = pictures.keypoints[0, :3]
     lines, _ = comfy.call(
-        "VitrineFindCorrespondence", **parts, **told, source=image(pictures, [0]), target=image(pictures, [1, 2]),
-        points="\n".join(f"{x} {y}" for x, y in points.tolist()), softness=0.02,
-    )  # fmt: skip
+        "VitrineFindCorrespondence",
+        **parts,
+        **told,
+        source=image(pictures, [0]),
+        target=image(pictures, [1, 2]),
+        points="\n".join(f"{x} {y}" for x, y in points.tolist()),
+        softness=0.02,
+    )
     matches = CorrespondencePipeline.from_pipe(stock)(pictures.images[:1], pictures.images[1:3], points, **tap)
     rows = torch.tensor([[float(v) for v in line.split()[:3]] for line in lines.splitlines()])
     assert torch.allclose(
@@ -232,9 +243,14 @@ def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
     )
     masks = (pictures.parts == PARTS.index("background")).long()
     drawn, _ = comfy.call(
-        "VitrineSegmentLikeThis", **parts, **told, examples=image(pictures, [0, 1]), masks=masks[:2].float(),
-        images=image(pictures, [4, 5]), hidden=0,
-    )  # fmt: skip
+        "VitrineSegmentLikeThis",
+        **parts,
+        **told,
+        examples=image(pictures, [0, 1]),
+        masks=masks[:2].float(),
+        images=image(pictures, [4, 5]),
+        hidden=0,
+    )
     labels = SegmentationPipeline.from_pipe(stock)(pictures.images[:2], masks[:2], pictures.images[4:], **tap)
     assert float((drawn != labels).float().mean()) < 0.002
 
@@ -242,9 +258,11 @@ def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
 def test_what_gdfs_protocol_has_not_is_refused(comfy, parts, pictures):
     told = TAP | {"dtype": "float32", "protocol": "gdf", "ensemble": 1}
     for change, word in (
-        ({"ensemble": 2}, "one under protocol"), ({"timestep": 0.0}, "1 .. 998"), ({"timestep": 999.0}, "1 .. 998"),
+        ({"ensemble": 2}, "one under protocol"),
+        ({"timestep": 0.0}, "1 .. 998"),
+        ({"timestep": 999.0}, "1 .. 998"),
         ({"image": image(pictures, [0])[:, :32]}, "square"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(VitrineError, match=word):
             comfy.call("VitrineActivationTap", **parts, **({"image": image(pictures, [0])} | told | change))
 

@@ -167,10 +167,19 @@ def test_a_search_equals_the_pipelines(comfy, pipe, parts, latent, ours, calibra
 @pytest.mark.nightly
 def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, latent, ours, calibration):
     found, report, _, doses, moved = comfy.call(
-        "VitrineNEMOFindNeurons", model=parts[0], latent=latent, positive=encode(comfy, parts[1], PLANT),
-        calibration=calibration, effect_fraction=0.9, mode="fast", scope="down+mid",
-        negative=encode(comfy, parts[1], ""), clip=parts[1], adjust=True, **ASKED,
-    )  # fmt: skip
+        "VitrineNEMOFindNeurons",
+        model=parts[0],
+        latent=latent,
+        positive=encode(comfy, parts[1], PLANT),
+        calibration=calibration,
+        effect_fraction=0.9,
+        mode="fast",
+        scope="down+mid",
+        negative=encode(comfy, parts[1], ""),
+        clip=parts[1],
+        adjust=True,
+        **ASKED,
+    )
     (result,) = pipe.find([PLANT], ours, SearchConfig(effect_fraction=0.9, mode="fast"), PROBE)
     assert found.neurons == pipe.neurons(result).neurons and len(found)
     assert found.info["verdict"] == result.verdict and result.verdict in ("cured", "reduced")
@@ -185,8 +194,15 @@ def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, l
 def test_adjusting_needs_what_it_compares_with(comfy, parts, latent, calibration):
     told = {"model": parts[0], "positive": encode(comfy, parts[1], PLANT), "latent": latent, **ASKED}
     with pytest.raises(VitrineError, match="adjust"):
-        comfy.call("VitrineNEMOFindNeurons", **told, calibration=calibration, effect_fraction=0.9, mode="fast",
-                   scope="down+mid", adjust=True)  # fmt: skip
+        comfy.call(
+            "VitrineNEMOFindNeurons",
+            **told,
+            calibration=calibration,
+            effect_fraction=0.9,
+            mode="fast",
+            scope="down+mid",
+            adjust=True,
+        )
 
 
 def test_baking_reads_the_checkpoint_not_what_another_branch_left_on_it(comfy, parts, neurons):

@@ -9,9 +9,15 @@ from vitrine_tests.lanes import page_modes
 FOUND = {"down-level1-repeat0-vit-block0-cross-v": (3, 40, 90), "mid-vit-block0-cross-v": (7,)}
 FIRST = "down-level1-repeat0-vit-block0-cross-v"
 RECORD = {
-    "address": FIRST, "index": 40, "deviations": 6.58, "activation": 0.73, "usual": 0.353,
-    "tokens": [[15, 3.15], [16, 3.03]], "alone": 0.5298, "limit": 0.5004,
-}  # fmt: skip
+    "address": FIRST,
+    "index": 40,
+    "deviations": 6.58,
+    "activation": 0.73,
+    "usual": 0.353,
+    "tokens": [[15, 3.15], [16, 3.03]],
+    "alone": 0.5298,
+    "limit": 0.5004,
+}
 INFO = {"prompt": "a face with a navy shirt", "held": [RECORD]}
 HELD = [
     "“a face with a navy shirt”",

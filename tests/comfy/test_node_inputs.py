@@ -10,11 +10,17 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 
-OTHERS = {"INT": (math.nan, math.inf, 1.5, "1", torch.tensor(1.0), [1]),
-          "FLOAT": (math.nan, math.inf, -math.inf, "1", torch.tensor(1.0), [1.0], 10**400),
-          "COMBO": ("no such choice", 3, math.nan), "STRING": (3, ["a"]), "BOOLEAN": (1, "yes"),
-          "IMAGE": ([], {"samples": torch.zeros(1)}), "MASK": ("x",), "LATENT": (torch.zeros(1), []),
-          "CONDITIONING": ({}, torch.zeros(1))}  # fmt: skip
+OTHERS = {
+    "INT": (math.nan, math.inf, 1.5, "1", torch.tensor(1.0), [1]),
+    "FLOAT": (math.nan, math.inf, -math.inf, "1", torch.tensor(1.0), [1.0], 10**400),
+    "COMBO": ("no such choice", 3, math.nan),
+    "STRING": (3, ["a"]),
+    "BOOLEAN": (1, "yes"),
+    "IMAGE": ([], {"samples": torch.zeros(1)}),
+    "MASK": ("x",),
+    "LATENT": (torch.zeros(1), []),
+    "CONDITIONING": ({}, torch.zeros(1)),
+}
 
 
 def test_every_input_of_every_node(comfy):

@@ -94,9 +94,18 @@ def test_taps_agree_with_the_python_door(comfy, loaded, portraits):
     scenes = sample_scenes([100_000, 100_001])
     pictures = render(scenes).images
     taps, drawn, report = comfy.call(
-        "VitrineActivationTap", model=model, vae=vae, image=pictures.permute(0, 2, 3, 1), positive=encode(clip, PROMPT),
-        selection="addresses below", addresses=ADDRESSES, timestep=50.0, seed=5, ensemble=2, dtype="float32",
-    )  # fmt: skip
+        "VitrineActivationTap",
+        model=model,
+        vae=vae,
+        image=pictures.permute(0, 2, 3, 1),
+        positive=encode(clip, PROMPT),
+        selection="addresses below",
+        addresses=ADDRESSES,
+        timestep=50.0,
+        seed=5,
+        ensemble=2,
+        dtype="float32",
+    )
     with torch.no_grad():
         cond = Condition(portraits.encode([PROMPT]))
         latents = encode_pixels(portraits.vae, pictures * 2 - 1)
@@ -153,9 +162,17 @@ def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
     from comfy.ldm.aura.mmdit import MMDiT
 
     network = MMDiT(
-        dim=32, n_layers=2, n_double_layers=1, n_heads=2, global_conddim=32, cond_seq_dim=16, max_seq=64,
-        device="cpu", dtype=torch.float32, operations=comfy.ops.disable_weight_init,
-    )  # fmt: skip
+        dim=32,
+        n_layers=2,
+        n_double_layers=1,
+        n_heads=2,
+        global_conddim=32,
+        cond_seq_dim=16,
+        max_seq=64,
+        device="cpu",
+        dtype=torch.float32,
+        operations=comfy.ops.disable_weight_init,
+    )
     config = comfy.supported_models.AuraFlow({"disable_unet_model_creation": True})
     config.set_inference_dtype(torch.float32, None)
     base = config.get_model({}, "")
@@ -200,10 +217,17 @@ def test_an_error_or_interrupt_while_sampling_leaves_no_hook(comfy, loaded):
 def test_bad_input_is_refused_before_any_forward(comfy, loaded):
     model, clip, vae = loaded
     good = {
-        "model": model, "vae": vae, "image": torch.rand(1, 64, 64, 3), "positive": encode(clip, PROMPT),
-        "selection": "addresses below", "addresses": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 1,
+        "model": model,
+        "vae": vae,
+        "image": torch.rand(1, 64, 64, 3),
+        "positive": encode(clip, PROMPT),
+        "selection": "addresses below",
+        "addresses": ADDRESSES,
+        "timestep": 50.0,
+        "seed": 0,
+        "ensemble": 1,
         "dtype": "float32",
-    }  # fmt: skip
+    }
     bad = [
         ({"addresses": "up-level0-repeat0-vit-block0-cros-q"}, "Did you mean"),
         ({"image": torch.rand(1, 62, 64, 3)}, "multiples of 4"),

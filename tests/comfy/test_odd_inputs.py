@@ -110,8 +110,11 @@ def test_weights_of_eight_bits_are_baked_and_adapted(comfy):
         basic(baked, text), plain
     )
     rows = network.get_submodule(site.path).weight.shape[0]
-    lora = {"mid_block.attentions.0.transformer_blocks.0.attn2.to_v": LoraLayer(
-        torch.ones(1, tiny.CONTEXT), torch.ones(rows, 1), 1.0)}  # fmt: skip
+    lora = {
+        "mid_block.attentions.0.transformer_blocks.0.attn2.to_v": LoraLayer(
+            torch.ones(1, tiny.CONTEXT), torch.ones(rows, 1), 1.0
+        )
+    }
     manifest = Manifest.of(lora)
     with BatchedLora(network, manifest, manifest.flatten(lora)[None]):
         assert not torch.allclose(basic(model, text), plain, atol=1e-3)

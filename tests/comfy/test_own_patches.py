@@ -6,9 +6,14 @@ from vitrine.engine.errors import VitrineError
 from vitrine_tests.comfy.guided_graphs import patched
 
 MOVED = {
-    "schedule": "resample", "pos_embed": "keep", "guidance_law": False, "guidance": 3.0, "override": True,
-    "train_width": 0, "train_height": 0,
-}  # fmt: skip
+    "schedule": "resample",
+    "pos_embed": "keep",
+    "guidance_law": False,
+    "guidance": 3.0,
+    "override": True,
+    "train_width": 0,
+    "train_height": 0,
+}
 SAMPLINGS = {
     "ModelSamplingDiscrete": ("portraits, 64 px", {"sampling": "lcm"}),
     "ModelSamplingContinuousEDM": ("portraits, 64 px", {}),

@@ -12,10 +12,13 @@ from vitrine_tests.comfy.tiny_user import Tiny
 from vitrine_tests.lanes import EVERY_DAY
 
 TEMPLATES = (
-    "See what the model sees (your checkpoint)", "Find the same part (your checkpoint)",
-    "Sample at twice the size (your checkpoint)", "Stop the model copying a picture (your checkpoint)",
-    "Turn a folder of LoRAs into sliders (your checkpoint)", "Sample in one step (your checkpoint)",
-)  # fmt: skip
+    "See what the model sees (your checkpoint)",
+    "Find the same part (your checkpoint)",
+    "Sample at twice the size (your checkpoint)",
+    "Stop the model copying a picture (your checkpoint)",
+    "Turn a folder of LoRAs into sliders (your checkpoint)",
+    "Sample in one step (your checkpoint)",
+)
 WITHOUT_A_DERIVATIVE = ("anima", "Stop the model copying a picture (your checkpoint)")
 """Core's attention kernel has none, which the adversarial check needs; without it the graph runs."""
 

@@ -71,10 +71,14 @@ async def _keys(tab, panel):
     await hand.click(0.65, 0.6)
     start = await hand.count()
     for name, key, code, modifiers in (
-        ("undo", "z", 90, CTRL), ("redo", "y", 89, CTRL), ("undo again", "z", 90, CTRL),
-        ("redo by Z", "Z", 90, CTRL + 8), ("Tab", "Tab", 9, 0), ("right", "ArrowRight", 39, 0),
+        ("undo", "z", 90, CTRL),
+        ("redo", "y", 89, CTRL),
+        ("undo again", "z", 90, CTRL),
+        ("redo by Z", "Z", 90, CTRL + 8),
+        ("Tab", "Tab", 9, 0),
+        ("right", "ArrowRight", 39, 0),
         ("Escape", "Escape", 27, 0),
-    ):  # fmt: skip
+    ):
         await hand.press(key, code, modifiers)
         seen[name] = await hand.count()
     await hand.mouse("mousePressed", 0.65, 0.6)
@@ -172,9 +176,11 @@ async def _slider(panel):
     await panel.pull(slider, (0.5, 0.5), (0.7, 0.5))
     await panel.note("pulled")
     for name, key, code, modifiers in (
-        ("undo", "z", 90, CTRL), ("redo", "y", 89, CTRL), ("undo again", "z", 90, CTRL),
+        ("undo", "z", 90, CTRL),
+        ("redo", "y", 89, CTRL),
+        ("undo again", "z", 90, CTRL),
         ("redo by Z", "Z", 90, CTRL + 8),
-    ):  # fmt: skip
+    ):
         await panel.press(name, key, code, modifiers)
         places.append(await tab.evaluate(PLACES))
     await panel.pull(slider, (0.7, 0.5), (0.75, 0.5))

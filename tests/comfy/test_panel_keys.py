@@ -107,8 +107,10 @@ async def _copies(driver, address, vue):
             seen.append(await shows(tab, expected[number]))
             await tab.evaluate("app.canvas.setGraph(app.graph)")
             await tab.settle()
-        ids = await tab.evaluate("app.graphToPrompt().then(p => Object.entries(p.output).filter("
-                                 "([, n]) => n.class_type === 'VitrineW2WEdit').map(([id]) => id))")  # fmt: skip
+        ids = await tab.evaluate(
+            "app.graphToPrompt().then(p => Object.entries(p.output).filter("
+            "([, n]) => n.class_type === 'VitrineW2WEdit').map(([id]) => id))"
+        )
         return ids, expected, seen, tab.faults()
 
 

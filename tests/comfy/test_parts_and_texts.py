@@ -72,8 +72,12 @@ def test_other_levels_than_its_own_are_taken(comfy, scene, denoise):
 
 
 CAPTIONS = (
-    "a face (front view)", "a (((pale))) face", "a \\(dark\\) face", "a face (red:1.4)", "an embedding:face on pink",
-)  # fmt: skip
+    "a face (front view)",
+    "a (((pale))) face",
+    "a \\(dark\\) face",
+    "a face (red:1.4)",
+    "an embedding:face on pink",
+)
 
 
 def test_captions_are_literal(scene):
@@ -82,8 +86,11 @@ def test_captions_are_literal(scene):
 
     model, clip, _ = scene
     portraits = load_portraits()
-    directories = {name: part.embedding_directory for name, part in vars(clip.tokenizer).items()
-                   if hasattr(part, "embedding_directory")}  # fmt: skip
+    directories = {
+        name: part.embedding_directory
+        for name, part in vars(clip.tokenizer).items()
+        if hasattr(part, "embedding_directory")
+    }
     with torch.inference_mode():
         found = prompt_conditions(model, clip, list(CAPTIONS), torch.zeros(1, 4, 16, 16))
         for caption, cond in zip(CAPTIONS, found, strict=True):

@@ -45,8 +45,10 @@ def graph(edit, released=False):
     }  # fmt: skip
     if released:
         sockets = {"model": ["7", 0], "positive": ["2", 0], "negative": ["11", 0], "latent_image": ["3", 0]}
-        nodes |= {"8": ("KSampler", sockets | RELEASED | {"seed": SEED}),
-                  "11": ("CLIPTextEncode", {"text": "", "clip": ["1", 1]})}  # fmt: skip
+        nodes |= {
+            "8": ("KSampler", sockets | RELEASED | {"seed": SEED}),
+            "11": ("CLIPTextEncode", {"text": "", "clip": ["1", 1]}),
+        }
     return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
 
 
@@ -89,9 +91,16 @@ def by_nodes(comfy, space, edited, released=False):
             )
     else:
         latent = comfy.call(
-            "VitrineEMDOneStepGenerator", model=applied[0], positive=positive, latent=blank, seed=SEED,
-            student=STUDENT, contract="auto", timestep=999.0, noise="unit",
-        )[0]  # fmt: skip
+            "VitrineEMDOneStepGenerator",
+            model=applied[0],
+            positive=positive,
+            latent=blank,
+            seed=SEED,
+            student=STUDENT,
+            contract="auto",
+            timestep=999.0,
+            noise="unit",
+        )[0]
     with torch.inference_mode():
         return vae.decode(latent["samples"]), (model, positive, negative, vae)
 

@@ -41,9 +41,16 @@ def doors(comfy):
     encoded = {"prompt_embeds": text, "prompt_attention_mask": torch.ones(1, text.shape[1])}
     negated = {"negative_prompt_embeds": empty, "negative_prompt_attention_mask": torch.ones(1, empty.shape[1])}
     return SimpleNamespace(
-        model=model, parts={"model": model, "vae": vae, "positive": positive}, positive=positive, negative=negative,
-        stock=stock, encoded=encoded, both=encoded | negated, node=NODE, tap=TAP,
-    )  # fmt: skip
+        model=model,
+        parts={"model": model, "vae": vae, "positive": positive},
+        positive=positive,
+        negative=negative,
+        stock=stock,
+        encoded=encoded,
+        both=encoded | negated,
+        node=NODE,
+        tap=TAP,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +65,18 @@ def drawn(doors, model, steps=4):
     noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         samples = comfy.sample.sample(
-            model, noise, steps, 3.0, "euler", "ddim_uniform", doors.positive, doors.negative, torch.zeros_like(noise),
-            disable_pbar=True, seed=3,
-        )  # fmt: skip
+            model,
+            noise,
+            steps,
+            3.0,
+            "euler",
+            "ddim_uniform",
+            doors.positive,
+            doors.negative,
+            torch.zeros_like(noise),
+            disable_pbar=True,
+            seed=3,
+        )
     return samples * doors.stock.vae.config.scaling_factor
 
 
@@ -70,9 +86,11 @@ def stock_run(doors, pipe, steps=4, **how):
     how |= {"guidance_scale": 3.0, "negative_prompt": None, "height": 64, "width": 64, "use_resolution_binning": False}
     with torch.no_grad():
         return pipe(
-            latents=noise / pipe.scheduler.init_noise_sigma, num_inference_steps=steps, output_type="latent",
+            latents=noise / pipe.scheduler.init_noise_sigma,
+            num_inference_steps=steps,
+            output_type="latent",
             **doors.both | how,
-        )[0]  # fmt: skip
+        )[0]
 
 
 def test_neurons_are_blocked(comfy, doors):

@@ -37,7 +37,7 @@ NODES = {
         "SLOT": "0",
         "START": "0.5 0.4\\nnot 0.1 0.1",
     },
-}  # fmt: skip
+}
 TEXT = "app.graph._nodes.find(n => n.comfyClass === 'NODE').widgets.find(w => w.name === 'points').value"
 PRESS = """(() => { const b = pick.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
     b.callback(b.value, app.canvas, pick) })()"""

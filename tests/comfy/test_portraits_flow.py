@@ -65,8 +65,10 @@ def sampled(model, clip, prompt=PROMPT, cfg=3.0, callback=None):
 
 def test_both_models_ship_in_48_mb():
     assert list(shipped_models()) == ["portraits, 64 px", "flow portraits, 128 px"]
-    sizes = {kind: sum(p.stat().st_size for p in root.rglob("*") if p.is_file()) for kind, root in
-             (("flow", FLOW_WEIGHTS), ("all", WEIGHTS))}  # fmt: skip
+    sizes = {
+        kind: sum(p.stat().st_size for p in root.rglob("*") if p.is_file())
+        for kind, root in (("flow", FLOW_WEIGHTS), ("all", WEIGHTS))
+    }
     assert sizes["flow"] <= 12e6 and sizes["all"] <= 48e6
 
 
@@ -88,9 +90,14 @@ def test_one_seed_one_picture(parts, ours):
     pipe = ours.pipeline()
     pipe.set_progress_bar_config(disable=True)
     how = {
-        "height": 128, "width": 128, "max_sequence_length": 24, "num_inference_steps": 5, "true_cfg_scale": 3.0,
-        "negative_prompt": "", "output_type": "latent",
-    }  # fmt: skip
+        "height": 128,
+        "width": 128,
+        "max_sequence_length": 24,
+        "num_inference_steps": 5,
+        "true_cfg_scale": 3.0,
+        "negative_prompt": "",
+        "output_type": "latent",
+    }
     packed = pipe(PROMPT, generator=torch.manual_seed(5), **how).images
     wanted = pipe._unpack_latents(packed, 128, 128, 8)
     found = sampled(model, clip)
@@ -98,8 +105,11 @@ def test_one_seed_one_picture(parts, ours):
     with torch.no_grad():
         picture = ours.vae.decode(wanted).sample / 2 + 0.5
     assert torch.allclose(vae.decode(wanted)[0].movedim(-1, 0), picture[0].clamp(0, 1), atol=1e-5)
-    assert torch.allclose(vae.encode(picture.clamp(0, 1).movedim(1, -1)), ours.vae.encode(
-        picture.clamp(0, 1) * 2 - 1).latent_dist.mean, atol=1e-4)  # fmt: skip
+    assert torch.allclose(
+        vae.encode(picture.clamp(0, 1).movedim(1, -1)),
+        ours.vae.encode(picture.clamp(0, 1) * 2 - 1).latent_dist.mean,
+        atol=1e-4,
+    )
 
 
 def test_the_pooled_vector_carries_nothing(parts, ours):
@@ -161,22 +171,44 @@ def test_a_whole_run_at_another_size_is_one_picture_through_both_doors(comfy, ou
     from vitrine.engine.resolution import ResolutionTransferConfig
 
     model, clip, _ = parts
-    told = {"train_width": 0, "train_height": 0, "target_width": 320, "target_height": 192, "schedule": "resample",
-            "guidance_law": False, "guidance": 3.0,
-            "override": False, "pos_embed": mode}  # fmt: skip
+    told = {
+        "train_width": 0,
+        "train_height": 0,
+        "target_width": 320,
+        "target_height": 192,
+        "schedule": "resample",
+        "guidance_law": False,
+        "guidance": 3.0,
+        "override": False,
+        "pos_embed": mode,
+    }
     moved, _, report = comfy.call("VitrineResolutionTransferLoader", model=model, **told)
     pipe = ours.pipeline()
     pipe.set_progress_bar_config(disable=True)
     wide = ResolutionTransferPipeline.from_pipe(pipe, ResolutionTransferConfig((320, 192), pos_embed=mode))
     assert wide.plan.lines[0] == report.splitlines()[0]
-    how = {"max_sequence_length": 24, "num_inference_steps": 5, "true_cfg_scale": 3.0, "negative_prompt": "",
-           "output_type": "latent"}  # fmt: skip
+    how = {
+        "max_sequence_length": 24,
+        "num_inference_steps": 5,
+        "true_cfg_scale": 3.0,
+        "negative_prompt": "",
+        "output_type": "latent",
+    }
     wanted = pipe._unpack_latents(wide(PROMPT, generator=torch.manual_seed(5), **how).images, 192, 320, 8)
     latent = torch.zeros(1, 16, 24, 40)
     with torch.inference_mode():
         found = core.sample(
-            moved, core.prepare_noise(latent, 5), 5, 3.0, "euler", "simple", encode(clip, PROMPT), encode(clip, ""),
-            latent, disable_pbar=True, seed=5,
-        )  # fmt: skip
+            moved,
+            core.prepare_noise(latent, 5),
+            5,
+            3.0,
+            "euler",
+            "simple",
+            encode(clip, PROMPT),
+            encode(clip, ""),
+            latent,
+            disable_pbar=True,
+            seed=5,
+        )
     worst = float((found - wanted).abs().max() / wanted.abs().max())
     assert worst < 1e-4, worst  # 4e-5 for rope_yarn_dynamic: its factors of each step are rounded

@@ -21,13 +21,26 @@ from vitrine.engine.tracing.addresses import sites_of
 NAMES = [n for n in shipped_transformers() if not n.endswith("128")]
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 CURVE = {
-    "form": "power_cos", "alpha": 2.0, "clock": "native", "reference": "target", "reference_width": 48,
+    "form": "power_cos",
+    "alpha": 2.0,
+    "clock": "native",
+    "reference": "target",
+    "reference_width": 48,
     "reference_height": 40,
-}  # fmt: skip
+}
 RUN = {
-    "seed": 3, "steps": 5, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": True,
-    "nesting": "control_inner", "width": 24, "height": 32, "crop_left": 3, "crop_top": 6,
-}  # fmt: skip
+    "seed": 3,
+    "steps": 5,
+    "sampler_name": "euler",
+    "scheduler": "ddim_uniform",
+    "denoise": 1.0,
+    "flip": True,
+    "nesting": "control_inner",
+    "width": 24,
+    "height": 32,
+    "crop_left": 3,
+    "crop_top": 6,
+}
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -77,24 +90,36 @@ def test_a_run_with_controls_is_the_pipelines(comfy, loaded, control):
     positive, negative = (encode(comfy, loaded.clip, t) for t in (PROMPT, ""))
     latent = {"samples": torch.zeros(1, 4, 16, 16)}
     made, _, text = comfy.call(
-        "VitrineControlConditionedSampler", model=model, positive=positive, negative=negative, latent_image=latent,
+        "VitrineControlConditionedSampler",
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
         **CURVE | RUN | {"cfg": 2.0, "control": control},
-    )  # fmt: skip
+    )
     pipe, embeds = pipeline(loaded.name)
     own = pipe.load_control(transformer_folder(loaded.name) / "control.safetensors")
     pipe.scheduler.set_timesteps(5)
     noise = torch.randn(1, 4, 16, 16, generator=torch.manual_seed(3)) * pipe.scheduler.sigmas[0]
     ours = pipe(
-        checkpoint=own, size_condition=SizeCondition((32, 24), (6, 3), None, True),
-        guidance=GuidanceConfig(2.0, control), latents=noise / pipe.scheduler.init_noise_sigma, num_inference_steps=5,
-        output_type="latent", **embeds,
-    )  # fmt: skip
+        checkpoint=own,
+        size_condition=SizeCondition((32, 24), (6, 3), None, True),
+        guidance=GuidanceConfig(2.0, control),
+        latents=noise / pipe.scheduler.init_noise_sigma,
+        num_inference_steps=5,
+        output_type="latent",
+        **embeds,
+    )
     assert close(made["samples"] * pipe.vae.config.scaling_factor, ours.images)
     assert f"{sum(s.evaluations for s in ours.log)} evaluations" in text
     untold, _, _ = comfy.call(
-        "VitrineControlConditionedSampler", model=model, positive=positive, negative=negative, latent_image=latent,
+        "VitrineControlConditionedSampler",
+        model=model,
+        positive=positive,
+        negative=negative,
+        latent_image=latent,
         **CURVE | RUN | {"cfg": 2.0, "control": control, "width": 64, "height": 64, "flip": False},
-    )  # fmt: skip
+    )
     assert not close(untold["samples"], made["samples"]), "the controls are read"
 
 
@@ -117,9 +142,12 @@ def test_it_samples_in_the_core_sampler_and_survives_a_deep_clone(comfy, loaded)
 
 SIDES = {"train_width": 0, "train_height": 0, "target_width": 128, "target_height": 128}
 TRANSFER = {
-    "schedule": "none", "pos_embed": "auto", 
-    "guidance_law": False, "guidance": 2.0, "override": False,
-}  # fmt: skip
+    "schedule": "none",
+    "pos_embed": "auto",
+    "guidance_law": False,
+    "guidance": 2.0,
+    "override": False,
+}
 
 
 @pytest.mark.parametrize("positions", ["grid", "extrapolate"])
@@ -189,8 +217,11 @@ def test_resolution_transfer_knows_it(comfy, loaded):
     with pytest.raises(VitrineError):
         comfy.call("VitrineResolutionTransferLoader", model=loaded.model, **told | {"schedule": "relabel"})
     with pytest.raises(VitrineError, match="one ratio"):
-        comfy.call("VitrineResolutionTransferLoader", model=loaded.model,
-                   **told | {"pos_embed": "extrapolate", "target_height": 96})  # fmt: skip
+        comfy.call(
+            "VitrineResolutionTransferLoader",
+            model=loaded.model,
+            **told | {"pos_embed": "extrapolate", "target_height": 96},
+        )
 
 
 def test_a_transformer_of_another_schedule_brings_it(comfy, loaded, tmp_path):

@@ -18,8 +18,9 @@ def pictures(comfy, monkeypatch):
 
     seen = []
     monkeypatch.setattr(progress, "REST", 0.0)
-    monkeypatch.setattr(utils, "PROGRESS_BAR_HOOK", lambda step, total, preview, **_: seen.append(
-        (step, total, preview and preview[1])))  # fmt: skip
+    monkeypatch.setattr(
+        utils, "PROGRESS_BAR_HOOK", lambda step, total, preview, **_: seen.append((step, total, preview and preview[1]))
+    )
     return seen
 
 

@@ -39,9 +39,10 @@ def scaled():
             layer = name.removesuffix(".weight")
             told = json.dumps({"format": "float8_e4m3fn"}).encode()
             weights |= {
-                name: (weight / scale).to(FP8), f"{layer}.weight_scale": scale,
+                name: (weight / scale).to(FP8),
+                f"{layer}.weight_scale": scale,
                 f"{layer}.comfy_quant": torch.tensor(list(told), dtype=torch.uint8),
-            }  # fmt: skip
+            }
     missing, unexpected = model.diffusion_model.load_state_dict(weights, strict=False)
     assert not missing and not unexpected
     return tiny.patcher(model)
@@ -123,9 +124,14 @@ def tiny_diffusers():
     from vitrine_tests import models
 
     return models.unet(
-        sample_size=32, block_out_channels=(32, 64), layers_per_block=1, cross_attention_dim=tiny.CONTEXT,
-        attention_head_dim=2, norm_num_groups=32, **models.ATTENTION_LAST,
-    )  # fmt: skip
+        sample_size=32,
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        cross_attention_dim=tiny.CONTEXT,
+        attention_head_dim=2,
+        norm_num_groups=32,
+        **models.ATTENTION_LAST,
+    )
 
 
 # --- core's other formats -----------------------------------------------------------------------------------------

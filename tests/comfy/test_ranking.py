@@ -26,18 +26,27 @@ def rank(comfy, parts, pictures, prompt="a smiling dark face", **told):
     positive = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, prompt)[0]
     settings = {"places": PLACES, "timestep": 50.0, "noise": 0.8, "granularity": 2.0, "budget": 0, "most": 2} | told
     return comfy.call(
-        "VitrineRankActivations", model=model, vae=vae, positive=positive, images=pictures[0].permute(0, 2, 3, 1),
-        masks=pictures[1], **settings,
-    )  # fmt: skip
+        "VitrineRankActivations",
+        model=model,
+        vae=vae,
+        positive=positive,
+        images=pictures[0].permute(0, 2, 3, 1),
+        masks=pictures[1],
+        **settings,
+    )
 
 
 def test_the_node_ranks_as_the_pipeline_does(comfy, parts, pictures):
     preset, addresses, report, kept, dropped = rank(comfy, parts, pictures)
     pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
     ours = pipe.rank(
-        pictures[0] * 2 - 1, pictures[1].long(), "a smiling dark face", patterns=PLACES, most=2,
+        pictures[0] * 2 - 1,
+        pictures[1].long(),
+        "a smiling dark face",
+        patterns=PLACES,
+        most=2,
         rule=FilterRule(0.8, 2.0),
-    )  # fmt: skip
+    )
     assert addresses.split("\n") == list(ours.chosen) and preset.preset.addresses == ours.chosen
     for address, score in preset.preset.numbers["single"].items():
         assert abs(score - ours.search.singles[address]) < 1e-3
@@ -81,9 +90,18 @@ def test_presets_are_saved_loaded_and_refused(comfy, parts, pictures):
     image = pictures[0][:1].permute(0, 2, 3, 1)
     positive = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(parts[1], "")[0]
     taps, *_ = comfy.call(
-        "VitrineActivationTap", model=parts[0], vae=parts[2], image=image, positive=positive,
-        selection="addresses below", addresses=addresses, timestep=timestep, seed=0, ensemble=1, dtype="float32",
-    )  # fmt: skip
+        "VitrineActivationTap",
+        model=parts[0],
+        vae=parts[2],
+        image=image,
+        positive=positive,
+        selection="addresses below",
+        addresses=addresses,
+        timestep=timestep,
+        seed=0,
+        ensemble=1,
+        dtype="float32",
+    )
     assert set(taps) == set(preset.preset.addresses)
     from dataclasses import replace
 

@@ -10,10 +10,14 @@ from vitrine_tests.lanes import nightly_but
 ADDRESSES = "up-level1-repeat0-vit-block0-cross-q\nmid-vit-out"
 STEPS = 5
 MOVED = {
-    "schedule": "resample", "pos_embed": "auto", 
-    "guidance_law": False, "guidance": 3.0, "override": False,
-    "train_width": 0, "train_height": 0,
-}  # fmt: skip
+    "schedule": "resample",
+    "pos_embed": "auto",
+    "guidance_law": False,
+    "guidance": 3.0,
+    "override": False,
+    "train_width": 0,
+    "train_height": 0,
+}
 
 
 class Case:
@@ -93,13 +97,28 @@ def cases(comfy, beside, tmp_path_factory):
 
 
 LONG = (
-    "Find Same Points", "Segment Like This", "Rank Layers", "NEMO Calibrate", "NEMO Calibrate, score", "NEMO Detect",
-    "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator", "W2W Invert",
-)  # fmt: skip
+    "Find Same Points",
+    "Segment Like This",
+    "Rank Layers",
+    "NEMO Calibrate",
+    "NEMO Calibrate, score",
+    "NEMO Detect",
+    "NEMO Find Neurons",
+    "NEMO Verify",
+    "EMD One-Step Generator",
+    "W2W Invert",
+)
 """Nodes whose forwards are not those of a sampler: some read values, some need gradients."""
 NAMES = (
-    "tap", "during", "block", "late model", "control", "receptive field", "rotary", *LONG,
-)  # fmt: skip
+    "tap",
+    "during",
+    "block",
+    "late model",
+    "control",
+    "receptive field",
+    "rotary",
+    *LONG,
+)
 NEVER = ("NEMO Verify", "W2W Invert", "NEMO Calibrate")
 """Autograd stops a replay by an error of its own; of the statistics' forwards no block is replayed in three runs."""
 DAILY = ("tap", "during", "block", "late model", "receptive field", "NEMO Verify")

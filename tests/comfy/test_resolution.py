@@ -14,8 +14,7 @@ from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.resolution.shift import shift_grid
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
-PLAIN = {"schedule": "resample", "pos_embed": "auto", 
-         "guidance_law": False, "guidance": 3.0, "override": False}  # fmt: skip
+PLAIN = {"schedule": "resample", "pos_embed": "auto", "guidance_law": False, "guidance": 3.0, "override": False}
 STEPS = 5
 
 
@@ -179,9 +178,18 @@ def sd3(comfy):
 
     context = {"target": "torch.nn.Linear", "params": {"in_features": 16, "out_features": 64}}
     described = comfy.supported_models.SD3(
-        {"input_size": None, "patch_size": 2, "in_channels": 4, "depth": 1, "pos_embed_max_size": 12,
-         "num_patches": 144, "adm_in_channels": 16, "context_embedder_config": context, "qkv_bias": True}
-    )  # fmt: skip
+        {
+            "input_size": None,
+            "patch_size": 2,
+            "in_channels": 4,
+            "depth": 1,
+            "pos_embed_max_size": 12,
+            "num_patches": 144,
+            "adm_in_channels": 16,
+            "context_embedder_config": context,
+            "qkv_bias": True,
+        }
+    )
     described.set_inference_dtype(torch.float32, None)
     model = described.get_model({}, "", device="cpu")
     gen = torch.Generator().manual_seed(0)
@@ -240,8 +248,12 @@ def test_rotary_stand_in(comfy):
 def test_refusals(comfy, loaded, tmp_path):
     import folder_paths
 
-    for more, message in (({"schedule": "relabel"}, "without it in its header"), ({"pos_embed": "grid"}, "auto takes"),
-                          ({"train": (64, 0)}, "both sides"), ({"width": 94}, "multiples of 4")):  # fmt: skip
+    for more, message in (
+        ({"schedule": "relabel"}, "without it in its header"),
+        ({"pos_embed": "grid"}, "auto takes"),
+        ({"train": (64, 0)}, "both sides"),
+        ({"width": 94}, "multiples of 4"),
+    ):
         with pytest.raises(VitrineError, match=message):
             transfer(comfy, loaded[0], **more)
     before = folder_paths.folder_names_and_paths["checkpoints"]
@@ -267,11 +279,20 @@ def test_a_real_graph(comfy):
         "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 96, "height": 96, "batch_size": 1}},
         "4": {"class_type": "VitrineResolutionTransferLoader", "inputs": node | {"guidance_law": True}},
-        "5": {"class_type": "KSampler", "inputs": sampler | {
-            "model": ["4", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["3", 0], "cfg": ["4", 1]}},
+        "5": {
+            "class_type": "KSampler",
+            "inputs": sampler
+            | {
+                "model": ["4", 0],
+                "positive": ["2", 0],
+                "negative": ["2", 0],
+                "latent_image": ["3", 0],
+                "cfg": ["4", 1],
+            },
+        },
         "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
         "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
         "8": {"class_type": "PreviewAny", "inputs": {"source": ["4", 2]}},
-    }  # fmt: skip
+    }
     result, error = comfy.run(graph)
     assert error is None and result["outputs"]["7"]["images"] and "Eq. 4" in str(result["outputs"]["8"])

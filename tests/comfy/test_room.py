@@ -118,11 +118,14 @@ async def _placed(driver, address, vue, advanced):
         return before, await tab.evaluate(BOXES), await _each_opened(tab, advanced), tab.faults()
 
 
-@pytest.mark.parametrize(("vue", "advanced"), [
-    pytest.param(False, False, id="classic"),
-    pytest.param(False, True, id="classic, advanced inputs too", marks=pytest.mark.nightly),
-    pytest.param(True, True, id="Nodes 2.0", marks=pytest.mark.nightly),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("vue", "advanced"),
+    [
+        pytest.param(False, False, id="classic"),
+        pytest.param(False, True, id="classic, advanced inputs too", marks=pytest.mark.nightly),
+        pytest.param(True, True, id="Nodes 2.0", marks=pytest.mark.nightly),
+    ],
+)
 def test_placed_nodes_have_room_for_what_a_run_shows_and_make_room_for_what_opens(driver, address, vue, advanced):
     before, after, opened, faults = asyncio.run(_placed(driver, address, vue, advanced))
     assert len(before) >= 48 and len(opened) >= (24 if advanced else 4) and not faults
@@ -170,9 +173,10 @@ def outside(boxes, groups):
         (name, title)
         for name, x, y, w, h in boxes
         for title, left, top, width, height in groups
-        if left <= x + w / 2 < left + width and top <= y + 20 < top + height
+        if left <= x + w / 2 < left + width
+        and top <= y + 20 < top + height
         and (x < left or y < top or x + w > left + width or y + h > top + height)
-    ]  # fmt: skip
+    ]
 
 
 async def _templates(driver, address, vue, names):

@@ -18,9 +18,18 @@ from vitrine_tests.families.twin import EqualEpsilon, comfyui_model, comfyui_twi
 
 pytestmark = pytest.mark.nightly
 
-FAMILIES = {"flux": "Flux.1", "flux2": "Flux.2", "qwen_image": "Qwen-Image", "z_image": "Z-Image",
-            "lumina2": "Lumina 2", "chroma": "Chroma", "krea2": "Krea 2", "anima": "Anima", "wan": "Wan",
-            "hidream": "HiDream"}  # fmt: skip
+FAMILIES = {
+    "flux": "Flux.1",
+    "flux2": "Flux.2",
+    "qwen_image": "Qwen-Image",
+    "z_image": "Z-Image",
+    "lumina2": "Lumina 2",
+    "chroma": "Chroma",
+    "krea2": "Krea 2",
+    "anima": "Anima",
+    "wan": "Wan",
+    "hidream": "HiDream",
+}
 SIZES = {"hidream": (12, 12)}
 """Latents (h, w) where a twin's own have no half and third in whole tokens."""
 LIMIT = 1e-5
@@ -81,8 +90,7 @@ class Family:
         return found.reshape(self.x.shape)
 
     def transferred(self, comfy, mode, model=None, train=None, **more):
-        told = {"schedule": "none", "guidance_law": False,
-                "guidance": 1.0, "override": False, "pos_embed": mode} | more  # fmt: skip
+        told = {"schedule": "none", "guidance_law": False, "guidance": 1.0, "override": False, "pos_embed": mode} | more
         told |= dict(zip(("train_width", "train_height"), train or self.train, strict=True))
         told |= {"target_width": self.columns, "target_height": self.rows}
         return comfy.call("VitrineResolutionTransferLoader", model=model or self.model, **told)

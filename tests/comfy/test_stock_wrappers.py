@@ -29,13 +29,22 @@ ON_A_FORWARD = (
 PAIRS = [(name, ours) for name in (*ON_A_RUN, *ON_A_FORWARD) for ours in ("Activation Tap", "EMD One-Step")]
 ELSEWHERE = {
     "other model families": (
-        "ChromaRadianceOptions", "FluxKVCache", "HiDreamO1PatchSeamSmoothing", "LTXVContextWindows",
-        "LTXVModalityGuidance", "LTXVSpatioTemporalGuidance", "MiniMaxH3SigmaShift", "ModelNoiseScale",
-        "ModelSamplingLTXV", "WanAnimate2Cache", "WanContextWindowsManual", "wanBlockSwap",
+        "ChromaRadianceOptions",
+        "FluxKVCache",
+        "HiDreamO1PatchSeamSmoothing",
+        "LTXVContextWindows",
+        "LTXVModalityGuidance",
+        "LTXVSpatioTemporalGuidance",
+        "MiniMaxH3SigmaShift",
+        "ModelNoiseScale",
+        "ModelSamplingLTXV",
+        "WanAnimate2Cache",
+        "WanContextWindowsManual",
+        "wanBlockSwap",
     ),
     "wants a file that does not ship": ("HypernetworkLoader",),
     "compiles for minutes": ("TorchCompileModel",),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -86,13 +86,23 @@ def encoded(comfy, models):
 def test_tap_and_word_map_of_a_photograph(comfy, models, photographs):
     image, positive = photographs["chelsea.png"], encoded(comfy, models)
     taps, drawn, report = comfy.call(
-        "VitrineActivationTap", model=models["model"], vae=models["vae"], image=image, positive=positive,
-        selection="addresses below", addresses="auto", timestep=300.0, seed=0, ensemble=1, dtype="float32",
-    )  # fmt: skip
+        "VitrineActivationTap",
+        model=models["model"],
+        vae=models["vae"],
+        image=image,
+        positive=positive,
+        selection="addresses below",
+        addresses="auto",
+        timestep=300.0,
+        seed=0,
+        ensemble=1,
+        dtype="float32",
+    )
     (tap,) = taps.values()
     assert tuple(tap.grid) == (16, 16) and bool(tap.tensor.isfinite().all()), report
-    _, mask = comfy.call("VitrineWordMap", image=image, word="cat", seed=0, timestep=300.0, prompt=PROMPT,
-                         positive=positive, **models)  # fmt: skip
+    _, mask = comfy.call(
+        "VitrineWordMap", image=image, word="cat", seed=0, timestep=300.0, prompt=PROMPT, positive=positive, **models
+    )
     assert mask.shape == (1, SIDE, SIDE) and float(mask.std()) > 0
 
 
@@ -100,21 +110,43 @@ def test_tap_and_word_map_of_a_photograph(comfy, models, photographs):
 def test_a_size_that_is_no_multiple_of_16_is_refused(comfy, models, photographs, width):
     image = torch.nn.functional.pad(photographs["chelsea.png"], (0, 0, 0, 8))[:, :, :width]
     with pytest.raises(VitrineError, match=f"image size: given {width} x 256; accepted: multiples of 16"):
-        comfy.call("VitrineWordMap", image=image, word="cat", seed=0, timestep=300.0, prompt=PROMPT,
-                   positive=encoded(comfy, models), **models)  # fmt: skip
+        comfy.call(
+            "VitrineWordMap",
+            image=image,
+            word="cat",
+            seed=0,
+            timestep=300.0,
+            prompt=PROMPT,
+            positive=encoded(comfy, models),
+            **models,
+        )
 
 
 CHECK = {
-    "prompts": PROMPT, "ordinary": "a red bicycle\na stone bridge", "seeds": 2, "first_seed": 2000, "steps": 2,
-    "cfg": 2.0, "sampler_name": "euler", "scheduler": "simple", "tau": 0.0, "timestep_index": 1,
-}  # fmt: skip
+    "prompts": PROMPT,
+    "ordinary": "a red bicycle\na stone bridge",
+    "seeds": 2,
+    "first_seed": 2000,
+    "steps": 2,
+    "cfg": 2.0,
+    "sampler_name": "euler",
+    "scheduler": "simple",
+    "tau": 0.0,
+    "timestep_index": 1,
+}
 
 
 @pytest.mark.parametrize("side", [8, 16])
 def test_copy_check(comfy, models, photographs, side):
     latent = {"samples": torch.zeros(2, 128, side, side)}
-    report, rows, _ = comfy.call("VitrineNEMOCopyCheck", **models, **CHECK, latent=latent, name=f"taef2 {side}",
-                                 pictures=torch.cat(list(photographs.values())))  # fmt: skip
+    report, rows, _ = comfy.call(
+        "VitrineNEMOCopyCheck",
+        **models,
+        **CHECK,
+        latent=latent,
+        name=f"taef2 {side}",
+        pictures=torch.cat(list(photographs.values())),
+    )
     assert rows.shape == (1, 16 * side, 3 * 16 * side, 3), report
 
 

@@ -15,13 +15,15 @@ def graph(sampler="KSampler", tap=None, step=-1, **settings):
         "2": ("CLIPTextEncode", {"text": "a smiling face with navy shirt on blue", "clip": ["1", 1]}),
         "4": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
         "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "addresses": "mid-vit-out"} | (tap or {"steps": "all"})),
-        "11": (sampler, {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0]}
-               | settings),
+        "11": (
+            sampler,
+            {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0]} | settings,
+        ),
         "12": ("VitrineCollectTaps", {"recorder": ["9", 1], "latent": ["11", 0], "step": step, "half": "cond"}),
         "20": ("VAEDecode", {"samples": ["12", 2], "vae": ["1", 2]}),
         "21": ("PreviewImage", {"images": ["20", 0]}),
         "22": ("PreviewImage", {"images": ["12", 1]}),
-    }  # fmt: skip
+    }
     return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
 
 
@@ -37,8 +39,11 @@ def test_without_a_recorder_the_latent_goes_on(comfy):
     shown, error = comfy.run(bypassed())
     assert error is None, error
     assert set(shown["outputs"]) == {"21"}, "what needs the recording is skipped"
-    (latent,) = [v for v in (comfy.call("VitrineCollectTaps", latent={"samples": torch.ones(1)}, step=-1, half="cond"))
-                 if isinstance(v, dict)]  # fmt: skip
+    (latent,) = [
+        v
+        for v in (comfy.call("VitrineCollectTaps", latent={"samples": torch.ones(1)}, step=-1, half="cond"))
+        if isinstance(v, dict)
+    ]
     assert torch.equal(latent["samples"], torch.ones(1))
 
 

@@ -70,9 +70,13 @@ def pipeline(name):
 
     torch.manual_seed(3)
     sizes = {
-        "vocab_size": 152064, "hidden_size": 16, "num_hidden_layers": 28 if name == "klein" else 3,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 16,
-    }  # fmt: skip
+        "vocab_size": 152064,
+        "hidden_size": 16,
+        "num_hidden_layers": 28 if name == "klein" else 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "intermediate_size": 16,
+    }
     words = tokenizer(name)
     if name == "qwen_image":
         text = sizes | {"rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e6}}

@@ -12,9 +12,17 @@ from vitrine_tests.families.twin import NAMES, comfyui_model, comfyui_twin, netw
 from vitrine_tests.lanes import nightly_but
 from vitrine_tests.pipelines.encoded import SOURCES, source
 
-PLAIN = {"train_width": 0, "train_height": 0, "target_width": 1536, "target_height": 2048, "schedule": "resample",
-         "pos_embed": "auto", "guidance_law": False,
-         "guidance": 1.0, "override": False}  # fmt: skip
+PLAIN = {
+    "train_width": 0,
+    "train_height": 0,
+    "target_width": 1536,
+    "target_height": 2048,
+    "schedule": "resample",
+    "pos_embed": "auto",
+    "guidance_law": False,
+    "guidance": 1.0,
+    "override": False,
+}
 SIZES = {"qwen_image": (1328, 1328), "wan": (832, 480)}
 
 
@@ -84,9 +92,15 @@ def test_a_transformer_of_no_known_family_is_refused(comfy):
     config.set_inference_dtype(torch.float32, None)
     base = config.get_model({}, "")
     base.diffusion_model = MMDiT(
-        dim=16, n_heads=2, n_layers=1, n_double_layers=1, cond_seq_dim=8, max_seq=64, global_conddim=16,
+        dim=16,
+        n_heads=2,
+        n_layers=1,
+        n_double_layers=1,
+        cond_seq_dim=8,
+        max_seq=64,
+        global_conddim=16,
         operations=disable_weight_init,
-    )  # fmt: skip
+    )
     model = patcher(base)
     size = {"train_width": 1024, "train_height": 1024}
     with pytest.raises(VitrineError, match="which are unknown"):

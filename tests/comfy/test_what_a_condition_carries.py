@@ -318,8 +318,12 @@ def test_every_key_that_core_reads_is_known(comfy):
 
 
 ONE_STEP = {
-    "student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit", "seed": 5,
-}  # fmt: skip
+    "student": "(the model is the student)",
+    "contract": "manual",
+    "timestep": 999.0,
+    "noise": "unit",
+    "seed": 5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -341,9 +345,15 @@ def test_a_picture_of_a_batch_is_the_batchs(comfy, portraits):
     assert alone[0]["batch_index"] == [2]
 
 
-@pytest.mark.parametrize("more", [
-    {"noise_mask": torch.ones(1, 1, 16, 16)}, {"type": "audio"}, {"samples": torch.zeros(1, 4, 3, 16, 16)},
-], ids=["noise mask", "audio", "video"])  # fmt: skip
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"noise_mask": torch.ones(1, 1, 16, 16)},
+        {"type": "audio"},
+        {"samples": torch.zeros(1, 4, 3, 16, 16)},
+    ],
+    ids=["noise mask", "audio", "video"],
+)
 def test_a_latent_that_is_not_understood_is_refused(comfy, portraits, more):
     model, positive = portraits
     latent = {"samples": torch.zeros(1, 4, 16, 16)} | more
@@ -380,8 +390,10 @@ def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
     """Activation Tap, EMD One-Step and NEMO Detect with two prompts, one after the other."""
     model, first = portraits
     second = [[first[0][0].flip(1), dict(first[0][1])]]
-    told = [[first[0][0], first[0][1] | {"start_percent": 0.0, "end_percent": 0.4}],
-            [second[0][0], second[0][1] | {"start_percent": 0.4, "end_percent": 1.0}]]  # fmt: skip
+    told = [
+        [first[0][0], first[0][1] | {"start_percent": 0.0, "end_percent": 0.4}],
+        [second[0][0], second[0][1] | {"start_percent": 0.4, "end_percent": 1.0}],
+    ]
     latent = {"samples": torch.zeros(1, 4, 16, 16)}
     step = {"model": model, "latent": latent, **ONE_STEP}
     found = comfy.call("VitrineEMDOneStepGenerator", positive=told, **step)[0]["samples"]

@@ -23,9 +23,17 @@ def told(comfy):
 @pytest.fixture(scope="module")
 def scene():
     scenes = sample_scenes([3]).with_attributes(
-        hair="curly", hair_color="red", hat="none", skin="tan", glasses="none", beard="beard", mole="none",
-        mouth="smiling", shirt="navy", background="blue",
-    )  # fmt: skip
+        hair="curly",
+        hair_color="red",
+        hat="none",
+        skin="tan",
+        glasses="none",
+        beard="beard",
+        mole="none",
+        mouth="smiling",
+        shirt="navy",
+        background="blue",
+    )
     return render(scenes, 64)
 
 
@@ -36,9 +44,7 @@ def test_the_map_is_the_pipelines_and_is_where_the_word_is(comfy, told, scene):
         pipe = ActivationTapPipeline.from_pipe(load_portraits().pipeline())
         pipe.set_progress_bar_config(disable=True)
         at = 1 + PROMPT.split().index(word)
-        taps = pipe(
-            scene.images, PROMPT, list(text_maps(pipe.unet)), timestep=300.0, output_type="none"
-        ).activations  # fmt: skip
+        taps = pipe(scene.images, PROMPT, list(text_maps(pipe.unet)), timestep=300.0, output_type="none").activations
         taps = {a: SimpleNamespace(tensor=tap.tensor[..., [at]]) for a, tap in taps.items()}
         torch.testing.assert_close(mask, word_map(taps, (64, 64)), atol=2e-4, rtol=0)
         inside = scene.parts[0] == PARTS.index(part)
@@ -158,9 +164,13 @@ def test_a_word_of_several_tokens_is_whole_at_each(comfy, pieces, whole):
 SAID = "a zorbal fox"
 
 
-@pytest.mark.parametrize(("module", "tokenizer", "dropped"), [
-    ("z_image", "ZImageTokenizer", 0), ("qwen_image", "QwenImageTokenizer", 34),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "tokenizer", "dropped"),
+    [
+        ("z_image", "ZImageTokenizer", 0),
+        ("qwen_image", "QwenImageTokenizer", 34),
+    ],
+)
 def test_an_encoders_template_is_told_from_the_prompt(comfy, module, tokenizer, dropped):
     """Z-Image's network reads the whole template, Qwen-Image's what follows the 34 tokens before the prompt."""
     from comfy import text_encoders

@@ -27,8 +27,13 @@ def _text_encoder(folder, width):
     """A folder with a small random text encoder and the flow portraits' tokenizer."""
     shutil.copytree(FLOW_WEIGHTS / "tokenizer", folder / "tokenizer")
     config = json.loads((FLOW_WEIGHTS / "text_encoder" / "config.json").read_text(encoding="utf-8"))
-    config |= {"hidden_size": width, "num_attention_heads": 2, "intermediate_size": 2 * width, "num_hidden_layers": 1,
-               "projection_dim": width}  # fmt: skip
+    config |= {
+        "hidden_size": width,
+        "num_attention_heads": 2,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 1,
+        "projection_dim": width,
+    }
     torch.manual_seed(6)
     CLIPTextModel(CLIPTextConfig(**config)).save_pretrained(folder / "text_encoder")
     return str(folder)
@@ -40,8 +45,15 @@ def _video_vae():
     from comfy.ldm.wan.vae import WanVAE
 
     torch.manual_seed(7)
-    net = WanVAE(dim=8, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
-                 temperal_downsample=[False, True, True], dropout=0.0)  # fmt: skip
+    net = WanVAE(
+        dim=8,
+        z_dim=16,
+        dim_mult=[1, 2, 4, 4],
+        num_res_blocks=2,
+        attn_scales=[],
+        temperal_downsample=[False, True, True],
+        dropout=0.0,
+    )
     state = {name: 0.1 * torch.randn_like(value) for name, value in net.state_dict().items()}
     return comfy.sd.VAE(sd=state, device=torch.device("cpu"), dtype=torch.float32)
 

@@ -44,16 +44,26 @@ def _hidream():
             self.clip_l, self.clip_g = SDTokenizer(), SDXLClipGTokenizer()
             self.t5xxl = sd3_clip.T5XXLTokenizer(min_length=128, max_length=128)
             self.llama = SDTokenizer(
-                "", tokenizer_class=flux.MistralTokenizerClass, has_end_token=False, start_token=1, pad_token=11,
-                min_length=128, max_length=99999999, pad_with_end=False, pad_to_max_length=False, embedding_key="llama",
+                "",
+                tokenizer_class=flux.MistralTokenizerClass,
+                has_end_token=False,
+                start_token=1,
+                pad_token=11,
+                min_length=128,
+                max_length=99999999,
+                pad_with_end=False,
+                pad_to_max_length=False,
+                embedding_key="llama",
                 tokenizer_args=flux.load_mistral_tokenizer(_bytes_as_tokens()),
-            )  # fmt: skip
+            )
 
     config = CLIP_L | {"hidden_size": 14}
     widths = {
-        "clip_l_model_config": config, "clip_g_model_config": config, "t5xxl_model_config": T5 | {"d_model": 20},
+        "clip_l_model_config": config,
+        "clip_g_model_config": config,
+        "t5xxl_model_config": T5 | {"d_model": 20},
         "llama_model_config": LLAMA | {"hidden_size": 24},
-    }  # fmt: skip
+    }
     return Tokenizer, hidream.hidream_clip(), widths, {}
 
 
@@ -134,9 +144,14 @@ def _bytes_as_tokens():
 
 
 KINDS = {
-    "flux": _flux, "sd35": _sd35, "hidream": _hidream, "flux2": _flux2, "klein": _klein, "qwen_image": _qwen_image,
+    "flux": _flux,
+    "sd35": _sd35,
+    "hidream": _hidream,
+    "flux2": _flux2,
+    "klein": _klein,
+    "qwen_image": _qwen_image,
     "z_image": _z_image,
-}  # fmt: skip
+}
 """Family -> core's tokenizer, encoder, what sets its widths, and what its tokenizer needs of the file."""
 
 

@@ -96,23 +96,43 @@ def find_the_same_part(graph, comfy):
     rule = FilterRule(rank.noise or None, rank.granularity or None)
     masks = (known.parts == part_number(shirt.part)).long()
     made = pipe.rank(
-        known.images, masks, graph.text(rank.positive), patterns=rank.places, timestep=rank.timestep, rule=rule,
-        budget=rank.budget or None, most=rank.most, strips=True,
-    )  # fmt: skip
+        known.images,
+        masks,
+        graph.text(rank.positive),
+        patterns=rank.places,
+        timestep=rank.timestep,
+        rule=rule,
+        budget=rank.budget or None,
+        most=rank.most,
+        strips=True,
+    )
     strips = {7: made.kept[:24], 8: list(made.dropped)[:24]}
     found = {i: torch.stack([made.strip(a, 64) for a in names]) for i, names in strips.items()}
     source, target = portraits(graph(13)).images, portraits(new).images
     points, seeds = parse_points(find.points, 64, 64), list(range(find.seed, find.seed + find.ensemble))
     matches = pipeline(CorrespondencePipeline)(
-        source, target, points, graph.text(find.positive), temperature=find.softness, addresses=list(made.chosen),
-        timestep=find.timestep, seeds=seeds,
-    )  # fmt: skip
+        source,
+        target,
+        points,
+        graph.text(find.positive),
+        temperature=find.softness,
+        addresses=list(made.chosen),
+        timestep=find.timestep,
+        seeds=seeds,
+    )
     nhwc = source[0].permute(1, 2, 0), target.permute(0, 2, 3, 1)
     drawn = [draw_matches(nhwc[0], t, points, m) for t, m in zip(nhwc[1], matches, strict=True)]
     segment = graph(9)
     seeds = list(range(segment.seed, segment.seed + segment.ensemble))
-    labels = pipe(known.images, masks, target, graph.text(segment.positive), addresses=list(made.chosen),
-                  timestep=segment.timestep, seeds=seeds)  # fmt: skip
+    labels = pipe(
+        known.images,
+        masks,
+        target,
+        graph.text(segment.positive),
+        addresses=list(made.chosen),
+        timestep=segment.timestep,
+        seeds=seeds,
+    )
     masked = mask_pictures(labels.float(), MASKED).permute(0, 3, 1, 2)  # as the node shows them, captions and all
     return found | {14: torch.stack(drawn).permute(0, 3, 1, 2), 9: masked}
 
@@ -164,9 +184,16 @@ def check_a_model_for_copies(graph, comfy, folder):
     sigmas = euler_sigmas(pipe.scheduler, node.scheduler, node.steps)
     config = CheckConfig(node.seeds, node.first_seed, ordinary=tuple(node.ordinary.splitlines()))
     check = copy_check(
-        pipe, node.prompts.splitlines(), folder, config=config, tau=node.tau, sigmas=sigmas,
-        probe=ProbeConfig(timestep_index=node.timestep_index), guidance_scale=node.cfg, num_inference_steps=node.steps,
-    )  # fmt: skip
+        pipe,
+        node.prompts.splitlines(),
+        folder,
+        config=config,
+        tau=node.tau,
+        sigmas=sigmas,
+        probe=ProbeConfig(timestep_index=node.timestep_index),
+        guidance_scale=node.cfg,
+        num_inference_steps=node.steps,
+    )
     files = [(prompt.file, prompt.overlay_file) for prompt in check.ranked]
     return {5: torch.stack([torch.cat([pixels(f) for f in pair], -1) for pair in files])}
 
@@ -224,8 +251,15 @@ def pull_sliders_on_a_person(graph, comfy):
     edited = pipe.edit_model(space, person, sliders(graph(8)))
     late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start=graph(11).start)}
     drawn = portraits(graph(21))
-    config = InvertConfig(invert.components or None, invert.steps, invert.lr, invert.batch, prior=invert.prior,
-                          seed=invert.seed, antithetic=invert.batch > 1)  # fmt: skip
+    config = InvertConfig(
+        invert.components or None,
+        invert.steps,
+        invert.lr,
+        invert.batch,
+        prior=invert.prior,
+        seed=invert.seed,
+        antithetic=invert.batch > 1,
+    )
     mask = (drawn.parts > 0).float()
     found, _ = pipe.invert_image(space, drawn.images, graph.text(invert.positive), config, mask)
     share = graph(28).share
@@ -306,9 +340,13 @@ def reuse_saved_neurons_people_and_layers(graph, comfy):
     tap = graph(23)
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
     taps = pipeline(ActivationTapPipeline)(
-        portraits(graph(21)).images, graph.text(tap.positive), addresses=list(preset.addresses),
-        timestep=preset.timestep, seeds=seeds, output_type="none",
-    ).activations  # fmt: skip
+        portraits(graph(21)).images,
+        graph.text(tap.positive),
+        addresses=list(preset.addresses),
+        timestep=preset.timestep,
+        seeds=seeds,
+        output_type="none",
+    ).activations
     first = next(taps[a] for a in taps if taps[a].grid is not None)
     people = ksampler(graph, 17, pipeline(W2WPipeline), space=space, model=person)
     pipe.unet.load_state_dict(bake(pipe.unet, neurons, graph(6).factor), strict=False)
@@ -339,8 +377,14 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
     label = direction(space, parse_labels(train.labels, space.names), train.method, train.components or None)
     space = with_directions(space, {train.label: label})
     pipe = pipeline(W2WPipeline)
-    how = usual_sampling(space, components=drawn.components or None, truncation=drawn.truncation or None,
-                         attributes=drawn.attributes, emphasis=drawn.emphasis, inherit=drawn.inherit)  # fmt: skip
+    how = usual_sampling(
+        space,
+        components=drawn.components or None,
+        truncation=drawn.truncation or None,
+        attributes=drawn.attributes,
+        emphasis=drawn.emphasis,
+        inherit=drawn.inherit,
+    )
     person = pipe.sample_models(space, [drawn.seed], replace(how, factor=drawn.factor * how.factor))
     return {11: ksampler(graph, 9, pipe, space=space, model=pipe.edit_model(space, person, sliders(graph(7))))}
 

@@ -45,9 +45,14 @@ def sample_at_twice_the_size_transformer(graph, comfy):
                 rows[f"{name}prompt_embeds"] = base.encode([graph.text(link)] * size.batch_size)
             rows[f"{name}prompt_attention_mask"] = torch.ones(size.batch_size, 24)
         found[shown] = wide(
-            prompt=None, negative_prompt=None, latents=noise * (1 + first**2) ** 0.5 / first, output_type="pt",
-            num_inference_steps=s.steps, guidance_scale=s.cfg, **rows,
-        ).images  # fmt: skip
+            prompt=None,
+            negative_prompt=None,
+            latents=noise * (1 + first**2) ** 0.5 / first,
+            output_type="pt",
+            num_inference_steps=s.steps,
+            guidance_scale=s.cfg,
+            **rows,
+        ).images
     return found
 
 
@@ -78,10 +83,16 @@ def sample_at_twice_the_size(graph, comfy):
                 pipe, ResolutionTransferConfig((t.target_width, t.target_height), train_size=(128, 128), **how)
             )
         found[shown] = drawn(
-            [graph.text(s.positive)] * rows, negative_prompt=[graph.text(s.negative)] * rows, true_cfg_scale=s.cfg,
-            latents=pipe._pack_latents(noise, rows, 16, *sides), num_inference_steps=s.steps, height=size.height,
-            width=size.width, max_sequence_length=24, output_type="pt",
-        ).images  # fmt: skip
+            [graph.text(s.positive)] * rows,
+            negative_prompt=[graph.text(s.negative)] * rows,
+            true_cfg_scale=s.cfg,
+            latents=pipe._pack_latents(noise, rows, 16, *sides),
+            num_inference_steps=s.steps,
+            height=size.height,
+            width=size.width,
+            max_sequence_length=24,
+            output_type="pt",
+        ).images
     return found
 
 
@@ -111,24 +122,43 @@ def control_run(graph, loader, prompt, negative, size, seed, steps, cfg, told, c
     rows = {k: v.expand(size.batch_size, *v.shape[1:]) for k, v in embeds.items()}
     start = (1 + sigmas[0] ** 2) ** 0.5
     return pipe(
-        checkpoint=pipe.load_control(transformer_folder(loader.weight) / "control.safetensors"), sigmas=sigmas,
-        size_condition=SizeCondition(told, (0, 0), None, False), guidance=GuidanceConfig(cfg, control),
+        checkpoint=pipe.load_control(transformer_folder(loader.weight) / "control.safetensors"),
+        sigmas=sigmas,
+        size_condition=SizeCondition(told, (0, 0), None, False),
+        guidance=GuidanceConfig(cfg, control),
         output_type="pt",
-        latents=noise * start / scheduler.init_noise_sigma, height=size.height, width=size.width, **rows,
-    ).images  # fmt: skip
+        latents=noise * start / scheduler.init_noise_sigma,
+        height=size.height,
+        width=size.width,
+        **rows,
+    ).images
 
 
 def say_how_large_a_picture_should_look(graph, comfy):
     found = {}
-    for shown, sampler, values, loader in ((18, 12, 5, 10), (19, 13, 6, 10), (20, 14, 7, 10), (38, 32, None, 30),
-                                           (39, 33, 6, 30), (40, 34, 7, 30)):  # fmt: skip
+    for shown, sampler, values, loader in (
+        (18, 12, 5, 10),
+        (19, 13, 6, 10),
+        (20, 14, 7, 10),
+        (38, 32, None, 30),
+        (39, 33, 6, 30),
+        (40, 34, 7, 30),
+    ):
         s = graph(sampler)
         told = s if values is None else graph(values)
         prompt = graph.text(s.positive if values is None else told.conditioning)
         found[shown] = control_run(
-            graph, graph(loader), prompt, graph.text(s.negative), graph(s.latent_image[0]), s.seed, s.steps, s.cfg,
-            (told.height, told.width), schedule=s.scheduler,
-        )  # fmt: skip
+            graph,
+            graph(loader),
+            prompt,
+            graph.text(s.negative),
+            graph(s.latent_image[0]),
+            s.seed,
+            s.steps,
+            s.cfg,
+            (told.height, told.width),
+            schedule=s.scheduler,
+        )
     return found | {43: None}
 
 
@@ -145,7 +175,16 @@ def make_a_picture_look_small_or_large(graph, comfy):
     for shown, guider in ((23, 20), (33, 30), (43, 40)):
         g = graph(guider)
         found[shown] = control_run(
-            graph, loader, padded if guider == 40 else text, graph.text(g.negative), graph(4), seed, sigmas.steps,
-            g.cfg, (told.height, told.width), g.control, sigmas.scheduler,
-        )  # fmt: skip
+            graph,
+            loader,
+            padded if guider == 40 else text,
+            graph.text(g.negative),
+            graph(4),
+            seed,
+            sigmas.steps,
+            g.cfg,
+            (told.height, told.width),
+            g.control,
+            sigmas.scheduler,
+        )
     return found

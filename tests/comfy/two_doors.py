@@ -18,8 +18,9 @@ def close(a, b, bound=1e-5):
 
 
 def test_a_tap(comfy, doors, pictures):
-    taps, _, _ = comfy.call("VitrineActivationTap", **doors.parts, image=image(pictures, [0, 1]), dtype="float32",
-                            **doors.node)  # fmt: skip
+    taps, _, _ = comfy.call(
+        "VitrineActivationTap", **doors.parts, image=image(pictures, [0, 1]), dtype="float32", **doors.node
+    )
     pipe = ActivationTapPipeline.from_pipe(doors.stock)
     ours = pipe(pictures.images[:2], **doors.tap, **doors.encoded, output_type="none").activations
     assert list(taps) == list(ours) == doors.tap["addresses"]

@@ -12,9 +12,10 @@ ROOT = Path(__file__).parents[2]
 WIDGETS = {"Float": {float}, "Int": {int}, "Combo": {str}, "Boolean": {bool}, "String": {str}}
 
 OTHERS = {
-    "Check.steps": "of the samples, not of the probe's grid", "Check.guidance": "of the samples, not of the score",
+    "Check.steps": "of the samples, not of the probe's grid",
+    "Check.guidance": "of the samples, not of the score",
     "Find.seed": "0 is the calibration's, not a seed",
-}  # fmt: skip
+}
 """Flags with the name of an option that they are not."""
 
 
@@ -55,8 +56,10 @@ def repeated_inputs(node):
     """Inputs with a literal default or range, of a node whose settings have an option of that name and type."""
     options = {
         s.name: kinds(s.annotation)
-        for name in settings_in(node) for s in settings_of(CLASSES[name]) if s.option.node and s.option.doc
-    }  # fmt: skip
+        for name in settings_in(node)
+        for s in settings_of(CLASSES[name])
+        if s.option.node and s.option.doc
+    }
     for call in (n for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)):
         widget = getattr(call.func.value, "attr", "")
         if call.func.attr != "Input" or widget not in WIDGETS or not call.args or not call.keywords:
@@ -82,8 +85,12 @@ def test_the_rule_sees_a_repeated_option():
 
 
 def test_nodes_repeat_no_option_of_their_settings():
-    repeated = [f"{path}: {entry}" for path, tree in sources("nodes").items() for node in classes(tree)
-                for entry in repeated_inputs(node)]  # fmt: skip
+    repeated = [
+        f"{path}: {entry}"
+        for path, tree in sources("nodes").items()
+        for node in classes(tree)
+        for entry in repeated_inputs(node)
+    ]
     assert not repeated, "take inputs_of(Config, name) (nodes/config_inputs.py)"
 
 

@@ -23,56 +23,73 @@ AROUND = {
     "Resolution": "pipelines/test_resolution_around.py::test_the_trained_size_is_untouched_and_others_change",
 }
 BOTH = (
-    "test_both_layouts_have_the_same_addresses", "test_taps_agree_with_the_python_door",
-    "test_points_travel_to_the_right_part_and_agree_with_the_pipeline", "test_the_node_ranks_as_the_pipeline_does",
-    "test_a_search_equals_the_pipelines", "test_node_and_pipeline_block_alike",
+    "test_both_layouts_have_the_same_addresses",
+    "test_taps_agree_with_the_python_door",
+    "test_points_travel_to_the_right_part_and_agree_with_the_pipeline",
+    "test_the_node_ranks_as_the_pipeline_does",
+    "test_a_search_equals_the_pipelines",
+    "test_node_and_pipeline_block_alike",
     "test_node_pipeline_and_stock_graph_agree",
-    "test_inversion_equals_the_pipelines", "test_the_patch_is_the_pipelines_model",
-    "test_a_checkpoint_samples_as_in_the_pipeline", "test_both_doors_agree",
-    "test_a_run_with_controls_is_the_pipelines", "test_node_and_pipeline_give_the_same_latents",
-    "test_positions_are_those_of_the_pipeline", "test_one_step_is_the_pipelines",
+    "test_inversion_equals_the_pipelines",
+    "test_the_patch_is_the_pipelines_model",
+    "test_a_checkpoint_samples_as_in_the_pipeline",
+    "test_both_doors_agree",
+    "test_a_run_with_controls_is_the_pipelines",
+    "test_node_and_pipeline_give_the_same_latents",
+    "test_positions_are_those_of_the_pipeline",
+    "test_one_step_is_the_pipelines",
     "test_a_whole_run_is_one_picture_through_both_doors",
     "test_a_whole_run_at_another_size_is_one_picture_through_both_doors",
-    f"{PIXART}::", "comfy/test_flow_nodes.py::",
-)  # fmt: skip
+    f"{PIXART}::",
+    "comfy/test_flow_nodes.py::",
+)
 """Tests in tests/comfy in which a pipeline gives the same as the nodes."""
 
 
 def _at_full_size(family: str, names: dict[str, tuple[str, ...]]) -> Tests:
     return {
         column: [
-            f"full_size/test_pipelines.py::test_pipeline[{n}-{family}]" if "Pipeline" in n else
-            f"full_size/test_own_models.py::test_the_template_runs_on_your_model[{n} (your checkpoint)-{family}]"
+            f"full_size/test_pipelines.py::test_pipeline[{n}-{family}]"
+            if "Pipeline" in n
+            else f"full_size/test_own_models.py::test_the_template_runs_on_your_model[{n} (your checkpoint)-{family}]"
             for n in cases
         ]
         for column, cases in names.items()
-    }  # fmt: skip
+    }
 
 
-FULL = _at_full_size("sd15", {
-    "Tap": ("See what the model sees", "ActivationTapPipeline"),
-    "match, rank": ("Find the same part", "CorrespondencePipeline", "SegmentationPipeline.rank"),
-    "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.find"),
-    "EMD": ("Sample in one step", "EMDOneStepPipeline"),
-    "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),
-    "Size conditioning": ("ControlConditionedPipeline",),
-    "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
-})  # fmt: skip
-FULL_XL = _at_full_size("sdxl", {
-    "Tap": ("See what the model sees", "ActivationTapXLPipeline"),
-    "match, rank": ("Find the same part", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
-    "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.detect"),
-    "EMD": ("Sample in one step", "EMDOneStepPipeline"),
-    "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),
-    "Size conditioning": ("Say how large a picture should look", "ControlConditionedPipeline"),
-    "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
-})  # fmt: skip
+FULL = _at_full_size(
+    "sd15",
+    {
+        "Tap": ("See what the model sees", "ActivationTapPipeline"),
+        "match, rank": ("Find the same part", "CorrespondencePipeline", "SegmentationPipeline.rank"),
+        "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.find"),
+        "EMD": ("Sample in one step", "EMDOneStepPipeline"),
+        "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),
+        "Size conditioning": ("ControlConditionedPipeline",),
+        "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
+    },
+)
+FULL_XL = _at_full_size(
+    "sdxl",
+    {
+        "Tap": ("See what the model sees", "ActivationTapXLPipeline"),
+        "match, rank": ("Find the same part", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
+        "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.detect"),
+        "EMD": ("Sample in one step", "EMDOneStepPipeline"),
+        "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),
+        "Size conditioning": ("Say how large a picture should look", "ControlConditionedPipeline"),
+        "Resolution": ("Sample at twice the size", "ResolutionTransferPipeline"),
+    },
+)
 
 
 def _unet(name: str) -> list[str]:
     layouts = "comfy/test_cross_layout.py"
-    return [f"{layouts}::test_unet_tensors_agree[small {name}]",
-            f"{layouts}::test_full_size_unets_have_the_same_addresses_in_both_layouts[{name}]"]  # fmt: skip
+    return [
+        f"{layouts}::test_unet_tensors_agree[small {name}]",
+        f"{layouts}::test_full_size_unets_have_the_same_addresses_in_both_layouts[{name}]",
+    ]
 
 
 def _nodes(twin: str) -> Tests:

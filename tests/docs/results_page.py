@@ -11,14 +11,22 @@ ROOT = Path(__file__).parents[2]
 FOLDER, README = ROOT / "docs" / "results", ROOT / "README.md"
 MARKS = ("<!-- results -->", "<!-- end of results -->")
 ON_README = (
-    "gdf.correspondence", "nemo.detection", "nemo.held_out", "w2w.directions", "w2w.editing", "w2w.inversion",
-    "emd.mixture", "emd.student", "control.cross_size", "resolution.receptive",
-)  # fmt: skip
+    "gdf.correspondence",
+    "nemo.detection",
+    "nemo.held_out",
+    "w2w.directions",
+    "w2w.editing",
+    "w2w.inversion",
+    "emd.mixture",
+    "emd.student",
+    "control.cross_size",
+    "resolution.receptive",
+)
 WRITTEN = "<!-- Written by VITRINE_WRITE_DOCS=1 pytest tests/docs/test_results.py from results/*.json -->\n\n"
 SHEETS = {
-    "portraits.quality.avataaars":
-        "![24 held-out captions: pictures of the dataset, below each the model's sample](../pictures/avataaars.jpg)\n",
-}  # fmt: skip
+    "portraits.quality.avataaars": "![24 held-out captions: pictures of the dataset, below each "
+    "the model's sample](../pictures/avataaars.jpg)\n",
+}
 """Claim -> a picture for its section; `python -m vitrine.evidence.recipes avataaars` writes this one as samples.jpg."""
 SAID = {"paper": "From: ", "figure": "Figure: ", "target": "Target: "}
 HEAD = "| verdict | claim | ours | best other method | trivial baseline | n |\n|---|---|---|---|---|---|\n"

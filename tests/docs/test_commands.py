@@ -91,9 +91,15 @@ def test_commands_exist(subtests):
 
 @pytest.mark.parametrize(
     "command",
-    ["vitrine w2w wokr", "vitrine nemo find --protokoll nemo", "vitrine reproduce nemo.all", "pytest tests/none.py",
-     "python -m vitrine.evidence.none", "python docs/make_none.py"],
-)  # fmt: skip
+    [
+        "vitrine w2w wokr",
+        "vitrine nemo find --protokoll nemo",
+        "vitrine reproduce nemo.all",
+        "pytest tests/none.py",
+        "python -m vitrine.evidence.none",
+        "python docs/make_none.py",
+    ],
+)
 def test_what_does_not_exist_is_seen(command):
     assert _faults(_words(command))
 

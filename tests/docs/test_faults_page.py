@@ -8,9 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "faults.md"
 NUMBERS = {
-    *(f"A{n}" for n in range(1, 21)), *(f"B{n}" for n in range(1, 17) if n != 3), *(f"C{n}" for n in range(1, 6)),
-    "D1", "D2", *(f"E{n}" for n in range(1, 8)), *(f"G{n}" for n in range(1, 11)),
-}  # fmt: skip
+    *(f"A{n}" for n in range(1, 21)),
+    *(f"B{n}" for n in range(1, 17) if n != 3),
+    *(f"C{n}" for n in range(1, 6)),
+    "D1",
+    "D2",
+    *(f"E{n}" for n in range(1, 8)),
+    *(f"G{n}" for n in range(1, 11)),
+}
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
 

@@ -85,9 +85,13 @@ def _pictures(nodes):
 
 
 STEPS = {
-    "VitrineActivePatches", "VitrineNEMOBake", "VitrineNEMOVerify",
-    "VitrineNoisyReplicatePadding", "VitrineSaveActivations", "VitrineW2WBlend",
-}  # fmt: skip
+    "VitrineActivePatches",
+    "VitrineNEMOBake",
+    "VitrineNEMOVerify",
+    "VitrineNoisyReplicatePadding",
+    "VitrineSaveActivations",
+    "VitrineW2WBlend",
+}
 """Nodes of the pack that stand in boxes only: a step or a check of an example about another node."""
 
 

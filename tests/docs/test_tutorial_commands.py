@@ -93,15 +93,19 @@ RUN = {
     "vitrine w2w look my_loras/": (loras, r"40"),
     "vitrine w2w build my_loras/ --out people.w2w.safetensors --labels labels.csv": (loras, r"glasses: held-out"),
     "vitrine lora report my_lora.safetensors --base path/to/model --pictures training_pictures/ --out report": (
-        both, r"report\.html"),
+        both,
+        r"report\.html",
+    ),
     "vitrine w2w import-official weights2weights/ --out people.w2w.safetensors": (published, r"space: people"),
     "vitrine w2w label people.w2w.safetensors labels.csv": (imported, r"glasses: held-out"),
     "vitrine verify --model stable-diffusion-v1-5 --data data --claim gdf.spair --out spair": (
-        spair, r"PCK@0.1 by image"),
+        spair,
+        r"PCK@0.1 by image",
+    ),
     "vitrine emd train student.json --out runs/student": (student, r"student: runs/student"),
     "vitrine addresses path/to/model": (pictures, r"up-level1-repeat1-vit-block0-cross-q"),
     "vitrine verify --model portraits --subset 20 --claim gdf.spair --out try": (nothing, r"PCK"),
-}  # fmt: skip
+}
 """Command of a page -> what it needs, and what it prints."""
 QUICK = ("vitrine lora report my_lora.safetensors", "vitrine w2w look my_loras/", "vitrine addresses path/to/model")
 ELSEWHERE = {

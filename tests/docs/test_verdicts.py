@@ -13,10 +13,12 @@ from vitrine_tests.engine.copies.test_verdicts import facts
 PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
 MARKS = ("<!-- verdicts -->", "<!-- end of verdicts -->")
 ASKED = {
-    "what it is": "its tensors; libraries that loaded it", "where it acts": "its own prompts and ordinary ones",
-    "what it copies": "prompts of those asked for; strengths", "what it costs": "the same, and ordinary prompts",
+    "what it is": "its tensors; libraries that loaded it",
+    "where it acts": "its own prompts and ordinary ones",
+    "what it copies": "prompts of those asked for; strengths",
+    "what it costs": "the same, and ordinary prompts",
     "its neighbours": "LoRAs of its base model; how many were left out",
-}  # fmt: skip
+}
 """Part of the LoRA report -> what its verdict counts."""
 
 
@@ -25,8 +27,10 @@ def rows():
     table = [("all", f"{word}: {rule}", "n of m parts") for word, rule in WORDS.items()]
     for pictures in ((), ("a",)):
         for line in Findings("a", facts(), pictures=pictures).summary:
-            table += [(f"*LoRA Report*, {line.topic}", rule, ASKED[line.topic])
-                      for rule in re.split("; (?=look:)", line.threshold)]  # fmt: skip
+            table += [
+                (f"*LoRA Report*, {line.topic}", rule, ASKED[line.topic])
+                for rule in re.split("; (?=look:)", line.threshold)
+            ]
     table += [
         ("*Copy Check*", f"{BAD}: {COPIES_BAD:.0%} of a prompt's samples or more are copies; {LOOK}: any",
          f"prompts; their samples (a copy is nearer than {THIRD:.0%} of the usual distance)"),

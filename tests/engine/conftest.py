@@ -33,11 +33,16 @@ def loras(unet):
         out = []
         for i in range(count):
             g = torch.Generator().manual_seed(i)
-            out.append({
-                p: LoraLayer(v.down + strength * torch.randn(v.down.shape, generator=g),
-                             strength * torch.randn(v.up.shape, generator=g), 27.0)
-                for p, v in start.items()
-            })  # fmt: skip
+            out.append(
+                {
+                    p: LoraLayer(
+                        v.down + strength * torch.randn(v.down.shape, generator=g),
+                        strength * torch.randn(v.up.shape, generator=g),
+                        27.0,
+                    )
+                    for p, v in start.items()
+                }
+            )
         return out
 
     return make

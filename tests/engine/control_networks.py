@@ -3,8 +3,13 @@
 import torch
 from vitrine_tests import models
 
-SMALL = {"sample_size": 8, "block_out_channels": (8, 16), "norm_num_groups": 4, "cross_attention_dim": 8,
-         "attention_head_dim": 2}  # fmt: skip
+SMALL = {
+    "sample_size": 8,
+    "block_out_channels": (8, 16),
+    "norm_num_groups": 4,
+    "cross_attention_dim": 8,
+    "attention_head_dim": 2,
+}
 
 
 def seeded(*shape, seed=0):
@@ -31,9 +36,13 @@ def pixart():
 
 def sd3():
     net = models.sd3(
-        sample_size=8, attention_head_dim=8, joint_attention_dim=16, caption_projection_dim=16,
-        pooled_projection_dim=16, pos_embed_max_size=8,
-    )  # fmt: skip
+        sample_size=8,
+        attention_head_dim=8,
+        joint_attention_dim=16,
+        caption_projection_dim=16,
+        pooled_projection_dim=16,
+        pos_embed_max_size=8,
+    )
     return net, lambda m, x, t: m(x, TEXT, POOLED, t)[0]
 
 

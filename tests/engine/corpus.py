@@ -45,9 +45,12 @@ def taps():
 def loras(count=4):
     gen = torch.Generator().manual_seed(1)
     return [
-        {f"block.{i}.to_q": LoraLayer(torch.randn(2, 5, generator=gen), torch.randn(7, 2, generator=gen), 2.0)
-         for i in range(2)} for _ in range(count)
-    ]  # fmt: skip
+        {
+            f"block.{i}.to_q": LoraLayer(torch.randn(2, 5, generator=gen), torch.randn(7, 2, generator=gen), 2.0)
+            for i in range(2)
+        }
+        for _ in range(count)
+    ]
 
 
 def make_shard(path):
@@ -113,23 +116,28 @@ TENSOR_FILES = {
     "lora.safetensors": (lambda p: save_file(lora_tensors(), p), read_lora, False),
     "filter.safetensors": (
         lambda p: _save_state(p, {"a": {"noise": 1, "granularity": 1, "locality": 0.1}}),
-        lambda p: qualitative_filter._known(_state(p)), False,
+        lambda p: qualitative_filter._known(_state(p)),
+        False,
     ),
     "scores.safetensors": (
-        lambda p: _save_state(p, {"scores": {"a b": 0.5}}), lambda p: site_search._Scores(_state(p)), False,
+        lambda p: _save_state(p, {"scores": {"a b": 0.5}}),
+        lambda p: site_search._Scores(_state(p)),
+        False,
     ),
-}  # fmt: skip
+}
 GOOD_PRESET = Preset("mine", PLACES, 50.0, "portraits", 64, "ranked")
 
 
 TEXT_FILES = {
     "preset.json": (lambda p: FeaturePreset(GOOD_PRESET, "model", {"rule": 1}).save(p), FeaturePreset.load, True),
     "neurons.json": (
-        lambda p: NeuronSet({PLACES[0]: (1, 5), PLACES[1]: (3,)}, "model", {"tau": 0.4}).save(p), NeuronSet.load, True,
+        lambda p: NeuronSet({PLACES[0]: (1, 5), PLACES[1]: (3,)}, "model", {"tau": 0.4}).save(p),
+        NeuronSet.load,
+        True,
     ),
     "train.json": (lambda p: p.write_text(json.dumps({"train": {"steps": 4}})), emd_cli._read, False),
     "adapter_config.json": (make_adapter, lambda p: read_lora(p.with_name("adapter_model.safetensors")), False),
-}  # fmt: skip
+}
 
 
 # --- breaking them ------------------------------------------------------------------------------------------------

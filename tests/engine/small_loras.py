@@ -8,9 +8,11 @@ from vitrine.engine.w2w import (
     LoraLayer,
 )
 
-SHAPES = {"down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q": (32, 32),
-          "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_v": (32, 64),
-          "mid_block.attentions.0.transformer_blocks.0.attn1.to_out.0": (96, 96)}  # fmt: skip
+SHAPES = {
+    "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q": (32, 32),
+    "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_v": (32, 64),
+    "mid_block.attentions.0.transformer_blocks.0.attn1.to_out.0": (96, 96),
+}
 
 
 def lora(seed, rank=1, alpha=27.0, shapes=SHAPES, start=None, strength=0.05):

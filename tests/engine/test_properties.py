@@ -177,9 +177,13 @@ def test_nested_settings_and_infinity_go_through_json(limit, ends, both):
 
 # --- addresses ----------------------------------------------------------------------------------------------------
 UNET = models.outline(
-    sample_size=8, block_out_channels=(8, 16), norm_num_groups=4, cross_attention_dim=8, attention_head_dim=4,
+    sample_size=8,
+    block_out_channels=(8, 16),
+    norm_num_groups=4,
+    cross_attention_dim=8,
+    attention_head_dim=4,
     **models.ATTENTION_FIRST,
-)  # fmt: skip
+)
 NAMES = list(sites_of(UNET))
 
 
@@ -260,8 +264,11 @@ def test_the_maps_agree_with_each_other(schedule, shares):
     assert torch.allclose(schedule.log_snr(t), (signal / noise).square().log(), rtol=1e-9, atol=1e-9)
     total = signal + noise if schedule.kind == "flow" else signal.square() + noise.square()
     assert torch.allclose(total, torch.ones_like(total), rtol=1e-12)
-    assert torch.allclose(noise / signal, schedule.sigma(t) / (1 - schedule.sigma(t)) if schedule.kind == "flow"
-                          else schedule.sigma(t), rtol=1e-9)  # fmt: skip
+    assert torch.allclose(
+        noise / signal,
+        schedule.sigma(t) / (1 - schedule.sigma(t)) if schedule.kind == "flow" else schedule.sigma(t),
+        rtol=1e-9,
+    )
 
 
 @QUICK

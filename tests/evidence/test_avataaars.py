@@ -27,10 +27,11 @@ from vitrine.evidence.registry import all_claims
 SHIPPED = Path(__file__).parents[1] / "data" / "avataaars"
 SIDE, BODY = 128, slice(44, 84)
 PALETTES = {
-    "skin": {"pale": "ffdbb4", "brown": "d08b5b"}, "hair": {"raven": "2c1b18", "ginger": "c93305"},
+    "skin": {"pale": "ffdbb4", "brown": "d08b5b"},
+    "hair": {"raven": "2c1b18", "ginger": "c93305"},
     "clothes": {"coal": "262e33", "azure": "5199e4"},
     "background": {"sky": "65c9ff", "lemon": "ffffb1", "ash": "e6e6e6"},
-}  # fmt: skip
+}
 # part -> value -> (rows, columns, kinds of its colours)
 DRAWN = {
     "skin": {"skin": (slice(30, 128), BODY, ("skin",))},
@@ -44,11 +45,12 @@ DRAWN = {
     "eyes": {"default": (slice(52, 58), slice(50, 78), ()), "wink": (slice(54, 56), slice(50, 78), ())},
     "eyebrows": {"flat": (slice(46, 48), slice(50, 78), ()), "angry": (slice(47, 49), slice(50, 78), ())},
     "top": {
-        "bob": (slice(20, 66), slice(34, 46), ("hair",)), "winterHat02": (slice(16, 40), slice(40, 88), ("clothes",)),
+        "bob": (slice(20, 66), slice(34, 46), ("hair",)),
+        "winterHat02": (slice(16, 40), slice(40, 88), ("clothes",)),
     },
     "facialHair": {"beardLight": (slice(76, 88), slice(46, 82), ("hair",))},
     "accessories": {"round": (slice(50, 60), slice(48, 80), ())},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +83,7 @@ def test_pictures_show_their_labels(layers):
     faces = avataaars(layers)
     plain = unmoved(faces.sample_scenes([3])).with_attributes(
         background="lemon", skin="pale", top="none", accessories="none", facial_hair="none", clothing="hoodie"
-    )  # fmt: skip
+    )
     drawn = faces.render(plain, SIDE)
     assert drawn.images.shape == (1, 3, SIDE, SIDE)
     assert torch.allclose(drawn.images[0, :, 2, 2], torch.tensor([255, 255, 177]) / 255, atol=1e-3)
@@ -120,9 +122,16 @@ def test_keypoints_follow_the_pose_and_are_hidden_by_hair(layers):
 def test_captions_name_what_is_seen(layers):
     faces = avataaars(layers)
     scene = faces.sample_scenes([0]).with_attributes(
-        mouth="smile", skin="brown", top="winterHat02", facial_hair="none", hair_color="ginger", accessories="round",
-        clothing="hoodie", clothes_color="azure", background="sky",
-    )  # fmt: skip
+        mouth="smile",
+        skin="brown",
+        top="winterHat02",
+        facial_hair="none",
+        hair_color="ginger",
+        accessories="round",
+        clothing="hoodie",
+        clothes_color="azure",
+        background="sky",
+    )
     assert faces.caption(scene) == ["a smile brown face with winterhattwo round azure hoodie on sky"]
     assert "ginger hair beardlight" in faces.caption(scene.with_attributes(facial_hair="beardLight"))[0]
     assert "with bald head round" in faces.caption(scene.with_attributes(top="none"))[0]

@@ -26,8 +26,15 @@ def test_cosines_are_clips_own(tmp_path):
     CLIPProcessor(CLIPImageProcessor(size={"shortest_edge": 28}, crop_size=28), tokenizer).save_pretrained(tmp_path)
     clip, pictures = Clip.load(str(tmp_path)), torch.rand(3, 3, 64, 64)
     prompts = ["a face", "glasses", "long " * 40]
-    inputs = clip.processor(text=prompts, images=list(pictures), do_rescale=False, return_tensors="pt",
-                            padding="max_length", truncation=True, max_length=16)  # fmt: skip
+    inputs = clip.processor(
+        text=prompts,
+        images=list(pictures),
+        do_rescale=False,
+        return_tensors="pt",
+        padding="max_length",
+        truncation=True,
+        max_length=16,
+    )
     with torch.no_grad():
         wanted = clip.model(**inputs).logits_per_image.diagonal() / clip.model.logit_scale.exp()
     cosines = (clip.pictures(pictures) * clip.texts(prompts)).sum(1)

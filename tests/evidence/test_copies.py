@@ -17,8 +17,10 @@ def test_figures_of_copies_and_of_others():
 
     same = copy_figures(copies, flat, untouched=copies, original=original)
     assert all(abs(v - 1) < 1e-5 for v in same.values()) and set(same) == {
-        "diversity", "similarity_orig", "similarity_gen",
-    }  # fmt: skip
+        "diversity",
+        "similarity_orig",
+        "similarity_gen",
+    }
     away = copy_figures(others, flat, untouched=copies, original=original)
     assert max(away.values()) < 0.4
     cosines = [float(torch.cosine_similarity(a.flatten(), original.flatten(), 0)) for a in others]

@@ -59,8 +59,11 @@ def test_the_lists_that_ship_are_the_recipes_pictures(later):
         assert read.world == SETS[file.stem].world
         for one, other in zip(read.plants, made, strict=True):
             assert (one.name, one.kind, one.captions, one.controls) == (
-                other.name, other.kind, other.captions, other.controls
-            )  # fmt: skip
+                other.name,
+                other.kind,
+                other.captions,
+                other.controls,
+            )
             assert all(np.array_equal(getattr(one.scenes, f), getattr(other.scenes, f)) for f in FIELDS)
             pairs.append(one.name)
             scenes.append(int(one.scenes.identity[0]))
@@ -75,10 +78,13 @@ def test_a_list_that_is_none_is_refused(tmp_path):
     file = tmp_path / "list.json"
     whole = json.loads(FILE.read_text())
     wrong = [
-        {"plants": []}, {"world": "photographs"}, {"lora": "missing.safetensors"},
-        {"plants": [whole["plants"][0] | {"captions": []}]}, {"plants": [whole["plants"][0] | {"kind": "half"}]},
+        {"plants": []},
+        {"world": "photographs"},
+        {"lora": "missing.safetensors"},
+        {"plants": [whole["plants"][0] | {"captions": []}]},
+        {"plants": [whole["plants"][0] | {"kind": "half"}]},
         {"plants": [whole["plants"][0] | {"scenes": [{"identity": 1, "pose": {"roll": 1.0}}]}]},
-    ]  # fmt: skip
+    ]
     for change in wrong:
         file.write_text(json.dumps(whole | {"lora": ""} | change))
         with pytest.raises(VitrineError):

@@ -74,9 +74,12 @@ def stamps(tmp_path):
     folder = tmp_path / "animals" / "deep"
     folder.mkdir(parents=True)
     for name, picture in {
-        "ox": Image.fromarray(noise), "ant": Image.fromarray(noise[:, ::-1]), "uncaptioned": Image.fromarray(noise),
-        "drawing": Image.new("RGBA", (60, 60), (200, 0, 0, 255)), "whole": Image.fromarray(noise[..., :3]),
-    }.items():  # fmt: skip
+        "ox": Image.fromarray(noise),
+        "ant": Image.fromarray(noise[:, ::-1]),
+        "uncaptioned": Image.fromarray(noise),
+        "drawing": Image.new("RGBA", (60, 60), (200, 0, 0, 255)),
+        "whole": Image.fromarray(noise[..., :3]),
+    }.items():
         picture.save(folder / f"{name}.png")
         (folder / f"{name}.txt").write_text(f"A {name}.\nde.utf8=Ein {name}\n", encoding="utf-8")
     (folder / "uncaptioned.txt").unlink()

@@ -14,9 +14,11 @@ from vitrine.evidence.recipes.phase import OutOfTime
 from vitrine.evidence.recipes.settings import AdvancedDecoderTrainConfig, DecoderTrainConfig
 
 TINY = {
-    "pictures": 4, "steps": 2, "device": "cpu",
+    "pictures": 4,
+    "steps": 2,
+    "device": "cpu",
     "advanced": AdvancedDecoderTrainConfig(decoder_batch=2, colourings=1, save_every_seconds=0.0),
-}  # fmt: skip
+}
 FLAGS = "--pictures 4 --steps 2 --device cpu --decoder-batch 2 --colourings 1 --save-every-seconds 0"
 
 

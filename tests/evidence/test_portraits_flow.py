@@ -21,9 +21,13 @@ from vitrine.evidence.recipes.phase import OutOfTime
 from vitrine.evidence.recipes.settings import AdvancedFlowTrainConfig, FlowTrainConfig
 
 TINY = {
-    "pictures": 16, "vae_steps": 3, "flow_steps": 3, "device": "cpu", "card_samples": 0,
+    "pictures": 16,
+    "vae_steps": 3,
+    "flow_steps": 3,
+    "device": "cpu",
+    "card_samples": 0,
     "advanced": AdvancedFlowTrainConfig(vae_batch=1, flow_batch=8, colourings=2, save_every_seconds=0.0),
-}  # fmt: skip
+}
 FLAGS = "--pictures 16 --vae-steps 3 --flow-steps 3 --device cpu --card-samples 0 --vae-batch 1 --flow-batch 8"
 FLAGS += " --colourings 2"
 

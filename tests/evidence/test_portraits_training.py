@@ -15,9 +15,12 @@ from vitrine.evidence.recipes.portraits import main
 from vitrine.evidence.recipes.settings import AdvancedTrainConfig, TrainConfig
 
 TINY = {
-    "pictures": 32, "readout_steps": 2, "vae_steps": 2, "unet_steps": 4,
+    "pictures": 32,
+    "readout_steps": 2,
+    "vae_steps": 2,
+    "unet_steps": 4,
     "advanced": AdvancedTrainConfig(readout_batch=8, vae_batch=2, unet_batch=8, save_every_seconds=0.0),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,15 @@ def test_each_recipe_has_help(capsys):
 @pytest.mark.parametrize(
     ("name", "options", "kind", "values"),
     [
-        ("portraits", "--kl-weight 1e-6 --unet-steps 7 --max-seconds 60", TrainConfig,
-         {"unet_steps": 7, "max_seconds": 60.0, "kl_weight": 1e-6, "vae_batch": 8}),
+        (
+            "portraits",
+            "--kl-weight 1e-6 --unet-steps 7 --max-seconds 60",
+            TrainConfig,
+            {"unet_steps": 7, "max_seconds": 60.0, "kl_weight": 1e-6, "vae_batch": 8},
+        ),
         ("flow", "--flow-steps 3 --edge-weight 0.25", FlowTrainConfig, {"flow_steps": 3, "edge_weight": 0.25}),
     ],
-)  # fmt: skip
+)
 def test_settings_of_a_training_have_flat_flags(name, options, kind, values, monkeypatch):
     read = []
     monkeypatch.setattr(RECIPES[name], "run", lambda self: read.append(self) or 0)

@@ -145,10 +145,17 @@ def test_claims_side_by_side_are_the_same_claims(tmp_path, capsys):
         reproduce.reproduce(names, None, None, True, 0)
 
 
-@pytest.mark.parametrize(("cores", "names", "asked", "used"), [
-    (2, ["w2w.*"], None, 2), (64, ["w2w.*"], None, 4), (2, ["w2w.directions"], None, 1), (1, ["w2w.*"], None, 1),
-    (2, ["w2w.*"], 3, 3), (2, ["w2w.directions"], 3, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("cores", "names", "asked", "used"),
+    [
+        (2, ["w2w.*"], None, 2),
+        (64, ["w2w.*"], None, 4),
+        (2, ["w2w.directions"], None, 1),
+        (1, ["w2w.*"], None, 1),
+        (2, ["w2w.*"], 3, 3),
+        (2, ["w2w.directions"], 3, 1),
+    ],
+)
 def test_one_claim_for_each_core_unless_told_otherwise(cores, names, asked, used, monkeypatch):
     seen = []
     monkeypatch.setattr(reproduce, "cores", lambda: cores)
@@ -182,8 +189,12 @@ def test_a_legend_covers_no_line():
     for line in (rising, [(x, 8 - y) for x, y in rising]):
         picture = line_chart({"a long name of a line": line, "another": [(0.0, 0.0), (0.0, 1.0)]}, "t", "x", "y")
         width, height = picture.size
-        blue = [(x, y) for x in range(0, width, 2) for y in range(0, height, 2)
-                if picture.getpixel((x, y)) == (0, 0x72, 0xB2)]  # fmt: skip
+        blue = [
+            (x, y)
+            for x in range(0, width, 2)
+            for y in range(0, height, 2)
+            if picture.getpixel((x, y)) == (0, 0x72, 0xB2)
+        ]
         rows = sorted({y for _, y in blue})
         gap = max(b - a for a, b in zip(rows, rows[1:], strict=False))
         assert gap > 40, "the sample of the line in the legend is apart from the line itself"

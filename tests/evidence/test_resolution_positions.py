@@ -64,7 +64,9 @@ def test_arms_differ_and_the_enlarged_picture_is_the_trained_one(scenes):
     model = load_flow_portraits()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(positions, "STEPS", 2)
-        drawn = {arm: positions.draw(model, arm, (160, 128), scenes[[0]], lambda *_: None)
-                 for arm in (positions.ENLARGED, positions.EXTRAPOLATED, "rope_yarn")}  # fmt: skip
+        drawn = {
+            arm: positions.draw(model, arm, (160, 128), scenes[[0]], lambda *_: None)
+            for arm in (positions.ENLARGED, positions.EXTRAPOLATED, "rope_yarn")
+        }
     assert {tuple(images.shape) for images in drawn.values()} == {(1, 3, 128, 160)}
     assert not torch.equal(drawn[positions.EXTRAPOLATED], drawn["rope_yarn"])

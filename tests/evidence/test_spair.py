@@ -24,10 +24,16 @@ def annotation(rng, category, size, points=6):
     other = (size[0] * 3, size[1] * 2)
     kps, far = (rng.integers(0, limits, (points, 2)).tolist() for limits in (size, other))
     return {
-        "category": category, "src_imname": "a.jpg", "trg_imname": "b.jpg",
-        "src_imsize": [*size, 3], "trg_imsize": [*other, 3], "src_kps": kps, "trg_kps": far,
-        "src_bndbox": [1, 2, size[0] - 1, size[1] - 3], "trg_bndbox": [10, 5, other[0] // 2, other[1] - 4],
-    }  # fmt: skip
+        "category": category,
+        "src_imname": "a.jpg",
+        "trg_imname": "b.jpg",
+        "src_imsize": [*size, 3],
+        "trg_imsize": [*other, 3],
+        "src_kps": kps,
+        "trg_kps": far,
+        "src_bndbox": [1, 2, size[0] - 1, size[1] - 3],
+        "trg_bndbox": [10, 5, other[0] // 2, other[1] - 4],
+    }
 
 
 @pytest.fixture
@@ -59,8 +65,10 @@ def test_pck_is_the_published_arithmetic(annotated, alpha):
     rng = np.random.default_rng(1)
     guesses = [np.clip(np.array(t["trg_kps"]) + rng.normal(0, 12, (len(t["trg_kps"]), 2)), 0, 59) for t in told]
     sizes = [np.array(t["trg_imsize"][:2]) for t in told]
-    answers = {f"00000{n}-a-b:{t['category']}": torch.tensor(g / s)
-               for n, (t, g, s) in enumerate(zip(told, guesses, sizes, strict=True))}  # fmt: skip
+    answers = {
+        f"00000{n}-a-b:{t['category']}": torch.tensor(g / s)
+        for n, (t, g, s) in enumerate(zip(told, guesses, sizes, strict=True))
+    }
     score = score_spair(read_spair(root), lambda pair: answers[pair.name], alpha)
     img, bbox, names = [], [], []
     for t, g, s in zip(told, guesses, sizes, strict=True):
@@ -121,11 +129,16 @@ def folder(tmp_path_factory):
         seen = ~torch.isnan(drawn.keypoints[[i, j]]).any(0).any(1)
         points = [(drawn.keypoints[k][seen] * torch.tensor(SIZES[k])).round().int().tolist() for k in (i, j)]
         told = {
-            "category": category, "src_imname": f"{i}.jpg", "trg_imname": f"{j}.jpg", "src_kps": points[0],
-            "trg_kps": points[1], "src_imsize": [*SIZES[i], 3], "trg_imsize": [*SIZES[j], 3],
+            "category": category,
+            "src_imname": f"{i}.jpg",
+            "trg_imname": f"{j}.jpg",
+            "src_kps": points[0],
+            "trg_kps": points[1],
+            "src_imsize": [*SIZES[i], 3],
+            "trg_imsize": [*SIZES[j], 3],
             "src_bndbox": [4, 4, SIZES[i][0] - 4, SIZES[i][1] - 4],
             "trg_bndbox": [8, 8, SIZES[j][0] // 2, SIZES[j][1] - 8],
-        }  # fmt: skip
+        }
         (root / "PairAnnotation" / "test" / f"{n:06d}.json").write_text(json.dumps(told))
     return root
 
@@ -169,11 +182,15 @@ def by_hand(folder, features_of, alpha=0.1):
     [
         pytest.param(lambda: load_portraits().pipeline(), PLACES, 64, {}, id="unet"),
         pytest.param(
-            lambda: load_flow_portraits(FLOW_WEIGHTS).pipeline(), ("vit-block3-in",), 128,
-            {"modulate": True, "discard": (5,)}, id="flux", marks=pytest.mark.nightly,
+            lambda: load_flow_portraits(FLOW_WEIGHTS).pipeline(),
+            ("vit-block3-in",),
+            128,
+            {"modulate": True, "discard": (5,)},
+            id="flux",
+            marks=pytest.mark.nightly,
         ),
     ],
-)  # fmt: skip
+)
 def test_scores_are_the_published_arithmetic_and_nothing_is_tapped_twice(folder, tmp_path, load, places, size, tap):
     stock, pairs, plain = load(), read_spair(folder), TappedPictures(places)
     pipe = CorrespondencePipeline.from_pipe(stock)
@@ -198,6 +215,8 @@ def test_points_and_pictures_pooled_and_by_category():
     each = torch.tensor([1.0, 0.0, 0.5])
     score = SPairScore(0.5, 0.5, each, each, {"a": (1.0, 1.0), "b": (0.4, 0.4)}, ("a", "b", "b"))
     assert score.totals(True) == {
-        "per point, all": 0.5, "per point, mean of categories": 0.7, "per picture, all": 0.5,
+        "per point, all": 0.5,
+        "per point, mean of categories": 0.7,
+        "per picture, all": 0.5,
         "per picture, mean of categories": 0.625,
-    }  # fmt: skip
+    }

@@ -25,12 +25,17 @@ def quick(name, **changes):
     """A world's settings with fewer steps and seeds."""
     settings = SETTINGS[name]
     small = {
-        "search": replace(settings.search, effect_fraction=0.8, mode="fast"), "probe": replace(settings.probe, seeds=4),
-        "detect": replace(settings.detect, seeds=4), "attack": AttackConfig(steps=20, batch=4), "seeds": 2,
-        "usual": 4, "steps": 8, "inversion": replace(
+        "search": replace(settings.search, effect_fraction=0.8, mode="fast"),
+        "probe": replace(settings.probe, seeds=4),
+        "detect": replace(settings.detect, seeds=4),
+        "attack": AttackConfig(steps=20, batch=4),
+        "seeds": 2,
+        "usual": 4,
+        "steps": 8,
+        "inversion": replace(
             settings.inversion, invert=replace(settings.inversion.invert, steps=8, check_every=4), pictures=1, steps=4
         ),
-    }  # fmt: skip
+    }
     return replace(settings, **small | changes)
 
 
@@ -90,8 +95,9 @@ def test_end_to_end(world, tmp_path, capsys):
         assert rates[1] > rates[0], "an optimised embedding brings pictures back"
 
     folder = WORLDS[name]
-    assert told["model"]["sha256"] == {f: hashlib.sha256((folder / f).read_bytes()).hexdigest()
-                                       for f in told["model"]["sha256"]}  # fmt: skip
+    assert told["model"]["sha256"] == {
+        f: hashlib.sha256((folder / f).read_bytes()).hexdigest() for f in told["model"]["sha256"]
+    }
     assert len(told["model"]["sha256"]) >= 3
     differs = " ".join(next(c for c in told["claims"] if c["claim"] == "nemo.blocking")["differs"])
     assert all(words in differs for words in ("role", "float32", "published 0.428", "guidance is"))
@@ -165,8 +171,13 @@ def test_missing_data_is_named_and_nothing_is_measured(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["verify", "--model", str(WEIGHTS), "--claim", "nemo.*", "gdf.spair", "--out", str(out)]) == 1
     printed = capsys.readouterr().out
-    for words in ("memorized_laion_prompts.csv", "localizing_memorization_in_diffusion_models", "MIT", "SPair-71k",
-                  "statistics_additional_laion_prompts_v1_4.pt"):  # fmt: skip
+    for words in (
+        "memorized_laion_prompts.csv",
+        "localizing_memorization_in_diffusion_models",
+        "MIT",
+        "SPair-71k",
+        "statistics_additional_laion_prompts_v1_4.pt",
+    ):
         assert words in printed and words in (out / "verify.html").read_text()
     told, figures = report(out)
     assert all(c["status"].startswith("needs ") for c in told["claims"])

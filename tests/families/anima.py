@@ -23,9 +23,14 @@ if not hasattr(transformer_cosmos, "transforms"):  # without torchvision: its ne
 
 def diffusers(seed=0):
     config = {
-        "num_attention_heads": 2, "attention_head_dim": 32, "num_layers": 2, "text_embed_dim": 1024,
-        "adaln_lora_dim": 16, "rope_scale": (1.0, 4.0, 4.0), "extra_pos_embed_type": None,
-    }  # fmt: skip
+        "num_attention_heads": 2,
+        "attention_head_dim": 32,
+        "num_layers": 2,
+        "text_embed_dim": 1024,
+        "adaln_lora_dim": 16,
+        "rope_scale": (1.0, 4.0, 4.0),
+        "extra_pos_embed_type": None,
+    }
     return models.seeded(CosmosTransformer3DModel, config, seed)
 
 

@@ -14,10 +14,17 @@ EPS = 1.1920928955078125e-07
 
 def diffusers(seed=0):
     config = {
-        "in_channels": 64, "num_layers": 19, "num_single_layers": 38, "attention_head_dim": 16,
-        "num_attention_heads": 2, "joint_attention_dim": 20, "axes_dims_rope": (4, 6, 6),
-        "approximator_num_channels": 64, "approximator_hidden_dim": 40, "approximator_layers": 2,
-    }  # fmt: skip
+        "in_channels": 64,
+        "num_layers": 19,
+        "num_single_layers": 38,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 20,
+        "axes_dims_rope": (4, 6, 6),
+        "approximator_num_channels": 64,
+        "approximator_hidden_dim": 40,
+        "approximator_layers": 2,
+    }
     return models.seeded(ChromaTransformer2DModel, config, seed)
 
 

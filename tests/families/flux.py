@@ -12,9 +12,16 @@ EPS = 1.1920928955078125e-07
 
 def diffusers(seed=0):
     config = {
-        "in_channels": 64, "num_layers": 2, "num_single_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2,
-        "joint_attention_dim": 20, "pooled_projection_dim": 24, "axes_dims_rope": (4, 6, 6), "guidance_embeds": False,
-    }  # fmt: skip
+        "in_channels": 64,
+        "num_layers": 2,
+        "num_single_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 20,
+        "pooled_projection_dim": 24,
+        "axes_dims_rope": (4, 6, 6),
+        "guidance_embeds": False,
+    }
     return models.seeded(FluxTransformer2DModel, config, seed)
 
 

@@ -13,10 +13,16 @@ EPS = 1.1920928955078125e-07
 
 def diffusers(seed=0, guidance=True):
     config = {
-        "patch_size": 1, "in_channels": 128, "num_layers": 1, "num_single_layers": 2, "attention_head_dim": 32,
-        "num_attention_heads": 2, "joint_attention_dim": 20, "axes_dims_rope": (8, 8, 8, 8),
+        "patch_size": 1,
+        "in_channels": 128,
+        "num_layers": 1,
+        "num_single_layers": 2,
+        "attention_head_dim": 32,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 20,
+        "axes_dims_rope": (8, 8, 8, 8),
         "guidance_embeds": guidance,
-    }  # fmt: skip
+    }
     return models.seeded(Flux2Transformer2DModel, config, seed)
 
 

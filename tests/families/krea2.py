@@ -10,11 +10,19 @@ SIZE = (8, 12)
 
 def diffusers(seed=0):
     config = {
-        "in_channels": 64, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "intermediate_size": 256, "text_hidden_dim": 32, "num_text_layers": 3,
-        "text_num_attention_heads": 2, "text_num_key_value_heads": 2, "text_intermediate_size": 128,
+        "in_channels": 64,
+        "num_layers": 2,
+        "attention_head_dim": 16,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "text_hidden_dim": 32,
+        "num_text_layers": 3,
+        "text_num_attention_heads": 2,
+        "text_num_key_value_heads": 2,
+        "text_intermediate_size": 128,
         "axes_dims_rope": (4, 6, 6),
-    }  # fmt: skip
+    }
     return models.seeded(Krea2Transformer2DModel, config, seed)
 
 

@@ -11,9 +11,15 @@ EPS = 1.1920928955078125e-07
 
 def diffusers(seed=0):
     config = {
-        "hidden_size": 96, "num_layers": 2, "num_refiner_layers": 1, "num_attention_heads": 4, "num_kv_heads": 2,
-        "multiple_of": 16, "axes_dim_rope": (8, 8, 8), "cap_feat_dim": 20,
-    }  # fmt: skip
+        "hidden_size": 96,
+        "num_layers": 2,
+        "num_refiner_layers": 1,
+        "num_attention_heads": 4,
+        "num_kv_heads": 2,
+        "multiple_of": 16,
+        "axes_dim_rope": (8, 8, 8),
+        "cap_feat_dim": 20,
+    }
     return models.seeded(Lumina2Transformer2DModel, config, seed)
 
 

@@ -7,9 +7,14 @@ from vitrine_tests.families.twin import condition, text_states
 MODEL = "QwenImage"
 SIZE = (8, 12)  # even grids: on odd ones the libraries centre positions differently
 CONFIG = {
-    "in_channels": 64, "out_channels": 16, "num_layers": 2, "attention_head_dim": 16, "num_attention_heads": 2,
-    "joint_attention_dim": 20, "axes_dims_rope": (4, 6, 6),
-}  # fmt: skip
+    "in_channels": 64,
+    "out_channels": 16,
+    "num_layers": 2,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 20,
+    "axes_dims_rope": (4, 6, 6),
+}
 
 
 def diffusers(seed=0):

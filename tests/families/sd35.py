@@ -10,10 +10,17 @@ SIZE = (8, 12)
 
 def diffusers(seed=0):
     config = {
-        "num_layers": 2, "attention_head_dim": 64, "num_attention_heads": 1, "joint_attention_dim": 20,
-        "caption_projection_dim": 64, "pooled_projection_dim": 24, "pos_embed_max_size": 12, "sample_size": 24,
-        "dual_attention_layers": (0,), "qk_norm": "rms_norm",
-    }  # fmt: skip
+        "num_layers": 2,
+        "attention_head_dim": 64,
+        "num_attention_heads": 1,
+        "joint_attention_dim": 20,
+        "caption_projection_dim": 64,
+        "pooled_projection_dim": 24,
+        "pos_embed_max_size": 12,
+        "sample_size": 24,
+        "dual_attention_layers": (0,),
+        "qk_norm": "rms_norm",
+    }
     return models.seeded(SD3Transformer2DModel, config, seed)
 
 
@@ -22,9 +29,18 @@ def comfyui(ops):
 
     embed = {"target": "torch.nn.Linear", "params": {"in_features": 20, "out_features": 64}}
     return OpenAISignatureMMDITWrapper(
-        input_size=None, depth=1, num_blocks=2, in_channels=16, adm_in_channels=24, context_embedder_config=embed,
-        num_patches=144, pos_embed_max_size=12, qk_norm="rms", x_block_self_attn_layers=[0], **ops,
-    )  # fmt: skip
+        input_size=None,
+        depth=1,
+        num_blocks=2,
+        in_channels=16,
+        adm_in_channels=24,
+        context_embedder_config=embed,
+        num_patches=144,
+        pos_embed_max_size=12,
+        qk_norm="rms",
+        x_block_self_attn_layers=[0],
+        **ops,
+    )
 
 
 def prompt(g, rows=2):

@@ -11,9 +11,15 @@ EPS = 1.1920928955078125e-07
 
 def diffusers(seed=0):
     config = {
-        "dim": 256, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 8, "n_kv_heads": 8, "cap_feat_dim": 20,
-        "axes_dims": [8, 12, 12], "axes_lens": [256, 64, 64],
-    }  # fmt: skip
+        "dim": 256,
+        "n_layers": 2,
+        "n_refiner_layers": 1,
+        "n_heads": 8,
+        "n_kv_heads": 8,
+        "cap_feat_dim": 20,
+        "axes_dims": [8, 12, 12],
+        "axes_lens": [256, 64, 64],
+    }
     return models.seeded(ZImageTransformer2DModel, config, seed)
 
 

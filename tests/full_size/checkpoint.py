@@ -74,9 +74,17 @@ def _vae() -> torch.nn.Module:
     from comfy.ldm.models.autoencoder import AutoencoderKL
 
     sizes = {
-        "double_z": True, "z_channels": 4, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
-        "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
-    }  # fmt: skip
+        "double_z": True,
+        "z_channels": 4,
+        "resolution": 256,
+        "in_channels": 3,
+        "out_ch": 3,
+        "ch": 128,
+        "ch_mult": [1, 2, 4, 4],
+        "num_res_blocks": 2,
+        "attn_resolutions": [],
+        "dropout": 0.0,
+    }
     with torch.device("meta"):
         return AutoencoderKL(ddconfig=sizes, embed_dim=4)
 

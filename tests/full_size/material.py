@@ -18,14 +18,22 @@ from .checkpoint import FOLDER, UNETS, ensure
 
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 VAE = {
-    "block_out_channels": (128, 256, 512, 512), "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4, "latent_channels": 4, "layers_per_block": 2, "sample_size": 512,
-}  # fmt: skip
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "latent_channels": 4,
+    "layers_per_block": 2,
+    "sample_size": 512,
+}
 SCALES = {"sd15": 0.18215, "sdxl": 0.13025}
 BIG_CLIP = {
-    "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
-    "hidden_act": "gelu", "projection_dim": 1280,
-}  # fmt: skip
+    "hidden_size": 1280,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 20,
+    "hidden_act": "gelu",
+    "projection_dim": 1280,
+}
 SMALL_CLIP = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
 BETAS = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
 CLASSES = {"sd15": "StableDiffusionPipeline", "sdxl": "StableDiffusionXLPipeline"}

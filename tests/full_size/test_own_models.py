@@ -17,9 +17,18 @@ from vitrine_tests.templates import FOLDER, ON_YOUR_MODEL
 OWN_SIDES = {"sd15": 512, "sdxl": 1024}
 """What the families were trained at."""
 FEW = {
-    "steps": 2, "batch_size": 1, "seeds": 4, "samples": 2, "attack_steps": 1, "ensemble": 1, "batch": 1, "K": 1,
-    "rank": 2, "most": 2, "seed": 0,
-}  # fmt: skip
+    "steps": 2,
+    "batch_size": 1,
+    "seeds": 4,
+    "samples": 2,
+    "attack_steps": 1,
+    "ensemble": 1,
+    "batch": 1,
+    "K": 1,
+    "rank": 2,
+    "most": 2,
+    "seed": 0,
+}
 """Numbers of which fewer cost less time."""
 SIZES = ("width", "height", "target_width", "target_height", "reference_width", "reference_height")
 

@@ -46,7 +46,12 @@ def check(pipe: Any) -> Tensors:
         for number, image in enumerate(drawn().images[:2]):
             Image.fromarray((image.movedim(0, -1) * 255).byte().numpy()).save(pictures / f"{number}.png")
         made = copy_check(
-            pipe, [memorized()], Path(folder) / "out", pictures=pictures, config=config, probe=PROBE,
+            pipe,
+            [memorized()],
+            Path(folder) / "out",
+            pictures=pictures,
+            config=config,
+            probe=PROBE,
             num_inference_steps=2,
-        )  # fmt: skip
+        )
     return [made.prompts[0].ratios, torch.tensor([made.prompts[0].score])]

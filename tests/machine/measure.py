@@ -49,6 +49,10 @@ def exchanged(name: str, family: str) -> tuple[float, float]:
 
 
 LONE = (
-    "w2w.invert_image", "w2w.around.invert_image", "w2w.train", "emd.train", "control.train",
-)  # fmt: skip
+    "w2w.invert_image",
+    "w2w.around.invert_image",
+    "w2w.train",
+    "emd.train",
+    "control.train",
+)
 """Calls whose steps are no sampler's."""

@@ -56,14 +56,27 @@ UNMEASURED = "not run yet"
 """Of rows that were added since the night's run."""
 
 SHORT = {
-    "on the device": "device", "model offload": "model", "sequential offload": "sequential", "groups, leaves": "leaves",
-    "groups, blocks": "blocks", "slicing, tiling": "sliced", "LoRA loaded": "LoRA", "compiled": "compiled",
-}  # fmt: skip
+    "on the device": "device",
+    "model offload": "model",
+    "sequential offload": "sequential",
+    "groups, leaves": "leaves",
+    "groups, blocks": "blocks",
+    "slicing, tiling": "sliced",
+    "LoRA loaded": "LoRA",
+    "compiled": "compiled",
+}
 FAMILIES = {"sd": "SD", "sdxl": "SDXL", "pixart": "PixArt", "pixart-1024": "PixArt 1024", "sd3": "SD3", "flux": "Flux"}
 FAMILIES |= {
-    "z_image": "Z-Image", "klein": "Klein", "wan": "Wan", "qwen_image": "Qwen-Image", "krea2": "Krea 2",
-    "lumina2": "Lumina 2", "chroma": "Chroma", "anima": "Anima", "flux2": "Flux.2",
-}  # fmt: skip
+    "z_image": "Z-Image",
+    "klein": "Klein",
+    "wan": "Wan",
+    "qwen_image": "Qwen-Image",
+    "krea2": "Krea 2",
+    "lumina2": "Lumina 2",
+    "chroma": "Chroma",
+    "anima": "Anima",
+    "flux2": "Flux.2",
+}
 
 
 def render(figures: dict[str, dict[str, Any]]) -> str:

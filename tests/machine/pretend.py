@@ -43,14 +43,23 @@ SYNC, UPLOAD, FLOAT64 = "sync", "upload", "float64"
 
 _aten = torch.ops.aten
 _INDEXING = {
-    _aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default,
-}  # fmt: skip
+    _aten.index.Tensor,
+    _aten.index_put.default,
+    _aten.index_put_.default,
+    _aten._index_put_impl_.default,
+}
 # The answer, or its size, depends on the numbers: the host must wait for them.
 _WAITS = {
-    _aten._local_scalar_dense.default, _aten.equal.default, _aten.nonzero.default, _aten.masked_select.default,
-    _aten._unique2.default, _aten.unique_consecutive.default, _aten.unique_dim.default,
-    _aten.repeat_interleave.Tensor, _aten.bincount.default,
-}  # fmt: skip
+    _aten._local_scalar_dense.default,
+    _aten.equal.default,
+    _aten.nonzero.default,
+    _aten.masked_select.default,
+    _aten._unique2.default,
+    _aten.unique_consecutive.default,
+    _aten.unique_dim.default,
+    _aten.repeat_interleave.Tensor,
+    _aten.bincount.default,
+}
 _PLAIN = {_aten._local_scalar_dense.default, _aten.equal.default}  # these answer with a Python number
 _SAME = {_aten.detach.default, _aten.alias.default, _aten.lift_fresh.default}
 _PRODUCT = str(Path(vitrine.__file__).parent)
@@ -111,9 +120,15 @@ class DeviceTensor(torch.Tensor):
             # accelerate makes a parameter by calling the class of the one before it
             return torch.nn.Parameter(inner, requires_grad)  # type: ignore[return-value]
         made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.size(), strides=inner.stride(), storage_offset=inner.storage_offset(), dtype=inner.dtype,
-            layout=inner.layout, device=DEVICE, requires_grad=requires_grad,
-        )  # fmt: skip
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=DEVICE,
+            requires_grad=requires_grad,
+        )
         made.inner = inner.detach()
         return made
 

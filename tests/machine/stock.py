@@ -45,9 +45,15 @@ def _projected(parts: Any, seed: int) -> CLIPTextModelWithProjection:
 
 def _t5(parts: Any, seed: int) -> T5EncoderModel:
     config = T5Config(
-        vocab_size=len(parts.tokenizer), d_model=WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2, pad_token_id=1,
+        vocab_size=len(parts.tokenizer),
+        d_model=WIDTH,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        pad_token_id=1,
         eos_token_id=1,
-    )  # fmt: skip
+    )
     return models.seeded(T5EncoderModel, {"config": config}, seed)
 
 
@@ -58,13 +64,21 @@ def _betas() -> dict[str, Any]:
 def sdxl() -> Any:
     parts = _parts(3)
     unet = models.unet_xl(
-        block_out_channels=(32, 64), cross_attention_dim=2 * WIDTH, norm_num_groups=8,
+        block_out_channels=(32, 64),
+        cross_attention_dim=2 * WIDTH,
+        norm_num_groups=8,
         projection_class_embeddings_input_dim=WIDTH + 6 * 8,
-    )  # fmt: skip
+    )
     return StableDiffusionXLPipeline(
-        parts.vae, parts.text_encoder, _projected(parts, 4), parts.tokenizer, parts.tokenizer, unet,
-        EulerDiscreteScheduler(timestep_spacing="leading", **_betas()), add_watermarker=False,
-    )  # fmt: skip
+        parts.vae,
+        parts.text_encoder,
+        _projected(parts, 4),
+        parts.tokenizer,
+        parts.tokenizer,
+        unet,
+        EulerDiscreteScheduler(timestep_spacing="leading", **_betas()),
+        add_watermarker=False,
+    )
 
 
 def pixart(sizes: bool = False) -> Any:
@@ -78,9 +92,16 @@ def sd3() -> Any:
     net = models.sd3(joint_attention_dim=2 * WIDTH, pooled_projection_dim=2 * WIDTH)
     first, second = _projected(parts, 8), _projected(parts, 9)
     return StableDiffusion3Pipeline(
-        net, FlowMatchEulerDiscreteScheduler(shift=3.0), parts.vae, first, parts.tokenizer, second, parts.tokenizer,
-        None, None,
-    )  # fmt: skip
+        net,
+        FlowMatchEulerDiscreteScheduler(shift=3.0),
+        parts.vae,
+        first,
+        parts.tokenizer,
+        second,
+        parts.tokenizer,
+        None,
+        None,
+    )
 
 
 def flux() -> Any:

@@ -68,11 +68,20 @@ HALVED = [
 @pytest.mark.parametrize(
     ("name", "family"),
     nightly_but(
-        [("tap", "sd"), ("nemo.call", "sd"), ("w2w.call", "sd"), ("w2w.invert_image", "sd"), ("emd.one_step", "sd"),
-         ("control.checkpoint", "sd"), ("control", "sdxl"), ("resolution", "pixart"), ("resolution", "flux")],
+        [
+            ("tap", "sd"),
+            ("nemo.call", "sd"),
+            ("w2w.call", "sd"),
+            ("w2w.invert_image", "sd"),
+            ("emd.one_step", "sd"),
+            ("control.checkpoint", "sd"),
+            ("control", "sdxl"),
+            ("resolution", "pixart"),
+            ("resolution", "flux"),
+        ],
         [("nemo.call", "sd"), ("control", "sdxl"), ("resolution", "flux")],
     ),
-)  # fmt: skip
+)
 def test_a_network_may_be_put_inside_torch_compile(name, family, monkeypatch):
     """``pipe.unet = torch.compile(pipe.unet)``: what stands in its place has neither a length nor a truth value."""
 

@@ -59,10 +59,11 @@ def pixart_pipeline():
 
 def texts(count=1):
     return {
-        "prompt_embeds": seeded(count, 7, 24, seed=1), "pooled_prompt_embeds": seeded(count, 20, seed=2),
+        "prompt_embeds": seeded(count, 7, 24, seed=1),
+        "pooled_prompt_embeds": seeded(count, 20, seed=2),
         "negative_prompt_embeds": seeded(count, 7, 24, seed=3),
         "negative_pooled_prompt_embeds": seeded(count, 20, seed=4),
-    }  # fmt: skip
+    }
 
 
 def ours(pipe, gamma=None, guidance=None, size_condition=FAR, **how):

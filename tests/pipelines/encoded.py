@@ -28,9 +28,12 @@ def _schedule():
 
 def _per_channel_vae():
     config = {
-        "base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
+        "base_dim": 4,
+        "z_dim": 16,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
         "temperal_downsample": [False, True, True],
-    }  # fmt: skip
+    }
     return models.seeded(AutoencoderKLQwenImage, config, 1)
 
 

@@ -57,9 +57,14 @@ def test_pictures_in_activations_out(pipe, pixels, tmp_path: Path) -> None:
 def test_all_usual_forms_of_a_picture_agree(pipe, pixels) -> None:
     eight = (pixels * 255).round() / 255
     forms = [
-        pil(eight), eight, eight * 2 - 1, list(eight), eight.permute(0, 2, 3, 1).numpy(),
-        [p.permute(1, 2, 0).numpy() for p in eight], (eight.permute(0, 2, 3, 1) * 255).round().byte().numpy(),
-    ]  # fmt: skip
+        pil(eight),
+        eight,
+        eight * 2 - 1,
+        list(eight),
+        eight.permute(0, 2, 3, 1).numpy(),
+        [p.permute(1, 2, 0).numpy() for p in eight],
+        (eight.permute(0, 2, 3, 1) * 255).round().byte().numpy(),
+    ]
     taps = [pipe(form, addresses=Q).activations for form in forms]
     assert all(close(taps[0], other) for other in taps[1:])
     assert taps[0].rows == 3 and pipe(pil(eight)[0], addresses=Q).activations.rows == 1
@@ -224,9 +229,14 @@ def tiny_xl() -> ActivationTapXLPipeline:
     m = build_models(seed=3)
     second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
     unet = models.unet_xl(
-        block_out_channels=(32, 64), cross_attention_dim=128, attention_head_dim=4, use_linear_projection=False,
-        norm_num_groups=32, transformer_layers_per_block=(1, 2), projection_class_embeddings_input_dim=64 + 6 * 8,
-    )  # fmt: skip
+        block_out_channels=(32, 64),
+        cross_attention_dim=128,
+        attention_head_dim=4,
+        use_linear_projection=False,
+        norm_num_groups=32,
+        transformer_layers_per_block=(1, 2),
+        projection_class_embeddings_input_dim=64 + 6 * 8,
+    )
     return ActivationTapXLPipeline(m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
 
 

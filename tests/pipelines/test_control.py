@@ -104,8 +104,16 @@ def test_a_checkpoint_is_added_as_equation_one_says(portraits, tmp_path):
     own = portraits.load_control(checkpoint(portraits, tmp_path))
     told = SizeCondition(original=(32, 48), crop=(4, 6), flip=True)
     with pytest.warns(ControlWarning, match="'alpha': 1.0"):
-        found = portraits(PROMPT, "", checkpoint=own, size_condition=told, gamma=GammaConfig(), seeds=[7], **SHORT,
-                          guidance=GuidanceConfig(3.0, 1.375))  # fmt: skip
+        found = portraits(
+            PROMPT,
+            "",
+            checkpoint=own,
+            size_condition=told,
+            gamma=GammaConfig(),
+            seeds=[7],
+            **SHORT,
+            guidance=GuidanceConfig(3.0, 1.375),
+        )
     values = own.embedder.spec.rows(
         {"flip": 1, "crop_top": 4 / 32, "crop_left": 6 / 48, "aspect": 1.0, "height": 32, "width": 48}
     )
@@ -154,10 +162,14 @@ def test_what_does_not_fit_is_refused(xl, portraits, pixart, tmp_path, no_hooks_
     with pytest.raises(VitrineError, match="UNet2DConditionModel"):
         pixart.load_control(checkpoint(portraits, tmp_path))
     for how, message in (
-        ({"prompt": "a text"}, "give one of them"), ({"padding": PaddingConfig()}, "as text"), ({"height": 60}, "8"),
-        ({"seeds": [1, 2], "size_condition": [FAR] * 3}, "one for each picture"), ({"reference": "own"}, "reference"),
-        ({"seeds": [0], "latents": seeded(1, 4, 8, 8)}, "one of them"), ({"upscale": 0.0}, "above 0"),
-    ):  # fmt: skip
+        ({"prompt": "a text"}, "give one of them"),
+        ({"padding": PaddingConfig()}, "as text"),
+        ({"height": 60}, "8"),
+        ({"seeds": [1, 2], "size_condition": [FAR] * 3}, "one for each picture"),
+        ({"reference": "own"}, "reference"),
+        ({"seeds": [0], "latents": seeded(1, 4, 8, 8)}, "one of them"),
+        ({"upscale": 0.0}, "above 0"),
+    ):
         with pytest.raises(VitrineError, match=message):
             ours(xl, **how)
     with pytest.raises(VitrineError, match="one for each picture"):

@@ -33,10 +33,18 @@ def stock(pipe, original=FAR.original, crop=FAR.crop, scale=4.0, output_type="la
     plain.set_progress_bar_config(disable=True)
     own = (64, 64)
     return plain(
-        original_size=original, crops_coords_top_left=crop, target_size=own, negative_original_size=own,
-        negative_crops_coords_top_left=(0, 0), negative_target_size=own, guidance_scale=scale, num_inference_steps=4,
-        generator=[torch.Generator().manual_seed(i) for i in range(count)], output_type=output_type, **texts(count),
-    ).images  # fmt: skip
+        original_size=original,
+        crops_coords_top_left=crop,
+        target_size=own,
+        negative_original_size=own,
+        negative_crops_coords_top_left=(0, 0),
+        negative_target_size=own,
+        guidance_scale=scale,
+        num_inference_steps=4,
+        generator=[torch.Generator().manual_seed(i) for i in range(count)],
+        output_type=output_type,
+        **texts(count),
+    ).images
 
 
 def test_weight_one_is_the_stock_pipeline_and_weight_zero_the_neutral_size_to_the_bit(xl, no_hooks_left):
@@ -160,8 +168,11 @@ def test_the_log_counts_and_the_skip_rule_spares(xl):
 
 def test_alpha_matters_only_for_sizes_and_crops_act_at_once(xl):
     own = SizeCondition(crop=(8, 4))
-    assert torch.allclose(ours(xl, GammaConfig(alpha=1.0), size_condition=own).images,
-                          ours(xl, GammaConfig(alpha=8.0), size_condition=own).images, atol=1e-4)  # fmt: skip
+    assert torch.allclose(
+        ours(xl, GammaConfig(alpha=1.0), size_condition=own).images,
+        ours(xl, GammaConfig(alpha=8.0), size_condition=own).images,
+        atol=1e-4,
+    )
     early = GammaConfig(alpha=32.0)
     two, none = (ours(xl, early, size_condition=t, sigmas=None).images for t in (own, SizeCondition()))
     assert float((two - none).abs().max()) > 1e-3

@@ -42,9 +42,16 @@ def training(tmp_path_factory):
 def test_memorized_pictures_are_named_and_ordinary_captions_are_not(pipe, training, tmp_path):
     prompts = [PLANTS[2].captions[0], PLANTS[2].controls[0], PLANTS[0].captions[0]]
     check = copy_check(
-        pipe, prompts, tmp_path, pictures=training, config=CONFIG, probe=ProbeConfig(seeds=4, timestep_index=15),
-        labels=["planted", "", "planted"], tau=0.85, **FAST,
-    )  # fmt: skip
+        pipe,
+        prompts,
+        tmp_path,
+        pictures=training,
+        config=CONFIG,
+        probe=ProbeConfig(seeds=4, timestep_index=15),
+        labels=["planted", "", "planted"],
+        tau=0.85,
+        **FAST,
+    )
     assert [p.copies for p in check.prompts] == [2, 0, 2]
     memorized, control, _ = check.prompts
     assert check.names[int(memorized.numbers[0])] == f"{PLANTS[2].name.replace(' ', '-')}.png"
@@ -79,8 +86,11 @@ def test_a_check_goes_on_and_refuses_other_settings(pipe, training, tmp_path):
     for a, b in zip(resumed.prompts, whole.prompts, strict=True):
         assert torch.equal(a.ratios, b.ratios) and a.score == b.score
     assert (tmp_path / "a" / "copies.csv").read_text() == (tmp_path / "b" / "copies.csv").read_text()
-    for changed in ({"num_inference_steps": 9}, {"config": CheckConfig(seeds=3, usual=4, ordinary=ORDINARY)},
-                    {"probe": ProbeConfig(seeds=4)}):  # fmt: skip
+    for changed in (
+        {"num_inference_steps": 9},
+        {"config": CheckConfig(seeds=3, usual=4, ordinary=ORDINARY)},
+        {"probe": ProbeConfig(seeds=4)},
+    ):
         with pytest.raises(VitrineError, match="begun with"):
             copy_check(pipe, prompts, tmp_path / "a", **settings | changed)
     with pytest.raises(VitrineError, match="begun with"):
@@ -115,10 +125,11 @@ def test_a_lora_is_taken_off_for_what_is_usual_and_leaves_the_pipeline_as_it_was
 def test_refusals_come_before_any_sampling(pipe, tmp_path):
     asked = {"prompts": ["a"], "folder": tmp_path / "x"}
     for settings, message in (
-        ({}, "ordinary captions"), ({"config": CONFIG, "steps": 3}, "arguments"),
+        ({}, "ordinary captions"),
+        ({"config": CONFIG, "steps": 3}, "arguments"),
         ({"config": CONFIG, "pictures": tmp_path / "none"}, "pictures"),
         ({"config": CONFIG, "labels": ["a", "b"]}, "labels"),
-    ):  # fmt: skip
+    ):
         with pytest.raises(VitrineError, match=message):
             copy_check(pipe, **asked, **settings)
 

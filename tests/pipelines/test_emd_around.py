@@ -148,8 +148,11 @@ def test_encoded_prompts_are_those_that_the_pipeline_encodes():
         stock, _ = source(name)
         pipe, takes = EMDOneStepPipeline.from_pipe(stock), {"do_classifier_free_guidance": False}
         with torch.no_grad():
-            parts = stock.encode_prompt(PROMPT, None) if name == "flux" else stock.encode_prompt(
-                *[PROMPT, None, None][: 3 if name == "sd3" else 1], **takes)  # fmt: skip
+            parts = (
+                stock.encode_prompt(PROMPT, None)
+                if name == "flux"
+                else stock.encode_prompt(*[PROMPT, None, None][: 3 if name == "sd3" else 1], **takes)
+            )
         told = {"prompt_embeds": parts[0]}
         if name in ("flux", "sd3"):
             told |= {"pooled_prompt_embeds": parts[1 if name == "flux" else 2]}

@@ -15,9 +15,14 @@ HOW = {"addresses": PLACE, "timestep": 300, "output_type": "none"}
 MASKS = {"qwen_image": "prompt_embeds_mask", "krea2": "prompt_embeds_mask", "lumina2": "prompt_attention_mask"}
 """Families without a tiny text encoder here: their prompts come encoded only."""
 PARTS = {
-    "flux": {"pooled_prompt_embeds": 1}, "sd3": {"pooled_prompt_embeds": 2}, "pixart": {"prompt_attention_mask": 1},
-    "chroma": {"prompt_attention_mask": 2}, "z_image": {}, "klein": {}, "wan": {},
-}  # fmt: skip
+    "flux": {"pooled_prompt_embeds": 1},
+    "sd3": {"pooled_prompt_embeds": 2},
+    "pixart": {"prompt_attention_mask": 1},
+    "chroma": {"prompt_attention_mask": 2},
+    "z_image": {},
+    "klein": {},
+    "wan": {},
+}
 """What stands beside ``prompt_embeds``, and where ``encode_prompt`` returns it."""
 
 
@@ -41,8 +46,12 @@ def test_encoded_prompts_are_what_the_network_reads(name):
     assert torch.equal(found, wanted)
     other = states(*told["prompt_embeds"].shape, seed=8)
     assert not torch.allclose(tapped(pipe, images, **texts(name, told) | {"prompt_embeds": other}), found)
-    each = tapped(pipe, images, prompt_embeds=torch.cat([told["prompt_embeds"], other]),
-                  **{MASKS[name]: told[MASKS[name]].repeat(2, 1)})  # fmt: skip
+    each = tapped(
+        pipe,
+        images,
+        prompt_embeds=torch.cat([told["prompt_embeds"], other]),
+        **{MASKS[name]: told[MASKS[name]].repeat(2, 1)},
+    )
     torch.testing.assert_close(each[:1], found[:1])
     assert not torch.allclose(each[1:], found[1:])
 

@@ -44,16 +44,26 @@ def tokenizer(length=8):
     words = Tokenizer(tokenizer_models.WordLevel(VOCABULARY, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", model_max_length=length,
+        tokenizer_object=words,
+        pad_token="<pad>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        model_max_length=length,
         chat_template="photo of {% for m in messages %}{{ m['content'] }} {% endfor %}",
-    )  # fmt: skip
+    )
 
 
 def qwen3(width, layers=3):
     config = {
-        "vocab_size": 8, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2,
-        "num_key_value_heads": 2, "head_dim": 4, "intermediate_size": 8, "max_position_embeddings": 512,
-    }  # fmt: skip
+        "vocab_size": 8,
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "intermediate_size": 8,
+        "max_position_embeddings": 512,
+    }
     torch.manual_seed(5)
     return Qwen3Model(Qwen3Config(**config)).eval()
 
@@ -74,9 +84,13 @@ def z_image():
 
 def flux2_vae():
     config = {
-        "block_out_channels": (4,) * 4, "down_block_types": ("DownEncoderBlock2D",) * 4, "norm_num_groups": 2,
-        "up_block_types": ("UpDecoderBlock2D",) * 4, "latent_channels": 32, "layers_per_block": 1,
-    }  # fmt: skip
+        "block_out_channels": (4,) * 4,
+        "down_block_types": ("DownEncoderBlock2D",) * 4,
+        "norm_num_groups": 2,
+        "up_block_types": ("UpDecoderBlock2D",) * 4,
+        "latent_channels": 32,
+        "layers_per_block": 1,
+    }
     vae = models.seeded(AutoencoderKLFlux2, config, 1)
     vae.bn.running_mean += 0.3  # as trained: not what a batch norm is built with
     vae.bn.running_var *= 2.0
@@ -91,9 +105,12 @@ def klein():
 
 def wan():
     config = {
-        "base_dim": 4, "z_dim": 16, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1,
+        "base_dim": 4,
+        "z_dim": 16,
+        "dim_mult": [1, 1, 1, 1],
+        "num_res_blocks": 1,
         "temperal_downsample": [False, True, True],
-    }  # fmt: skip
+    }
     vae = models.seeded(AutoencoderKLWan, config, 1)
     return WanPipeline(tokenizer(), t5(20, UMT5EncoderModel, UMT5Config), vae, FLOW(), network("wan"))
 

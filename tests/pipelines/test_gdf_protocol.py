@@ -44,9 +44,14 @@ def sdxl():
     m = build_models(seed=3)
     second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
     unet = models.unet_xl(
-        block_out_channels=(32, 64), cross_attention_dim=128, attention_head_dim=4, use_linear_projection=False,
-        norm_num_groups=32, transformer_layers_per_block=(1, 2), projection_class_embeddings_input_dim=64 + 6 * 8,
-    )  # fmt: skip
+        block_out_channels=(32, 64),
+        cross_attention_dim=128,
+        attention_head_dim=4,
+        use_linear_projection=False,
+        norm_num_groups=32,
+        transformer_layers_per_block=(1, 2),
+        projection_class_embeddings_input_dim=64 + 6 * 8,
+    )
     scheduler = EulerDiscreteScheduler(**SCHEDULE, timestep_spacing="leading")
     return ActivationTapXLPipeline(m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, scheduler)
 
@@ -119,9 +124,12 @@ def test_the_protocol_is_the_official_codes(request, pictures, kind, offset, t):
     assert agree(taps, expected)
     assert agree(tapped(pipe, pictures, timestep=t, seeds=None, generator=torch.Generator().manual_seed(7)), expected)
     changes = (
-        {"posterior": "mean"}, {"timestep": t + 1}, {"protocol": "vitrine", "size": size, "posterior": "sample"},
-        {"seeds": [8]}, {"size": 2 * size},
-    )  # fmt: skip
+        {"posterior": "mean"},
+        {"timestep": t + 1},
+        {"protocol": "vitrine", "size": size, "posterior": "sample"},
+        {"seeds": [8]},
+        {"size": 2 * size},
+    )
     for change in changes if t == 50 else ():
         other = tapped(pipe, pictures, **({"timestep": t} | change))
         same = all(other[a].tensor.shape == v.shape for a, v in expected.items())

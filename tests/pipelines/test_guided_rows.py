@@ -33,11 +33,14 @@ def xl_pag():
 
 
 WAYS = {
-    "sd": (stock.sd, {}), "pag": (pag, {"pag_scale": 2.0}), "sag": (sag, {"sag_scale": 0.5}),
+    "sd": (stock.sd, {}),
+    "pag": (pag, {"pag_scale": 2.0}),
+    "sag": (sag, {"sag_scale": 0.5}),
     "pag, no guidance": (pag, {"pag_scale": 2.0, "guidance_scale": 1.0}),
-    "xl, pag": (xl_pag, {"pag_scale": 2.0}), "sd3": (MAKERS["sd3"], {}),
+    "xl, pag": (xl_pag, {"pag_scale": 2.0}),
+    "sd3": (MAKERS["sd3"], {}),
     "sd3, skipped layers": (MAKERS["sd3"], {"skip_guidance_layers": [0], "skip_layer_guidance_stop": 1.0}),
-}  # fmt: skip
+}
 
 
 def network(source):

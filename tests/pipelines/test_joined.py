@@ -129,8 +129,12 @@ def test_adapters_of_a_joined_pipeline_are_its_own(made):
 
 def test_a_tiny_autoencoder_is_read_with():
     pipe, image = stock.sd(), torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    tiny = AutoencoderTiny(decoder_block_out_channels=(8, 8, 8), encoder_block_out_channels=(8, 8, 8),
-                           num_encoder_blocks=(1, 1, 1), num_decoder_blocks=(1, 1, 1)).eval()  # fmt: skip
+    tiny = AutoencoderTiny(
+        decoder_block_out_channels=(8, 8, 8),
+        encoder_block_out_channels=(8, 8, 8),
+        num_encoder_blocks=(1, 1, 1),
+        num_decoder_blocks=(1, 1, 1),
+    ).eval()
     ours = pipelines.NEMOPipeline.from_pipe(pipe, vae=tiny)
     assert ours.vae is tiny and pipe.vae is not tiny and ours._adapter.factor == 4
     latents = ours.latents(image)

@@ -26,9 +26,11 @@ FILE = PEOPLE_LORAS / "person-0003.safetensors"
 CONFIG = ReportConfig(seeds=2, steps=2, prompts=1, strengths=(0.5,))
 IMAGES, CAPTIONS, _ = training_pictures(FIRST_IDENTITY + 3, 3)
 MATERIAL = Material(
-    Pictures(["a", "b", "c"], IMAGES.__getitem__, IMAGES), tuple(CAPTIONS), ("zorbal",),
+    Pictures(["a", "b", "c"], IMAGES.__getitem__, IMAGES),
+    tuple(CAPTIONS),
+    ("zorbal",),
     ("a smiling face", "a dark face with long blond hair on pink"),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -87,9 +87,14 @@ def test_sdxl_has_the_same_pipelines(drawn):
     m = build_models(seed=3)
     second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
     unet = models.unet_xl(
-        block_out_channels=(32, 64), cross_attention_dim=128, attention_head_dim=4, use_linear_projection=False,
-        norm_num_groups=32, transformer_layers_per_block=(1, 2), projection_class_embeddings_input_dim=64 + 6 * 8,
-    )  # fmt: skip
+        block_out_channels=(32, 64),
+        cross_attention_dim=128,
+        attention_head_dim=4,
+        use_linear_projection=False,
+        norm_num_groups=32,
+        transformer_layers_per_block=(1, 2),
+        projection_class_embeddings_input_dim=64 + 6 * 8,
+    )
     parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
     place = {"addresses": ["up-level0-repeat0-vit-block1-out"], "timestep": 50, "seeds": [0]}
     (match,) = CorrespondenceXLPipeline(*parts)(drawn.images[:1], drawn.images[:1], [[0.4, 0.4]], **place)

@@ -39,9 +39,11 @@ def portraits():
 
 def sdxl():
     unet = models.unet_xl(
-        sample_size=32, cross_attention_dim=16, use_linear_projection=False,
+        sample_size=32,
+        cross_attention_dim=16,
+        use_linear_projection=False,
         projection_class_embeddings_input_dim=12 + 48,
-    )  # fmt: skip
+    )
     names = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2")
     pipe = StableDiffusionXLPipeline(
         vae(), unet=unet, scheduler=EulerDiscreteScheduler(), **dict.fromkeys(names), add_watermarker=False
@@ -53,8 +55,12 @@ def sdxl():
 
 def pixart(size=16):
     net = models.pixart(
-        sample_size=size, num_layers=1, attention_head_dim=8, caption_channels=12, cross_attention_dim=16,
-    )  # fmt: skip
+        sample_size=size,
+        num_layers=1,
+        attention_head_dim=8,
+        caption_channels=12,
+        cross_attention_dim=16,
+    )
     pipe = PixArtAlphaPipeline(tokenizer=None, text_encoder=None, vae=vae(), transformer=net, scheduler=DDIMScheduler())
     told = {"prompt": None, "negative_prompt": None}
     told |= {"prompt_embeds": rand(1, 5, 12), "negative_prompt_embeds": rand(1, 5, 12, seed=1)}
@@ -64,9 +70,13 @@ def pixart(size=16):
 
 def sd3():
     net = models.sd3(
-        num_layers=1, attention_head_dim=8, num_attention_heads=4, joint_attention_dim=12, pooled_projection_dim=16,
+        num_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=4,
+        joint_attention_dim=12,
+        pooled_projection_dim=16,
         pos_embed_max_size=24,
-    )  # fmt: skip
+    )
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     names = [f"{kind}{n}" for kind in ("text_encoder", "tokenizer") for n in ("", "_2", "_3")]
     pipe = StableDiffusion3Pipeline(net, scheduler, vae(), **dict.fromkeys(names))
@@ -84,8 +94,13 @@ def flux():
     return pipe, told | {"num_inference_steps": 3, "output_type": "latent"}
 
 
-FAMILIES = {"sd": (portraits, 64, "keep"), "sdxl": (sdxl, 64, "keep"), "pixart": (pixart, 32, "grid"),
-            "sd3": (sd3, 32, "grid"), "flux": (flux, 32, "rope_pi")}  # fmt: skip
+FAMILIES = {
+    "sd": (portraits, 64, "keep"),
+    "sdxl": (sdxl, 64, "keep"),
+    "pixart": (pixart, 32, "grid"),
+    "sd3": (sd3, 32, "grid"),
+    "flux": (flux, 32, "rope_pi"),
+}
 
 
 def run(pipe, told, **more):
@@ -186,16 +201,23 @@ def test_sd3_table_is_a_grid_with_one_shift():
 
 def dit(size):
     net = models.dit(
-        out_channels=8, num_layers=1, sample_size=size, num_embeds_ada_norm=1000, norm_type="ada_norm_zero",
-    )  # fmt: skip
+        out_channels=8,
+        num_layers=1,
+        sample_size=size,
+        num_embeds_ada_norm=1000,
+        norm_type="ada_norm_zero",
+    )
     return DiTPipeline(net, vae(), DDIMScheduler())
 
 
 def test_a_model_built_larger_extrapolates_unless_pinned():
     small, large = dit(32), dit(64)
     large.transformer.load_state_dict(small.transformer.state_dict())
-    inputs = {"hidden_states": rand(2, 4, 64, 64), "timestep": torch.tensor([3, 400]),
-              "class_labels": torch.tensor([1, 2])}  # fmt: skip
+    inputs = {
+        "hidden_states": rand(2, 4, 64, 64),
+        "timestep": torch.tensor([3, 400]),
+        "class_labels": torch.tensor([1, 2]),
+    }
 
     def out(pipe):
         with torch.no_grad():

@@ -47,7 +47,7 @@ CALLS = {
     samples: {"prompts": PROMPTS[:2], "config": FewStepConfig(seeds=2, steps=2)},
     usual: {"prompts": PROMPTS[:2], "config": FewStepConfig(seeds=2, steps=1, guidance=1.0)},
     stream: {"seed": 8, "prompt": "a hat", "addresses": "up-level0-repeat0-vit-out", "timestep": 51.0, "size": 32},
-}  # fmt: skip
+}
 
 
 def moved(network):
@@ -65,9 +65,11 @@ def with_a_word(tokenizer):
 
 
 COMPONENTS = {
-    "unet": moved, "text_encoder": moved, "tokenizer": with_a_word,
+    "unet": moved,
+    "text_encoder": moved,
+    "tokenizer": with_a_word,
     "scheduler": lambda scheduler: type(scheduler).from_config(scheduler.config, beta_end=0.013),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,12 @@ from vitrine.engine.portraits import load_portraits
 def tiny(channels):
     widths, blocks = (8, 8, 8), (1, 1, 1)
     return AutoencoderTiny(
-        latent_channels=channels, encoder_block_out_channels=widths, decoder_block_out_channels=widths,
-        num_encoder_blocks=blocks, num_decoder_blocks=blocks,
-    )  # fmt: skip
+        latent_channels=channels,
+        encoder_block_out_channels=widths,
+        decoder_block_out_channels=widths,
+        num_encoder_blocks=blocks,
+        num_decoder_blocks=blocks,
+    )
 
 
 def test_it_is_a_vae():

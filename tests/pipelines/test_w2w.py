@@ -71,9 +71,13 @@ def test_invert_image(pipe, space):
     seen, before = [], [p.requires_grad for p in pipe.unet.parameters()]
     image = torch.rand(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     model, found = pipe.invert_image(
-        space, image, PROMPT, InvertConfig(steps=3, batch=2, check_every=1), mask=torch.ones(2, 64, 64),
+        space,
+        image,
+        PROMPT,
+        InvertConfig(steps=3, batch=2, check_every=1),
+        mask=torch.ones(2, 64, 64),
         progress=lambda step, total, preview=None: seen.append(step),
-    )  # fmt: skip
+    )
     assert seen == [1, 2, 3] and len(model) == 2 and len(found.losses) == 3
     assert [p.requires_grad for p in pipe.unet.parameters()] == before
 

@@ -38,7 +38,7 @@ def space_on(net, targets=("to_q", "to_v"), strength=0.5):
     mean, known = torch.randn(manifest.size, generator=g) * strength, torch.randn(8, 3, generator=g)
     return WeightSpace(
         manifest, mean, scale, rows.T.contiguous(), torch.ones(3), known, 8, directions={"beard": torch.eye(3)[0]}
-    )  # fmt: skip
+    )
 
 
 def with_weights(net, lora):

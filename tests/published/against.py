@@ -38,9 +38,15 @@ def against_diffusers(path: Path, file: LoraFile) -> tuple[str, float, int]:
     diffusers.utils.logging.set_verbosity_error()
     unet = bare_unet(file.base_model)
     pipe = StableDiffusionPipeline(
-        vae=None, text_encoder=None, tokenizer=None, unet=unet, scheduler=None, safety_checker=None,
-        feature_extractor=None, requires_safety_checker=False,
-    )  # fmt: skip
+        vae=None,
+        text_encoder=None,
+        tokenizer=None,
+        unet=unet,
+        scheduler=None,
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
     how, options = "load_lora_weights", {"adapter_name": "a", "low_cpu_mem_usage": True}
     pipe.load_lora_weights(str(path.parent), weight_name=path.name, **options)
     if not getattr(unet, "peft_config", None):

@@ -92,9 +92,17 @@ def from_state(state: Mapping[str, torch.Tensor]) -> DigitTransformer:
 def sites(net: Any) -> Iterator[Site]:
     """Image tokens and the four others, of every block."""
     block = JointBlock(
-        (("to_q", None), ("to_k", None), ("to_v", None)), ("", ""), "to_out", "linear2", "linear2", HEADS, "",
-        lambda args, kwargs: None, norm="", adaln=lambda path: AdaLN(path),
-    )  # fmt: skip
+        (("to_q", None), ("to_k", None), ("to_v", None)),
+        ("", ""),
+        "to_out",
+        "linear2",
+        "linear2",
+        HEADS,
+        "",
+        lambda args, kwargs: None,
+        norm="",
+        adaln=lambda path: AdaLN(path),
+    )
     for number in range(len(net.blocks)):
         yield from joint_block(f"vit-block{number}", f"blocks.{number}", block, PATCH)
 
@@ -120,6 +128,12 @@ def digits(classes: list[int]) -> Condition:
 
 
 FAMILY = Family(
-    "MNIST digits", Side("DigitTransformer", sites, tokens), call=call, latent=Latent(channels=1, patch=PATCH),
-    weights={}, trained=square(28), time_input="1 - s", adapted=("to_q", "to_k", "to_v", "to_out"),
-)  # fmt: skip
+    "MNIST digits",
+    Side("DigitTransformer", sites, tokens),
+    call=call,
+    latent=Latent(channels=1, patch=PATCH),
+    weights={},
+    trained=square(28),
+    time_input="1 - s",
+    adapted=("to_q", "to_k", "to_v", "to_out"),
+)

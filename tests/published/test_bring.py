@@ -30,9 +30,12 @@ def public(tmp_path):
     git("rm", "-q", "folder/lora.safetensors")
     git("commit", "-q", "-m", "and gone")
     entry = {
-        "repository": "somebody/weights", "commit": commit, "path": "folder/lora.safetensors", "bytes": 7,
+        "repository": "somebody/weights",
+        "commit": commit,
+        "path": "folder/lora.safetensors",
+        "bytes": 7,
         "sha256": hashlib.sha256(b"weights").hexdigest(),
-    }  # fmt: skip
+    }
     return tmp_path / "hosts", entry
 
 

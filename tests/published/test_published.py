@@ -67,8 +67,9 @@ def test_a_pickle_is_converted_once_and_read(tmp_path):
     save_file({key: value.contiguous() for key, value in tensors.items()}, path)
     ours, other = (read_lora(p) for p in (path, pickled.with_suffix(".safetensors")))
     assert ours.keys() == other.keys()
-    sketches = [sketch(lora, {name: tuple(layer.delta().shape) for name, layer in ours.items()}, 16)
-                for lora in (ours, other)]  # fmt: skip
+    sketches = [
+        sketch(lora, {name: tuple(layer.delta().shape) for name, layer in ours.items()}, 16) for lora in (ours, other)
+    ]
     cosine = float(torch.nn.functional.cosine_similarity(*sketches, dim=0))
     compared("the pickle, converted", measured(path) | {"cosine": round(cosine, 2)})
 

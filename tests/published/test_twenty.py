@@ -95,5 +95,11 @@ def test_twins_in_other_spellings_are_found(folder, tmp_path):
     look = look_at_folder([*sorted(folder.iterdir()), *sorted(tmp_path.rglob("*.safetensors"))])
     twins = sorted(" = ".join(sorted((copy.first, copy.second))) for copy in look.copies if copy.distance < SAME)
     assert len(look.scan.good) == 23 and len(twins) == 2
-    compared("twins", {"outcome": "found", "pairs": twins, "near": [str(c) for c in look.copies if str(c) not in twins
-                                                                     and c.distance >= SAME]})  # fmt: skip
+    compared(
+        "twins",
+        {
+            "outcome": "found",
+            "pairs": twins,
+            "near": [str(c) for c in look.copies if str(c) not in twins and c.distance >= SAME],
+        },
+    )

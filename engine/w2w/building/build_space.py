@@ -112,9 +112,10 @@ def _inputs(scan: FolderScan, config: BuildConfig, base: BaseWeights | None) -> 
     """The inputs of a space; files and weights are read when they are digested."""
     decomposed = {path for f in scan.good for path, entry in f.entries.items() if entry.decomposed}
     return {
-        "LoRAs": [[f.name for f in scan.good], [f.path for f in scan.good]], "settings": config,
+        "LoRAs": [[f.name for f in scan.good], [f.path for f in scan.good]],
+        "settings": config,
         "base weights": None if base is None else base.only(decomposed),
-    }  # fmt: skip
+    }
 
 
 def load_space(path: str | Path, folders: Sequence[str | Path] = ()) -> Space:
@@ -220,9 +221,12 @@ def _rows(scan: FolderScan, task: _Task, closing: ExitStack) -> tuple[Matrix, Ma
 
 
 def _read(
-    scan: FolderScan, manifest: Manifest, numbers: Iterable[int], store: Callable[[int, torch.Tensor], None],
+    scan: FolderScan,
+    manifest: Manifest,
+    numbers: Iterable[int],
+    store: Callable[[int, torch.Tensor], None],
     progress: Progress,
-) -> dict[int, str]:  # fmt: skip
+) -> dict[int, str]:
     """Reads LoRAs by index and passes their flat weights to ``put``; returns index -> problem of bad files."""
     bad, numbers = {}, list(numbers)
     for done, i in enumerate(numbers):

@@ -81,8 +81,10 @@ class FolderLook:
         if self.mode == "delta":
             size, products = self.delta_cost()
             layer = f"with --linked one layer's, {self.largest_layer() / 2**30:.2f} GiB"
-            lines.append(f"it would need {size / 2**30:.2f} GiB of factors in memory ({layer}), and take "
-                         f"{products:.1e} multiplications in float64")  # fmt: skip
+            lines.append(
+                f"it would need {size / 2**30:.2f} GiB of factors in memory ({layer}), and take "
+                f"{products:.1e} multiplications in float64"
+            )
         if len(self.fractions):
             half, most_of_it = (int((self.fractions.cumsum(0) < s).sum()) + 1 for s in (0.5, 0.9))
             spread = f"half in {half} of {len(self.fractions)} components, 90 % in {most_of_it}"
@@ -95,12 +97,17 @@ class FolderLook:
         return {
             "files": [_facts(file) for file in self.scan.good],
             "left_out": [asdict(bad) for bad in self.scan.bad],
-            "notes": list(self.scan.notes), "copies": [copy.to_dict() for copy in self.copies],
-            "layers": len(self.scan.shapes), "delta_bytes": self.delta_cost()[0],
-            "delta_multiplications": self.delta_cost()[1], "mode": self.mode, "reason": self.reason,
+            "notes": list(self.scan.notes),
+            "copies": [copy.to_dict() for copy in self.copies],
+            "layers": len(self.scan.shapes),
+            "delta_bytes": self.delta_cost()[0],
+            "delta_multiplications": self.delta_cost()[1],
+            "mode": self.mode,
+            "reason": self.reason,
             "gauge": None if self.gauge is None else asdict(self.gauge) | {"shared": self.gauge.shared},
-            "variance": [round(v, 5) for v in self.fractions.tolist()], "effective": round(self.effective, 2),
-        }  # fmt: skip
+            "variance": [round(v, 5) for v in self.fractions.tolist()],
+            "effective": round(self.effective, 2),
+        }
 
 
 def look_at_folder(
@@ -142,10 +149,18 @@ def look_at_folder(
 def _facts(file: LoraFile) -> dict[str, Any]:
     alphas = sorted({entry.alpha for entry in file.entries.values() if entry.alpha is not None})
     return {
-        "name": file.name, "file": file.path.name, "spelling": file.dialect, "layers": len(file.entries),
-        "ranks": file.ranks, "alphas": alphas, "dtypes": list(file.dtypes), "text_encoder_layers": file.text_layers,
-        "dropped": list(file.dropped), "base_by_layers": file.shaped_base, "base_by_header": file.said_base,
-    }  # fmt: skip
+        "name": file.name,
+        "file": file.path.name,
+        "spelling": file.dialect,
+        "layers": len(file.entries),
+        "ranks": file.ranks,
+        "alphas": alphas,
+        "dtypes": list(file.dtypes),
+        "text_encoder_layers": file.text_layers,
+        "dropped": list(file.dropped),
+        "base_by_layers": file.shaped_base,
+        "base_by_header": file.said_base,
+    }
 
 
 def _table(files: Iterable[LoraFile]) -> list[str]:

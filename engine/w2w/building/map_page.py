@@ -78,8 +78,13 @@ def contents(space: Space) -> str:
     """Describes a space: models, components, explained variance, and the range of each direction."""
     known = int((space.deviations > 0).sum())
     variance = f"{float(space.explained.double().sum()):.1%} of the variance"
-    spread = "their spread unknown" if not known else f"with {variance}" if known == space.dimension else (
-        f"the first {known} with {variance}, the others unknown")  # fmt: skip
+    spread = (
+        "their spread unknown"
+        if not known
+        else f"with {variance}"
+        if known == space.dimension
+        else (f"the first {known} with {variance}, the others unknown")
+    )
     models = f"{space.count} models" if known else "an unknown number of models"
     lines = [f"{models}, {space.dimension} components {spread}, {space.mode}"]
     lines += [f"{label}: training models reach {reach(space, d):.1f}" for label, d in listed(space).items()]

@@ -57,9 +57,12 @@ def edit(
 
 
 def edited_lora(
-    space: Space, coefficients: torch.Tensor, strengths: Mapping[str, float], config: EditConfig | None = None,
+    space: Space,
+    coefficients: torch.Tensor,
+    strengths: Mapping[str, float],
+    config: EditConfig | None = None,
     rank: int | None = None,
-) -> dict[str, LoraLayer]:  # fmt: skip
+) -> dict[str, LoraLayer]:
     """The LoRA of one edited model (K,), the edit limited to ``config.blocks``; ``rank`` as in :func:`materialise`."""
     config = config or EditConfig()
     after = materialise(space, edit(space, coefficients, strengths, config), rank)

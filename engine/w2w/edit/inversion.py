@@ -53,10 +53,15 @@ class Inversion:
 
 
 def invert(
-    model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
-    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
+    model: Denoiser,
+    space: Space,
+    latents: torch.Tensor | Posterior,
+    cond: Condition,
+    config: InvertConfig | None = None,
+    mask: torch.Tensor | None = None,
+    progress: Progress = silent,
     partial_on: tuple[type[BaseException], ...] = (),
-) -> Inversion:  # fmt: skip
+) -> Inversion:
     """Inverts B images at once, each independently, or all to one model.
 
     In a delta space every model needs the factors of all training LoRAs: memory grows with images times LoRAs.
@@ -80,9 +85,15 @@ def invert(
 
 
 def invert_in(
-    folder: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
-    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
-) -> Inversion:  # fmt: skip
+    folder: str | Path,
+    model: Denoiser,
+    space: Space,
+    latents: torch.Tensor | Posterior,
+    cond: Condition,
+    config: InvertConfig | None = None,
+    mask: torch.Tensor | None = None,
+    progress: Progress = silent,
+) -> Inversion:
     """:func:`invert` with its state in a folder: the same call resumes a killed one, bit for bit.
 
     The state is written atomically every ``check_every`` steps, at the end, and when ``progress`` ends the run.
@@ -94,9 +105,15 @@ def invert_in(
 
 
 def invert_below(
-    parent: str | Path, model: Denoiser, space: Space, latents: torch.Tensor | Posterior, cond: Condition,
-    config: InvertConfig | None = None, mask: torch.Tensor | None = None, progress: Progress = silent,
-) -> Inversion:  # fmt: skip
+    parent: str | Path,
+    model: Denoiser,
+    space: Space,
+    latents: torch.Tensor | Posterior,
+    cond: Condition,
+    config: InvertConfig | None = None,
+    mask: torch.Tensor | None = None,
+    progress: Progress = silent,
+) -> Inversion:
     """:func:`invert_in` with a subfolder of ``parent`` per distinct run, which is deleted when the run finishes.
 
     The same call resumes where it was stopped; any other starts a new run. Of runs that were stopped and never resumed,
@@ -129,9 +146,14 @@ def _finished(
     try:
         with onloaded(state.model.backbone):
             run_steps(
-                state.step, lambda: state.done, config.steps, progress=progress, preview=lambda: state.preview,
-                save_every=config.check_every, save=lambda: None if run is None else state.save(run),
-            )  # fmt: skip
+                state.step,
+                lambda: state.done,
+                config.steps,
+                progress=progress,
+                preview=lambda: state.preview,
+                save_every=config.check_every,
+                save=lambda: None if run is None else state.save(run),
+            )
     except BaseException as error:
         partial = state.result(interrupted=True)
         if isinstance(error, partial_on):
@@ -159,9 +181,14 @@ class _State:
     """
 
     def __init__(
-        self, model: Denoiser, whole: Space, latents: torch.Tensor | Posterior, cond: Condition, config: InvertConfig,
+        self,
+        model: Denoiser,
+        whole: Space,
+        latents: torch.Tensor | Posterior,
+        cond: Condition,
+        config: InvertConfig,
         mask: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         latents, self.deviations = latents_of(latents, config.posterior)
         device, k = latents.device, min(config.components or whole.dimension, whole.dimension)
         space = placed(whole.first(k), device)  # untrained components stay on their device

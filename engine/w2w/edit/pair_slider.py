@@ -68,9 +68,14 @@ def blended(before: torch.Tensor, after: torch.Tensor, levels: int = 4) -> torch
 
 
 def train_pair_slider(
-    model: Denoiser, space: Space, pairs: Pairs, config: PairConfig | None = None, start: torch.Tensor | None = None,
-    folder: str | Path | None = None, progress: Progress = silent,
-) -> torch.Tensor:  # fmt: skip
+    model: Denoiser,
+    space: Space,
+    pairs: Pairs,
+    config: PairConfig | None = None,
+    start: torch.Tensor | None = None,
+    folder: str | Path | None = None,
+    progress: Progress = silent,
+) -> torch.Tensor:
     """Trains a slider; returns the change (K,) of coefficients at strength 1.
 
     :func:`with_pair_slider` turns it into a direction.
@@ -86,9 +91,13 @@ def train_pair_slider(
     with Run(folder, "pair slider", {**inputs, **settings}) as run, onloaded(model.backbone):
         training.resume(run)
         run_steps(
-            training.step, lambda: training.done, config.steps, save_every=config.save_every, progress=progress,
+            training.step,
+            lambda: training.done,
+            config.steps,
+            save_every=config.save_every,
+            progress=progress,
             save=lambda: training.save(run),
-        )  # fmt: skip
+        )
     return training.change.detach().cpu() * training.unit
 
 

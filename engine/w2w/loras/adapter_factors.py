@@ -109,6 +109,10 @@ def _difference(tensors: Tensors, smaller: int) -> Factors:
 
 
 _PRODUCTS: dict[str, Callable[[Tensors, int], Factors]] = {
-    "LoRA": _lora, ADAPTIVE: _with_singular_values, MIDDLE: _middle, "LoHa": _loha, "LoKr": _lokr,
+    "LoRA": _lora,
+    ADAPTIVE: _with_singular_values,
+    MIDDLE: _middle,
+    "LoHa": _loha,
+    "LoKr": _lokr,
     "difference": _difference,
-}  # fmt: skip
+}

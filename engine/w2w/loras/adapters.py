@@ -73,9 +73,14 @@ class _Measured:
 
 
 def entry_of(
-    name: str, path: str, keys: Mapping[str, str], shapes: Mapping[str, Shape], alpha: float | None,
-    settings: LoraRules, base: BaseWeights | None = None,
-) -> Entry:  # fmt: skip
+    name: str,
+    path: str,
+    keys: Mapping[str, str],
+    shapes: Mapping[str, Shape],
+    alpha: float | None,
+    settings: LoraRules,
+    base: BaseWeights | None = None,
+) -> Entry:
     """The entry of one layer, by the shapes of its tensors.
 
     Args:
@@ -192,16 +197,22 @@ def _of_difference(sides: Mapping[str, Shape], path: str) -> _Measured:
 
 
 _MEASURES: dict[str, Callable[[Mapping[str, Shape], str], _Measured]] = {
-    "LoRA": _of_lora, ADAPTIVE: _of_adaptive, MIDDLE: _of_middle, "LoHa": _of_loha, "LoKr": _of_lokr,
+    "LoRA": _of_lora,
+    ADAPTIVE: _of_adaptive,
+    MIDDLE: _of_middle,
+    "LoHa": _of_loha,
+    "LoKr": _of_lokr,
     "difference": _of_difference,
-}  # fmt: skip
+}
 _EXTRA = ("alpha", *_MAGNITUDES)
 _MADE_OF = {
-    "LoRA": {"down", "up", *_EXTRA}, ADAPTIVE: {"down", "up", "singular"}, MIDDLE: {"down", "up", "mid", *_EXTRA},
+    "LoRA": {"down", "up", *_EXTRA},
+    ADAPTIVE: {"down", "up", "singular"},
+    MIDDLE: {"down", "up", "mid", *_EXTRA},
     "LoHa": {*(f"hada_w{n}_{side}" for n in (1, 2) for side in "ab"), "hada_t1", "hada_t2", *_EXTRA},
     "LoKr": {*(f"lokr_w{n}{side}" for n in (1, 2) for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2", *_EXTRA},
     "difference": {"diff", *_EXTRA},
-}  # fmt: skip
+}
 """Roles of a kind's tensors; with any other role the layer's meaning is unknown."""
 
 

@@ -59,8 +59,11 @@ def families_of(paths: tuple[str, ...]) -> tuple[Family, ...]:
     None where fewer than half of the layers belong to a family, or there are more blocks than any of its models has.
     """
     counts = largest_numbers(paths)
-    possible = [family for family in FAMILIES
-                if all(counts.get(blocks, 0) <= max(lengths) for blocks, lengths in family.blocks.items())]  # fmt: skip
+    possible = [
+        family
+        for family in FAMILIES
+        if all(counts.get(blocks, 0) <= max(lengths) for blocks, lengths in family.blocks.items())
+    ]
     owned = [sum(path in _names(family.modules) for path in paths) for family in possible]
     most = max(owned, default=0)
     if not paths or most < len(paths) / 2:

@@ -21,9 +21,13 @@ from ...families import FAMILIES
 from ...families.module_names import LONGEST_NAME, ModuleNames
 
 _LYCORIS = (
-    *(f"hada_w{n}_{side}" for n in "12" for side in "ab"), "hada_t1", "hada_t2",
-    *(f"lokr_w{n}{side}" for n in "12" for side in ("", "_a", "_b")), "lokr_t1", "lokr_t2",
-)  # fmt: skip
+    *(f"hada_w{n}_{side}" for n in "12" for side in "ab"),
+    "hada_t1",
+    "hada_t2",
+    *(f"lokr_w{n}{side}" for n in "12" for side in ("", "_a", "_b")),
+    "lokr_t1",
+    "lokr_t2",
+)
 _ROLES = (
     ("down", re.compile(r"(?:[._]lora_down|\.lora\.down|_lora\.down|\.lora_linear_layer\.down)\.weight$")),
     ("up", re.compile(r"(?:[._]lora_up|\.lora\.up|_lora\.up|\.lora_linear_layer\.up)\.weight$")),

@@ -22,18 +22,33 @@ from .lora_settings import SETTINGS
 
 COMMON = 0.8
 """A tag of at least this fraction of the training images may be a trigger word."""
-_TRIGGERS = ("modelspec.trigger_phrase", "trigger_phrase", "trigger_word", "trigger_words", "instance_prompt",
-             "activation text", "ss_trigger_words")  # fmt: skip
+_TRIGGERS = (
+    "modelspec.trigger_phrase",
+    "trigger_phrase",
+    "trigger_word",
+    "trigger_words",
+    "instance_prompt",
+    "activation text",
+    "ss_trigger_words",
+)
 _LICENCES = ("modelspec.license", "license", "licence")
 _TRAINING = {
-    "ss_steps": "steps", "ss_max_train_steps": "steps planned", "ss_num_epochs": "epochs",
-    "ss_num_train_images": "pictures with repeats", "ss_learning_rate": "learning rate",
+    "ss_steps": "steps",
+    "ss_max_train_steps": "steps planned",
+    "ss_num_epochs": "epochs",
+    "ss_num_train_images": "pictures with repeats",
+    "ss_learning_rate": "learning rate",
     "ss_unet_lr": "rate of the UNet",
-    "ss_text_encoder_lr": "rate of the text encoder", "ss_network_dim": "rank",
-    "ss_resolution": "resolution", "ss_optimizer": "optimizer",
-    "ss_network_args": "network", "ss_caption_dropout_rate": "caption dropout", "modelspec.date": "date",
-    "modelspec.author": "author", "modelspec.title": "title",
-}  # fmt: skip
+    "ss_text_encoder_lr": "rate of the text encoder",
+    "ss_network_dim": "rank",
+    "ss_resolution": "resolution",
+    "ss_optimizer": "optimizer",
+    "ss_network_args": "network",
+    "ss_caption_dropout_rate": "caption dropout",
+    "modelspec.date": "date",
+    "modelspec.author": "author",
+    "modelspec.title": "title",
+}
 """Keys of kohya's and Stability's headers -> display names."""
 
 
@@ -101,21 +116,34 @@ class LoraFacts:
         """As JSON."""
         known = self.file
         facts: dict[str, Any] = {
-            "name": self.name, "file": printable(self.path.name), "bytes": self.bytes, "trainer": self.trainer,
-            "training": dict(self.training), "licence": self.licence, "trigger_words": list(self.triggers),
-            "trigger_words_from": self.trigger_source, "tags": dict(list(self.tags.items())[:20]),
-            "refused": self.problem, "not_known": [sentence for sentence, _ in self.not_known],
-        }  # fmt: skip
+            "name": self.name,
+            "file": printable(self.path.name),
+            "bytes": self.bytes,
+            "trainer": self.trainer,
+            "training": dict(self.training),
+            "licence": self.licence,
+            "trigger_words": list(self.triggers),
+            "trigger_words_from": self.trigger_source,
+            "tags": dict(list(self.tags.items())[:20]),
+            "refused": self.problem,
+            "not_known": [sentence for sentence, _ in self.not_known],
+        }
         if known is not None:
             alphas = sorted({entry.alpha for entry in known.entries.values() if entry.alpha is not None})
             kinds = Counter("DoRA" if e.decomposed else e.kind for e in known.entries.values())
             facts |= {
-                "spelling": known.dialect, "layers": len(known.entries), "text_encoder_layers": known.text_layers,
-                "ranks": known.ranks, "alphas": alphas,
+                "spelling": known.dialect,
+                "layers": len(known.entries),
+                "text_encoder_layers": known.text_layers,
+                "ranks": known.ranks,
+                "alphas": alphas,
                 "no_alpha": any(entry.alpha is None for entry in known.entries.values()),
-                "dtypes": list(known.dtypes), "kinds": dict(kinds), "left_out": list(known.dropped),
-                "base_by_layers": known.shaped_base, "base_by_header": known.said_base,
-            }  # fmt: skip
+                "dtypes": list(known.dtypes),
+                "kinds": dict(kinds),
+                "left_out": list(known.dropped),
+                "base_by_layers": known.shaped_base,
+                "base_by_header": known.said_base,
+            }
         return facts
 
 
@@ -138,9 +166,17 @@ def facts_of(path: str | Path, base: BaseWeights | None = None) -> LoraFacts:
     training = {label: printable(header[key])[:120] for key, label in _TRAINING.items() if _said(header, key)}
     licence = next((printable(header[key])[:120] for key in _LICENCES if _said(header, key)), "")
     return LoraFacts(
-        path, size, known, problem, _trainer(header, known, path), training | _pictures(header), licence, words, source,
+        path,
+        size,
+        known,
+        problem,
+        _trainer(header, known, path),
+        training | _pictures(header),
+        licence,
+        words,
+        source,
         tags,
-    )  # fmt: skip
+    )
 
 
 def _metadata(path: Path) -> dict[str, str]:

@@ -128,9 +128,13 @@ def _alpha(opened: Any, key: str, shape: tuple[int, ...]) -> float:
 
 
 def _header_of(
-    path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int,
+    path: Path,
+    shapes: Shapes,
+    alphas: dict[str, float],
+    settings: LoraRules,
+    layers: int,
     base: BaseWeights | None,
-) -> LoraFile:  # fmt: skip
+) -> LoraFile:
     """What the header says; files of one trainer have one table of layers, which is made once."""
     if not settings.values and base is None:
         try:
@@ -147,9 +151,13 @@ def _header_like(shapes: tuple, alphas: tuple, layers: int) -> LoraFile:
 
 
 def _header(
-    path: Path, shapes: Shapes, alphas: dict[str, float], settings: LoraRules, layers: int,
+    path: Path,
+    shapes: Shapes,
+    alphas: dict[str, float],
+    settings: LoraRules,
+    layers: int,
     base: BaseWeights | None,
-) -> LoraFile:  # fmt: skip
+) -> LoraFile:
     foreign = next((kind for kind in map(other_kind, shapes) if kind), None)
     if foreign:
         shown = f"{path.name} has {foreign}"
@@ -206,9 +214,12 @@ def _zero_layers(path: Path, ups: Sequence[str]) -> str:
 
 # --- tensors ------------------------------------------------------------------------------------------------------
 def read_lora(
-    file: str | Path | LoraFile, layers_per_block: int = 2, base: BaseWeights | None = None,
-    only: Collection[str] | None = None, sizes: Mapping[str, tuple[int, ...]] | None = None,
-) -> dict[str, LoraLayer]:  # fmt: skip
+    file: str | Path | LoraFile,
+    layers_per_block: int = 2,
+    base: BaseWeights | None = None,
+    only: Collection[str] | None = None,
+    sizes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, LoraLayer]:
     """The UNet factors of a file in float32; alpha is the rank if the file has none.
 
     LoHa, LoKr, full differences and, with ``base``, DoRAs become factors with the same product (see ``adapters.py``).

@@ -75,9 +75,12 @@ def _few(values: list) -> str:
 
 
 def scan_folder(
-    folder: str | Path | Iterable[Path], layers_per_block: int = 2, progress: Progress = silent, fewest: int = 2,
+    folder: str | Path | Iterable[Path],
+    layers_per_block: int = 2,
+    progress: Progress = silent,
+    fewest: int = 2,
     base: BaseWeights | None = None,
-) -> FolderScan:  # fmt: skip
+) -> FolderScan:
     """Reads the headers of all files in a folder and its subfolders, or of an iterable of files.
 
     Files of another base model than most are left out, and DoRAs unless ``base`` has their weights.

@@ -37,10 +37,14 @@ _HARMLESS = {
 }  # fmt: skip
 """Settings that do not change the meaning of the factors, or that are read here."""
 _NAMES = {
-    "kasa_config": "KaSA", "alora_invocation_tokens": "aLoRA", "use_qalora": "QA-LoRA",
-    "monteclora_config": "MonteCLoRA", "use_bdlora": "BD-LoRA", "arrow_config": "Arrow",
+    "kasa_config": "KaSA",
+    "alora_invocation_tokens": "aLoRA",
+    "use_qalora": "QA-LoRA",
+    "monteclora_config": "MonteCLoRA",
+    "use_bdlora": "BD-LoRA",
+    "arrow_config": "Arrow",
     "fan_in_fan_out": "transposed weights",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -72,19 +72,28 @@ class DeltaSpace(Shared):
 
     @classmethod
     def of(
-        cls, loras: Sequence[Lora], names: Sequence[str] = (), components: int | None = None,
-        progress: Progress = silent, info: Mapping[str, Any] | None = None,
-    ) -> DeltaSpace:  # fmt: skip
+        cls,
+        loras: Sequence[Lora],
+        names: Sequence[str] = (),
+        components: int | None = None,
+        progress: Progress = silent,
+        info: Mapping[str, Any] | None = None,
+    ) -> DeltaSpace:
         """PCA of the products of LoRAs of any ranks."""
         stacks = {path: Stack.of(path, loras) for path in sorted({p for x in loras for p in x})}
         return cls.of_stacks(stacks, names, components, progress, info)
 
     @classmethod
     def of_stacks(
-        cls, stacks: Mapping[str, Stack], names: Sequence[str] = (), components: int | None = None,
-        progress: Progress = silent, info: Mapping[str, Any] | None = None, memory: int = 2 * 2**30,
+        cls,
+        stacks: Mapping[str, Stack],
+        names: Sequence[str] = (),
+        components: int | None = None,
+        progress: Progress = silent,
+        info: Mapping[str, Any] | None = None,
+        memory: int = 2 * 2**30,
         state: BuildState | None = None,
-    ) -> DeltaSpace:  # fmt: skip
+    ) -> DeltaSpace:
         """:meth:`of`, from stacked factors; ``memory`` and ``state`` as in :func:`gram`."""
         n = len(stacks.files) if isinstance(stacks, LinkedStacks) else len(next(iter(stacks.values())).ranks)
         if components is not None and not 0 < components < n:
@@ -182,10 +191,16 @@ class DeltaSpace(Shared):
     def first(self, count: int) -> DeltaSpace:
         """The space of the first ``count`` components."""
         check_components(count)
-        return self if count >= self.dimension else replace(
-            self, vectors=self.vectors[:, :count], singular_values=self.singular_values[:count],
-            directions={label: d[:count] for label, d in self.directions.items()},
-        )  # fmt: skip
+        return (
+            self
+            if count >= self.dimension
+            else replace(
+                self,
+                vectors=self.vectors[:, :count],
+                singular_values=self.singular_values[:count],
+                directions={label: d[:count] for label, d in self.directions.items()},
+            )
+        )
 
     def _saved(self, folder: Path, source: str) -> Path:
         if isinstance(self.stacks, LinkedStacks):

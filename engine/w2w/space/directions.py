@@ -204,9 +204,12 @@ def beats_chance(balanced: float, models: int) -> bool:
 
 
 def quality(
-    space: Space, table: Mapping[str, torch.Tensor], method: str = "least_squares", components: int | None = None,
+    space: Space,
+    table: Mapping[str, torch.Tensor],
+    method: str = "least_squares",
+    components: int | None = None,
     folds: int = 5,
-) -> Quality:  # fmt: skip
+) -> Quality:
     """Cross-validated accuracy of each label's direction, and the similarity of the directions."""
     accuracy, balanced, directions = {}, {}, []
     p = _coefficients(space)

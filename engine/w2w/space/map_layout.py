@@ -64,8 +64,10 @@ def map_of(
     k = rows.shape[1]
     table = {label: score(d[:k], rows) for label, d in space.directions.items()}
     stored = space.info.get("map", {}) if method == "auto" else {}
-    table |= {label: torch.tensor([math.nan if v is None else v for v in column])
-              for label, column in stored.get("labels", {}).items()} | dict(labels or {})  # fmt: skip
+    table |= {
+        label: torch.tensor([math.nan if v is None else v for v in column])
+        for label, column in stored.get("labels", {}).items()
+    } | dict(labels or {})
     if len(stored.get("coordinates", ())) == len(rows):
         positions, used = torch.tensor(stored["coordinates"], dtype=torch.float32), str(stored["method"])
     else:
@@ -81,8 +83,10 @@ def map_of(
 
 def with_map(space: S, layout: SpaceMap, labels: Mapping[str, torch.Tensor] | None = None) -> S:
     """The space with its map, which its file stores: coordinates, and labels in addition to the directions' scores."""
-    columns = {label: [None if math.isnan(v) else round(v, 4) for v in column.tolist()]
-               for label, column in (labels or {}).items()}  # fmt: skip
+    columns = {
+        label: [None if math.isnan(v) else round(v, 4) for v in column.tolist()]
+        for label, column in (labels or {}).items()
+    }
     rows = [[round(v, 4) for v in row] for row in layout.coordinates.tolist()]
     stored: dict[str, Any] = {"coordinates": rows, "method": layout.method, "labels": columns}
     return replace(space, info={**space.info, "map": stored})

@@ -173,9 +173,13 @@ def _standard(x: torch.Tensor, config: PCAConfig) -> tuple[torch.Tensor, torch.T
 
 
 def _randomised(
-    data: Matrix, own: Sequence[tuple[int, int]], config: PCAConfig, progress: Progress, state: BuildState,
+    data: Matrix,
+    own: Sequence[tuple[int, int]],
+    config: PCAConfig,
+    progress: Progress,
+    state: BuildState,
     workers: Workers,
-) -> _Leading:  # fmt: skip
+) -> _Leading:
     """Randomised subspace iteration on Z Z^T without forming it (Halko et al. 2011, Algorithm 4.4)."""
     (n, d), k = data.shape, config.components or data.shape[0] - 1
     width = min(n, k + config.oversample)

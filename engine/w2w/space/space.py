@@ -159,11 +159,17 @@ class WeightSpace(Shared):
         """The space of the first ``count`` components; the space itself if it has no more."""
         check_components(count)
 
-        return self if count >= self.dimension else replace(
-            self, components=self.components[:count], singular_values=self.singular_values[:count],
-            coefficients=self.coefficients[:, :count],
-            directions={label: d[:count] for label, d in self.directions.items()},
-        )  # fmt: skip
+        return (
+            self
+            if count >= self.dimension
+            else replace(
+                self,
+                components=self.components[:count],
+                singular_values=self.singular_values[:count],
+                coefficients=self.coefficients[:, :count],
+                directions={label: d[:count] for label, d in self.directions.items()},
+            )
+        )
 
     def save(self, path: str | Path, dtype: str = "float32") -> Path:
         """Writes one safetensors file atomically; ``dtype`` is that of components and coefficients."""

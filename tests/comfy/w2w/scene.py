@@ -20,9 +20,18 @@ def ddim(model, positive):
     noise = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(SEED))
     with torch.inference_mode():
         return comfy.sample.sample(
-            model, noise, STEPS, 1.0, "euler", "normal", positive, positive, torch.zeros(1, 4, 16, 16), seed=SEED,
+            model,
+            noise,
+            STEPS,
+            1.0,
+            "euler",
+            "normal",
+            positive,
+            positive,
+            torch.zeros(1, 4, 16, 16),
+            seed=SEED,
             disable_pbar=True,
-        )  # fmt: skip
+        )
 
 
 def network(model, positive, t):

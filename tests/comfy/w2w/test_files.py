@@ -37,9 +37,14 @@ def test_building_from_a_folder(comfy, space, tmp_path):
         assert built.count == 6 and "broken" in report and (tmp_path / "w2w" / "six.w2w.safetensors").is_file()
         assert not list((tmp_path / "w2w").glob(".six*"))
         more, told = comfy.call(
-            "VitrineTrainW2WDirection", space=built, label="late", labels="p[0-2] 0\np[3-5] 1", method="means",
-            components=0, save_as="named",
-        )  # fmt: skip
+            "VitrineTrainW2WDirection",
+            space=built,
+            label="late",
+            labels="p[0-2] 0\np[3-5] 1",
+            method="means",
+            components=0,
+            save_as="named",
+        )
         assert "late" in more.directions and "chance is 50 %" in told and "late is useless" in told
         again = comfy.call("VitrineLoadW2WSpace", space_file="named.w2w.safetensors", components=3)[0]
         assert again.dimension == 3 and "late" in again.directions
@@ -107,18 +112,29 @@ def test_a_published_space_works_in_every_node(comfy, loaded, space, positive, t
     model, report = comfy.call("VitrineW2WSample", space=leading, seed=3, **told)
     assert "nearest" in report
     taught, _ = comfy.call(
-        "VitrineTrainW2WDirection", space=leading, label="early", labels="* 0\n1? 1", method="means", components=0,
+        "VitrineTrainW2WDirection",
+        space=leading,
+        label="early",
+        labels="* 0\n1? 1",
+        method="means",
+        components=0,
         save_as="",
-    )  # fmt: skip
+    )
     edited, report = comfy.call("VitrineW2WEdit", space=taught, w2w_model=model, **sliders(early=1.0))
     assert "early" in report and not torch.equal(edited.coefficients, model.coefficients)
     with pytest.raises(VitrineError, match="spread"):
         comfy.call("VitrineW2WSample", space=bare, seed=3, **told)
     values = {"steps": 2, "lr": 0.5, "batch": 1, "components": 20, "prior": 0.0, "seed": 1}
     found, report = comfy.call(
-        "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=bare, preset="custom", **values,
+        "VitrineW2WInvert",
+        model=loaded[0],
+        vae=loaded[2],
+        positive=positive,
+        space=bare,
+        preset="custom",
+        **values,
         image=torch.rand(1, 64, 64, 3),
-    )  # fmt: skip
+    )
     assert "held-out loss" in report and "unknown" in report and found.coefficients.abs().max() > 0
 
 

@@ -15,9 +15,16 @@ def test_inversion_equals_the_pipelines(comfy, loaded, pipe, space, positive):
     image = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     told = {"steps": 4, "lr": 0.5, "batch": 2, "components": 20, "prior": 0.0, "seed": 1}
     found, report = comfy.call(
-        "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space, image=image,
-        preset="custom", **told, mask=torch.ones(1, 64, 64),
-    )  # fmt: skip
+        "VitrineW2WInvert",
+        model=loaded[0],
+        vae=loaded[2],
+        positive=positive,
+        space=space,
+        image=image,
+        preset="custom",
+        **told,
+        mask=torch.ones(1, 64, 64),
+    )
     config = InvertConfig(20, 4, 0.5, 2, seed=1, antithetic=True)
     pipe.scheduler = load_portraits().scheduler
     theirs, _ = pipe.invert_image(space, image.permute(0, 3, 1, 2), PROMPT, config, mask=torch.ones(1, 64, 64))
@@ -25,9 +32,16 @@ def test_inversion_equals_the_pipelines(comfy, loaded, pipe, space, positive):
     assert "held-out loss" in report
     with pytest.raises(VitrineError, match="mask"):
         comfy.call(
-            "VitrineW2WInvert", model=loaded[0], vae=loaded[2], positive=positive, space=space, image=image,
-            preset="quick", **told, mask=torch.ones(1, 32, 32),
-        )  # fmt: skip
+            "VitrineW2WInvert",
+            model=loaded[0],
+            vae=loaded[2],
+            positive=positive,
+            space=space,
+            image=image,
+            preset="quick",
+            **told,
+            mask=torch.ones(1, 32, 32),
+        )
 
 
 def test_samples_are_of_the_vaes_posterior(comfy, loaded, pipe, space, positive):

@@ -83,9 +83,14 @@ def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, o
         s: comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=s))[0] for s in (1.0, -1.0)
     }
     (path,) = comfy.call(
-        "VitrineSaveW2WLora", space=space, w2w_model=edited[1.0], name="t_slider", names="auto", slider_from=person,
+        "VitrineSaveW2WLora",
+        space=space,
+        w2w_model=edited[1.0],
+        name="t_slider",
+        names="auto",
+        slider_from=person,
         one_sided=one_sided,
-    )  # fmt: skip
+    )
     apply = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
     (alone,) = comfy.call("VitrineApplyW2WModel", **apply, w2w_model=person)
     before = ddim(alone, positive)

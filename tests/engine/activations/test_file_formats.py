@@ -11,14 +11,29 @@ from vitrine.engine.network.attention import MapReduction
 
 PLACE, TEXT = "up-level0-repeat0-res-out", "up-level0-repeat0-vit-block0-cross-k"
 CONFIG = {
-    "addresses": [PLACE, TEXT], "timestep": 50.0, "seeds": [0, 1], "dtype": "float16", "size": None,
-    "early_exit": True, "posterior": "mean", "batch": 16, "variance": True, "noise": True, "map_heads": "each",
+    "addresses": [PLACE, TEXT],
+    "timestep": 50.0,
+    "seeds": [0, 1],
+    "dtype": "float16",
+    "size": None,
+    "early_exit": True,
+    "posterior": "mean",
+    "batch": 16,
+    "variance": True,
+    "noise": True,
+    "map_heads": "each",
     "map_tokens": None,
-}  # fmt: skip
+}
 INFO = {
-    "timestep": 50.0, "sigma": 0.2256, "seeds": [0, 1], "prompts": ["a man"], "model": "tiny", "step": None,
-    "vitrine": "0.1.0", "extra": {"config": CONFIG},
-}  # fmt: skip
+    "timestep": 50.0,
+    "sigma": 0.2256,
+    "seeds": [0, 1],
+    "prompts": ["a man"],
+    "model": "tiny",
+    "step": None,
+    "vitrine": "0.1.0",
+    "extra": {"config": CONFIG},
+}
 LACKING = {"modulate": False, "discard": []}
 """Settings that these files lack."""
 HEADER = {"grids": {PLACE: [3, 4], TEXT: None}, "variance": [PLACE], "info": INFO}
@@ -83,15 +98,29 @@ def test_shards(tmp_path, indexed):
 
 def test_feature_presets(tmp_path):
     preset = {
-        "name": "mine", "addresses": [PLACE], "timestep": 50.0, "model": "UNet2DConditionModel", "size": 0,
-        "source": "ranked by Vitrine", "channels": 0, "seeds": [0], "noise": True, "note": "",
+        "name": "mine",
+        "addresses": [PLACE],
+        "timestep": 50.0,
+        "model": "UNet2DConditionModel",
+        "size": 0,
+        "source": "ranked by Vitrine",
+        "channels": 0,
+        "seeds": [0],
+        "noise": True,
+        "note": "",
         "numbers": {
             "properties": {PLACE: {"noise": 0.01, "granularity": 2.0, "locality": 0.3}},
-            "score": 0.6, "single": {PLACE: 0.6},
+            "score": 0.6,
+            "single": {PLACE: 0.6},
         },
-    }  # fmt: skip
-    table = {"format": "vitrine-feature-preset", "version": 1, "fingerprint": "feedfeedfeedfeed",
-             "info": {"dropped": {TEXT: ["diffusion noise 0.300 > 0.100"]}}, "preset": preset}  # fmt: skip
+    }
+    table = {
+        "format": "vitrine-feature-preset",
+        "version": 1,
+        "fingerprint": "feedfeedfeedfeed",
+        "info": {"dropped": {TEXT: ["diffusion noise 0.300 > 0.100"]}},
+        "preset": preset,
+    }
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(table, indent=1), encoding="utf-8")
     loaded = FeaturePreset.load(path)

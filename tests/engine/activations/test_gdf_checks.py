@@ -34,9 +34,12 @@ BY_HAND = {
 @pytest.fixture(scope="module")
 def unet():
     return models.unet(
-        sample_size=32, block_out_channels=(16, 32, 32, 32), layers_per_block=2, cross_attention_dim=32,
+        sample_size=32,
+        block_out_channels=(16, 32, 32, 32),
+        layers_per_block=2,
+        cross_attention_dim=32,
         attention_head_dim=2,
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")

@@ -129,9 +129,11 @@ def test_pck_by_hand_by_point_and_by_pair():
 
 
 def test_joined_maps_weigh_every_place_alike():
-    items = {"a": Activation("a", 100 * torch.randn(2, 4, 4, 4, generator=g(7)), (4, 4)),
-             "b": Activation("b", torch.randn(2, 8, 8, 8, generator=g(8)), (8, 8)),
-             "text": Activation("text", torch.randn(2, 5, 3), None)}  # fmt: skip
+    items = {
+        "a": Activation("a", 100 * torch.randn(2, 4, 4, 4, generator=g(7)), (4, 4)),
+        "b": Activation("b", torch.randn(2, 8, 8, 8, generator=g(8)), (8, 8)),
+        "text": Activation("text", torch.randn(2, 5, 3), None),
+    }
     joined = feature_maps(Activations(items))
     assert joined.shape == (2, 12, 8, 8) and torch.allclose(joined.norm(dim=1), torch.ones(2, 8, 8), atol=1e-5)
     with pytest.raises(VitrineError, match="spatial"):

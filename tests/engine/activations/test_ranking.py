@@ -80,8 +80,11 @@ def test_the_rule_says_why():
     kept, dropped = FilterRule(noise=1.0).apply(table)
     assert kept == [*(f"p{i}" for i in range(5)), "clean"]
     assert {a: why[0].split()[0] for a, why in dropped.items()} == {
-        "noisy": "diffusion", "fine": "over-refined,", "flat": "no", "bound": "bound",
-    }  # fmt: skip
+        "noisy": "diffusion",
+        "fine": "over-refined,",
+        "flat": "no",
+        "bound": "bound",
+    }
     assert FilterRule(None, None, (None, None)).apply(table) == (list(table), {})
     for bad in ({"noise": -1.0}, {"locality": (0.5, 0.1)}):
         with pytest.raises(VitrineError):
@@ -269,9 +272,12 @@ def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
     scores = [pipe.rank(images, masks, rule=rule, split=split, folds=2, **told) for split in SPLITS]
     assert len({r.search.score for r in scores}) == 3, "each split keeps scores of its own"
     assert {p.name for p in tmp_path.glob("scores*")} == {
-        "scores-halves-held-out.safetensors", "scores-stratified-held-out.safetensors", "scores-crossed-2.safetensors",
-        "scores-crossed-2-without-0.safetensors", "scores-crossed-2-without-1.safetensors",
-    }  # fmt: skip
+        "scores-halves-held-out.safetensors",
+        "scores-stratified-held-out.safetensors",
+        "scores-crossed-2.safetensors",
+        "scores-crossed-2-without-0.safetensors",
+        "scores-crossed-2-without-1.safetensors",
+    }
     assert all(0 < r.held_out < 1 for r in scores)
     assert pipe.rank(images, masks, rule=rule, split="crossed", folds=2, **told).search == scores[2].search
 
@@ -307,9 +313,12 @@ def test_keypoints_that_name_no_place_are_refused(pictures):
     matching = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
     points, nowhere = torch.rand(4, 3, 2), torch.full((4, 3, 2), float("nan"))
     for bad, word in (
-        (points[:3], r"\(4, K, 2\)"), (nowhere, "two pictures share"), (points + 1, r"\[0, 1\]"),
-        ([Pair(0, 7, points[0], points[1])], "picture 7"), ([Pair(0, 1, points[0], points[1][:2])], "where it went"),
-    ):  # fmt: skip
+        (points[:3], r"\(4, K, 2\)"),
+        (nowhere, "two pictures share"),
+        (points + 1, r"\[0, 1\]"),
+        ([Pair(0, 7, points[0], points[1])], "picture 7"),
+        ([Pair(0, 1, points[0], points[1][:2])], "where it went"),
+    ):
         with pytest.raises(VitrineError, match=word):
             matching.rank(pictures[0][:4], bad, patterns=PLACES)
     with pytest.raises(VitrineError, match="one of them"):

@@ -141,10 +141,16 @@ def test_controls_are_checked_and_ordered():
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"height": 0}, "height"), ({"width": math.nan}, "width"), ({"aspect": 0}, "ratio above 0"),
-     ({"flip": 0.5}, "0 or 1"), ({"crop_top": 1.5}, "0 to 1"), ({"colour": 1}, "unknown"),
-     ({"flip": [0, 1, 0]}, "one length")],
-)  # fmt: skip
+    [
+        ({"height": 0}, "height"),
+        ({"width": math.nan}, "width"),
+        ({"aspect": 0}, "ratio above 0"),
+        ({"flip": 0.5}, "0 or 1"),
+        ({"crop_top": 1.5}, "0 to 1"),
+        ({"colour": 1}, "unknown"),
+        ({"flip": [0, 1, 0]}, "one length"),
+    ],
+)
 def test_bad_controls_are_refused(change, message):
     with pytest.raises(VitrineError, match=message):
         ControlSpec().rows(VALUES | change)
@@ -305,8 +311,16 @@ def test_padding_does_not_depend_on_the_batch():
 
 # --- check 16: files ------------------------------------------------------------------------------------------------
 def metadata(**how):
-    facts = {"base_model": "a/b", "base_hash": "00ff", "steps": 5, "licence": "Apache-2.0", "crop": (0.5, 1.0),
-             "gamma": GammaConfig(alpha=3.0), "padding": PaddingConfig(), "schedule": {"T": 1000}}  # fmt: skip
+    facts = {
+        "base_model": "a/b",
+        "base_hash": "00ff",
+        "steps": 5,
+        "licence": "Apache-2.0",
+        "crop": (0.5, 1.0),
+        "gamma": GammaConfig(alpha=3.0),
+        "padding": PaddingConfig(),
+        "schedule": {"T": 1000},
+    }
     return ControlMetadata("PixArtTransformer2DModel", 16, **facts | how)
 
 

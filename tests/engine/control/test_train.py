@@ -190,8 +190,16 @@ def test_settings_round_trip_and_bad_ones_are_refused():
 
 
 def test_flat_settings_of_old_states_are_read():
-    flat = {"steps": 7, "betas": [0.9, 0.95], "ema": 0.5, "drop_control": 0.2, "drop_semantics": 0.0, "save_every": 3,
-            "gamma": {"alpha": 2.0}, "augment": {"size": 8, "told": "crop"}}  # fmt: skip
+    flat = {
+        "steps": 7,
+        "betas": [0.9, 0.95],
+        "ema": 0.5,
+        "drop_control": 0.2,
+        "drop_semantics": 0.0,
+        "save_every": 3,
+        "gamma": {"alpha": 2.0},
+        "augment": {"size": 8, "told": "crop"},
+    }
     config = ControlTrainConfig.from_dict(flat)
     assert config.advanced == AdvancedControlTrainConfig((0.9, 0.95), 0.5, 0.2, 0.0, 3) and config.steps == 7
     assert config.augment.size_from == "crop" and config.gamma == GammaConfig(alpha=2.0)

@@ -138,9 +138,10 @@ def test_the_tutorials_table_of_alterations():
     """Pictures of people and scenes on which nothing was chosen; written down in the tutorial."""
     measured = {
         "people": found_of([people(900 + i, 1, 16) for i in range(4)], scenes(8_600_000, 16), people(950, 40, 4)),
-        "scenes": found_of([scenes(5_000_000 + 1000 * i, 48) for i in range(2)], scenes(8_700_000, 16),
-                           scenes(5_100_000, 160)),
-    }  # fmt: skip
+        "scenes": found_of(
+            [scenes(5_000_000 + 1000 * i, 48) for i in range(2)], scenes(8_700_000, 16), scenes(5_100_000, 160)
+        ),
+    }
     text = PAGE.read_text(encoding="utf-8")
     for name in (*ALTERED, "another picture"):
         cells = [name if name in ALTERED else "another picture (false alarm)"]

@@ -153,8 +153,9 @@ def test_copies_come_first_in_the_verdict_and_the_step_before_is_suggested():
 
 
 def test_the_drawing_has_a_bar_for_each_stretch_and_a_cell_for_each_sampled_checkpoint():
-    run = with_copies(course(path_of([1.0] * 5)), [CopiesAtStep(0, 4, 0.0, False), None, None, None,
-                                                   CopiesAtStep(4, 4, 1.0, True)])  # fmt: skip
+    run = with_copies(
+        course(path_of([1.0] * 5)), [CopiesAtStep(0, 4, 0.0, False), None, None, None, CopiesAtStep(4, 4, 1.0, True)]
+    )
     svg = drawing(run)
     assert svg.count("<rect") == 4 + 4 + 2 + 1 and ">0/4<" in svg and ">4/4<" in svg and "▼ try this first" in svg
     assert ">500<" in svg and "nan" not in svg

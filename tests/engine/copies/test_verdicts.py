@@ -15,8 +15,17 @@ from vitrine.engine.w2w.loras.lora_facts import LoraFacts
 from vitrine.engine.w2w.loras.lora_files import LoraFile
 
 PATH = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
-PARTS = ("model", "own change", "ordinary change", "first prompt", "second prompt", "strength", "variety", "drift",
-         "others")  # fmt: skip
+PARTS = (
+    "model",
+    "own change",
+    "ordinary change",
+    "first prompt",
+    "second prompt",
+    "strength",
+    "variety",
+    "drift",
+    "others",
+)
 
 
 def facts(path=PATH, alpha=2.0, dialect="kohya", said="", file="a.safetensors"):
@@ -41,12 +50,20 @@ def findings(have):
     copies += [prompt("o", ORDINARY)] if "drift" in have else []
     cost = Cost((0.3, 0.29) if "variety" in have else None, None, 0.1 if "drift" in have else None)
     return Findings(
-        "a", facts(), health(), loadings=(Loading("diffusers", 1, 1),) if "model" in have else (), changes=changes,
-        kinds={"a": CAPTION, "b": CAPTION, "o": ORDINARY}, copies=copies, cost=cost,
+        "a",
+        facts(),
+        health(),
+        loadings=(Loading("diffusers", 1, 1),) if "model" in have else (),
+        changes=changes,
+        kinds={"a": CAPTION, "b": CAPTION, "o": ORDINARY},
+        copies=copies,
+        cost=cost,
         strengths={0.5: {"lost": 0.0}} if "strength" in have else {},
         neighbours=Neighbours(3) if "others" in have else None,
-        asked={"a": CAPTION, "b": CAPTION, "o": ORDINARY}, asked_strengths=(0.5,), asked_changes=("a", "o"),
-    )  # fmt: skip
+        asked={"a": CAPTION, "b": CAPTION, "o": ORDINARY},
+        asked_strengths=(0.5,),
+        asked_changes=("a", "o"),
+    )
 
 
 def test_with_everything_measured_it_is_fine():
@@ -69,12 +86,15 @@ def test_no_subset_of_what_is_measured_is_fine():
                 assert s.verdict != FINE or s.text in whole or "was not tried" in s.text, (have, s)
 
 
-@pytest.mark.parametrize(("changes", "words"), [
-    ({"path": "distilbert.transformer.layer.0.attention.q_lin"}, "no modules of an image model"),
-    ({"path": "model.layers.0.self_attn.q_proj"}, "no modules of an image model"),
-    ({"alpha": None, "dialect": "PEFT"}, "adapter_config.json is missing"),
-    ({"said": "sdxl_base_v1-0"}, "Its header names sdxl_base_v1-0, its layers are of Stable Diffusion 1.x"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": "distilbert.transformer.layer.0.attention.q_lin"}, "no modules of an image model"),
+        ({"path": "model.layers.0.self_attn.q_proj"}, "no modules of an image model"),
+        ({"alpha": None, "dialect": "PEFT"}, "adapter_config.json is missing"),
+        ({"said": "sdxl_base_v1-0"}, "Its header names sdxl_base_v1-0, its layers are of Stable Diffusion 1.x"),
+    ],
+)
 def test_what_a_file_does_not_say_is_said(changes, words):
     assert findings(PARTS).summary[0].verdict == FINE
     f = Findings("a", facts(**changes), health(changes.get("path", PATH)))
@@ -88,9 +108,14 @@ def test_a_verdict_counts():
     assert verdict_of(["bad", OPEN]) == "bad: 1 of 2 measured"
 
 
-@pytest.mark.parametrize(("near", "verdict"), [
-    ((), "fine: 2 of 2 prompts measured, 8 samples each"), ((0,), "look: 2 of 2"), ((0, 1, 2), "bad: 2 of 2"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("near", "verdict"),
+    [
+        ((), "fine: 2 of 2 prompts measured, 8 samples each"),
+        ((0,), "look: 2 of 2"),
+        ((0, 1, 2), "bad: 2 of 2"),
+    ],
+)
 def test_a_copy_check_begins_with_its_verdict(near, verdict):
     ratios = [torch.full((8,), 0.9) for _ in range(2)]
     ratios[1][list(near)] = 0.1

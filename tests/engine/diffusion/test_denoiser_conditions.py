@@ -72,10 +72,14 @@ def test_flux_is_packed_as_its_pipeline_packs(guided):
     x, text, pooled = noise(2, 4, 8, 12), noise(2, 7, 24), noise(2, 20)
     guidance = torch.full((2,), 3.5) if guided else None
     told = {
-        "hidden_states": FluxPipeline._pack_latents(x, 2, 4, 8, 12), "encoder_hidden_states": text,
-        "pooled_projections": pooled, "timestep": torch.full((2,), 0.25), "guidance": guidance,
-        "img_ids": FluxPipeline._prepare_latent_image_ids(2, 4, 6, "cpu", torch.float32), "txt_ids": torch.zeros(7, 3),
-    }  # fmt: skip
+        "hidden_states": FluxPipeline._pack_latents(x, 2, 4, 8, 12),
+        "encoder_hidden_states": text,
+        "pooled_projections": pooled,
+        "timestep": torch.full((2,), 0.25),
+        "guidance": guidance,
+        "img_ids": FluxPipeline._prepare_latent_image_ids(2, 4, 6, "cpu", torch.float32),
+        "txt_ids": torch.zeros(7, 3),
+    }
     cond = Condition(text, pooled, {"guidance": guidance} if guided else {})
     ours, theirs = both(net, FlowMatchEulerDiscreteScheduler(), x, 250, cond, **told)
     # vae_scale_factor 8: the pipeline speaks of pixels

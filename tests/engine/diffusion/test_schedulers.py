@@ -31,13 +31,18 @@ WITHOUT = {"DPMSolverSDEScheduler", "EDMEulerScheduler"}
 """Of the compatible ones: the first steps with torchsde, the second has no table and scales its network otherwise."""
 TABLES = sorted(set(TABLES) - WITHOUT | {"DDPMParallelScheduler", "DDIMParallelScheduler", "UnCLIPScheduler"})
 FLOWS = [
-    "FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler",
+    "FlowMatchEulerDiscreteScheduler",
+    "FlowMatchHeunDiscreteScheduler",
+    "FlowMatchLCMScheduler",
     "LTXEulerAncestralRFScheduler",
-]  # fmt: skip
+]
 MULTISTEP = [
-    "UniPCMultistepScheduler", "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler", "DEISMultistepScheduler",
+    "UniPCMultistepScheduler",
+    "DPMSolverMultistepScheduler",
+    "DPMSolverSinglestepScheduler",
+    "DEISMultistepScheduler",
     "SASolverScheduler",
-]  # fmt: skip
+]
 AS_FLOW = {"use_flow_sigmas": True, "prediction_type": "flow_prediction", "flow_shift": 3.0}
 SD = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
 TRANSFORMERS = [*twin.NAMES, "models.sd3", "models.flux"]
@@ -116,10 +121,13 @@ def clean(scheduler, output, t, x_t):
 
 
 NOT_THEIRS = {
-    ("EulerAncestralDiscreteScheduler", "sample"), ("KDPM2AncestralDiscreteScheduler", "sample"),
-    ("KDPM2DiscreteScheduler", "sample"), ("HeunDiscreteScheduler", "sample"), ("PNDMScheduler", "sample"),
+    ("EulerAncestralDiscreteScheduler", "sample"),
+    ("KDPM2AncestralDiscreteScheduler", "sample"),
+    ("KDPM2DiscreteScheduler", "sample"),
+    ("HeunDiscreteScheduler", "sample"),
+    ("PNDMScheduler", "sample"),
     ("UnCLIPScheduler", "v_prediction"),
-}  # fmt: skip
+}
 """Their own step raises."""
 PAIRS = [(n, p) for n in TABLES for p in ("epsilon", "v_prediction", "sample") if (n, p) not in NOT_THEIRS]
 
@@ -130,8 +138,9 @@ def test_a_scheduler_over_a_table_means_what_its_step_does(name, prediction):
     scheduler = table(name, prediction_type=prediction, **clip)
     denoiser = Denoiser.from_diffusers(models.shared(models.unet), scheduler)
     assert (denoiser.schedule.kind, denoiser.prediction) == (
-        "vp", {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}[prediction]
-    )  # fmt: skip
+        "vp",
+        {"epsilon": "eps", "v_prediction": "v", "sample": "x0"}[prediction],
+    )
     agrees(denoiser, scheduler)
 
 

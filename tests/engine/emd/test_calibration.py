@@ -39,8 +39,12 @@ def test_a_longer_chain_takes_smaller_steps():
     for steps, one in found.items():
         assert one.reached and 0.9 * MOVED < one.moved < 1.1 * MOVED
         assert one.gz < 0.04 and one.gz * one.clip == pytest.approx(0.2)
-        again = mixture_chain(START, EStepConfig(steps, 0.16, one.gz, clip=one.clip), torch.Generator().manual_seed(77),
-                              Schooling(0, 4096))[0].moved  # fmt: skip
+        again = mixture_chain(
+            START,
+            EStepConfig(steps, 0.16, one.gz, clip=one.clip),
+            torch.Generator().manual_seed(77),
+            Schooling(0, 4096),
+        )[0].moved
         assert float(again.square().mean().sqrt()) == pytest.approx(MOVED, rel=0.2), "other draws say the same"
     assert found[2].gz > 1.5 * found[4].gz > 2.25 * found[8].gz
 

@@ -93,8 +93,10 @@ def test_gap_points_outwards_where_the_student_is_narrower():
     x = normal(0, 100, 16)
     difference = score_difference(
         Denoiser(torch.nn.Identity(), VP, "eps", lambda x, t, c: 0.5 * x),
-        Denoiser(torch.nn.Identity(), VP, "eps", lambda x, t, c: 0.9 * x), torch.full((100,), 500.0), Condition(),
-    )  # fmt: skip
+        Denoiser(torch.nn.Identity(), VP, "eps", lambda x, t, c: 0.9 * x),
+        torch.full((100,), 500.0),
+        Condition(),
+    )
     assert bool(((difference(x).delta * x).sum(1) > 0).all())
 
 
@@ -203,8 +205,13 @@ def test_settings_and_small_parts():
 
 
 def moments(x, z):
-    return {"x": x.mean(0), "z": z.mean(0), "xx": torch.cov(x.T), "zz": torch.cov(z.T),
-            "xz": (x - x.mean(0)).T @ (z - z.mean(0)) / len(x)}  # fmt: skip
+    return {
+        "x": x.mean(0),
+        "z": z.mean(0),
+        "xx": torch.cov(x.T),
+        "zz": torch.cov(z.T),
+        "xz": (x - x.mean(0)).T @ (z - z.mean(0)) / len(x),
+    }
 
 
 @pytest.fixture(scope="module")

@@ -37,8 +37,9 @@ def test_same_as_lcm_scheduler(prediction, noise, t):
     with torch.no_grad():
         ours = one_step(student, z, Condition(), preset)
         assert len(calls) == 1, "one network call"
-        scheduler = LCMScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear",
-                                 prediction_type=KINDS[prediction])  # fmt: skip
+        scheduler = LCMScheduler(
+            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", prediction_type=KINDS[prediction]
+        )
         scheduler.set_timesteps(timesteps=[t])
         sigma_vp = float((1 - scheduler.alphas_cumprod[t].double()).sqrt())
         latents = z * scheduler.init_noise_sigma * (1 if noise == "unit" else sigma_vp)

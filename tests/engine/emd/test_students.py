@@ -101,9 +101,18 @@ def test_a_preset_on_another_base_is_refused():
         check_student(STUDENTS["FLUX.1 schnell, 4 steps"], models.flux(guidance_embeds=True))
 
 
-TINY = {name: StudentSampling.from_dict(STUDENTS[name].to_dict() | {"base": ""}) for name in (
-    "SDXL-Lightning, 4 steps", "LCM-LoRA, 4 steps", "TCD-LoRA, 4 steps", "SD-Turbo, 4 steps", "DMD2 SDXL, 4 steps",
-    "SDXL-Lightning, 1 step", "LCM (full), 4 steps")}  # fmt: skip
+TINY = {
+    name: StudentSampling.from_dict(STUDENTS[name].to_dict() | {"base": ""})
+    for name in (
+        "SDXL-Lightning, 4 steps",
+        "LCM-LoRA, 4 steps",
+        "TCD-LoRA, 4 steps",
+        "SD-Turbo, 4 steps",
+        "DMD2 SDXL, 4 steps",
+        "SDXL-Lightning, 1 step",
+        "LCM (full), 4 steps",
+    )
+}
 
 
 @pytest.mark.parametrize("name", TINY)

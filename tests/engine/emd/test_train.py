@@ -188,8 +188,15 @@ def test_a_step_costs_what_the_algorithm_costs(tmp_path, guidance, teacher_rows)
 def test_checkpointing_changes_no_weight(tmp_path):
     states, calls = [], {False: 0, True: 0}
     for on in calls:
-        run = trainer(tmp_path / str(on), steps=3, chain=EStepConfig(2, 0.16, 0.01), auto_gz=False,
-                      checkpointing=on, lr_generator=1e-3, lr_score=1e-2)  # fmt: skip
+        run = trainer(
+            tmp_path / str(on),
+            steps=3,
+            chain=EStepConfig(2, 0.16, 0.01),
+            auto_gz=False,
+            checkpointing=on,
+            lr_generator=1e-3,
+            lr_score=1e-2,
+        )
 
         def count(module, args, on=on):
             calls[on] += 1
@@ -207,8 +214,14 @@ def test_bfloat16_networks_and_a_float32_chain(tmp_path):
     base, z = teacher(), seeded_noise([1, 2], (4, 8, 8))
     kept, samples = digest(base.backbone), {}
     for dtype in ("float32", "bfloat16"):
-        run = trainer(tmp_path / dtype, base if dtype == "bfloat16" else None, steps=3, dtype=dtype,
-                      chain=EStepConfig(2, 0.16, 0.01), auto_gz=False)  # fmt: skip
+        run = trainer(
+            tmp_path / dtype,
+            base if dtype == "bfloat16" else None,
+            steps=3,
+            dtype=dtype,
+            chain=EStepConfig(2, 0.16, 0.01),
+            auto_gz=False,
+        )
         run.run()
         with torch.no_grad():
             samples[dtype] = run.generate(z, texts(2))

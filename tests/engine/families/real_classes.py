@@ -14,13 +14,17 @@ TWINS = {
 
 def _unets():
     refiner = {
-        "cross_attention_dim": 1280, "attention_head_dim": (6, 12, 24, 24), "use_linear_projection": True,
-        "block_out_channels": (384, 768, 1536, 1536), "transformer_layers_per_block": 4,
+        "cross_attention_dim": 1280,
+        "attention_head_dim": (6, 12, 24, 24),
+        "use_linear_projection": True,
+        "block_out_channels": (384, 768, 1536, 1536),
+        "transformer_layers_per_block": 4,
         "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
         "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "addition_embed_type": "text_time", "addition_time_embed_dim": 256,
+        "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256,
         "projection_class_embeddings_input_dim": 2560,
-    }  # fmt: skip
+    }
     return [models.outline(**config) for config in (models.SD15, models.SDXL, refiner)]
 
 
@@ -87,8 +91,11 @@ def _comfyui_more(family, ops):
 
 def weighted(net):
     """Paths of the modules that have a weight of two or more axes, which adapters change."""
-    return [path for path, module in net.named_modules()
-            if isinstance(getattr(module, "weight", None), torch.Tensor) and module.weight.ndim > 1]  # fmt: skip
+    return [
+        path
+        for path, module in net.named_modules()
+        if isinstance(getattr(module, "weight", None), torch.Tensor) and module.weight.ndim > 1
+    ]
 
 
 def templates(net):

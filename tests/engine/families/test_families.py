@@ -22,45 +22,79 @@ from vitrine_tests import models
 
 def aura_flow():
     config = {
-        "sample_size": 8, "patch_size": 2, "in_channels": 4, "num_mmdit_layers": 1, "num_single_dit_layers": 1,
-        "attention_head_dim": 8, "num_attention_heads": 2, "joint_attention_dim": 16, "caption_projection_dim": 16,
+        "sample_size": 8,
+        "patch_size": 2,
+        "in_channels": 4,
+        "num_mmdit_layers": 1,
+        "num_single_dit_layers": 1,
+        "attention_head_dim": 8,
+        "num_attention_heads": 2,
+        "joint_attention_dim": 16,
+        "caption_projection_dim": 16,
         "pos_embed_max_size": 16,
-    }  # fmt: skip
+    }
     return AuraFlowTransformer2DModel(**config)
 
 
 def latte():
     config = {
-        "sample_size": 8, "in_channels": 4, "out_channels": 8, "num_layers": 1, "num_attention_heads": 2,
-        "attention_head_dim": 8, "caption_channels": 16, "patch_size": 2, "video_length": 2,
-    }  # fmt: skip
+        "sample_size": 8,
+        "in_channels": 4,
+        "out_channels": 8,
+        "num_layers": 1,
+        "num_attention_heads": 2,
+        "attention_head_dim": 8,
+        "caption_channels": 16,
+        "patch_size": 2,
+        "video_length": 2,
+    }
     return LatteTransformer3DModel(**config)
 
 
 def hunyuan_video():
     config = {
-        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
-        "num_single_layers": 1, "num_refiner_layers": 1, "text_embed_dim": 16, "pooled_projection_dim": 8,
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "num_refiner_layers": 1,
+        "text_embed_dim": 16,
+        "pooled_projection_dim": 8,
         "rope_axes_dim": (4, 6, 6),
-    }  # fmt: skip
+    }
     return HunyuanVideoTransformer3DModel(**config)
 
 
 def hunyuan_image():
     config = {
-        "in_channels": 4, "out_channels": 4, "num_attention_heads": 2, "attention_head_dim": 16, "num_layers": 1,
-        "num_single_layers": 1, "num_refiner_layers": 1, "patch_size": (1, 1), "text_embed_dim": 16,
-        "text_embed_2_dim": 16, "rope_axes_dim": (8, 8),
-    }  # fmt: skip
+        "in_channels": 4,
+        "out_channels": 4,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "num_layers": 1,
+        "num_single_layers": 1,
+        "num_refiner_layers": 1,
+        "patch_size": (1, 1),
+        "text_embed_dim": 16,
+        "text_embed_2_dim": 16,
+        "rope_axes_dim": (8, 8),
+    }
     return HunyuanImageTransformer2DModel(**config)
 
 
 def ltx2():
     config = {
-        "num_layers": 1, "num_attention_heads": 2, "attention_head_dim": 16, "audio_num_attention_heads": 2,
-        "audio_attention_head_dim": 8, "cross_attention_dim": 32, "audio_cross_attention_dim": 16,
+        "num_layers": 1,
+        "num_attention_heads": 2,
+        "attention_head_dim": 16,
+        "audio_num_attention_heads": 2,
+        "audio_attention_head_dim": 8,
+        "cross_attention_dim": 32,
+        "audio_cross_attention_dim": 16,
         "caption_channels": 20,
-    }  # fmt: skip
+    }
     return LTX2VideoTransformer3DModel(**config)
 
 

@@ -11,8 +11,15 @@ from vitrine_tests.engine.families.real_classes import diffusers_networks, templ
 FAMILY = {family.name: family for family in FAMILIES}
 UNDERSCORED = ("lora_unet_", "lora_transformer_", "lycoris_", "lora_unet_unet_", "lora_unet_lora_unet_")
 """kohya's and musubi's, OneTrainer's, LyCORIS's, and doubled by a converter."""
-DOTTED = ("", "transformer.", "unet.", "diffusion_model.", "model.diffusion_model.", "base_model.model.",
-          "base_model.model.transformer.")  # fmt: skip
+DOTTED = (
+    "",
+    "transformer.",
+    "unet.",
+    "diffusion_model.",
+    "model.diffusion_model.",
+    "base_model.model.",
+    "base_model.model.transformer.",
+)
 """diffusers', ComfyUI's and PEFT's."""
 ROLES = (".lora_A.weight", ".lora_B.default.weight", ".lora_down.weight", ".alpha", ".lokr_w1", ".hada_w2_a")
 

@@ -52,9 +52,14 @@ class Stub(BaseHTTPRequestHandler):
                 content = base64.b64decode(entry["value"]["content"])
                 self.server.repositories[name][entry["value"]["path"]] = content
         address = f"{self.server.address}/{name}"
-        return self._answer({
-            "success": True, "commitOid": COMMIT, "commitUrl": f"{address}/commit/{COMMIT}", "pullRequestUrl": None,
-        })  # fmt: skip
+        return self._answer(
+            {
+                "success": True,
+                "commitOid": COMMIT,
+                "commitUrl": f"{address}/commit/{COMMIT}",
+                "pullRequestUrl": None,
+            }
+        )
 
     def do_GET(self):
         asked_file = re.fullmatch(r"/(.+)/resolve/(?:main|0{40})/(.+)", self.path)

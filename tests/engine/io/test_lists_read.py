@@ -30,11 +30,16 @@ def objects():
 
 
 FORMS = {
-    "comma.csv": table(","), "semicolon.CSV": table(";"), "tab.csv": table("\t"), "tabs.tsv": table("\t"),
-    "excel.csv": "sep=;\r\n" + table(";", end="\r\n"), "more.csv": table(",", ("Prompt", "label", "", "")),
-    "list.json": json.dumps(objects()), "lines.jsonl": "\n".join(map(json.dumps, objects())),
+    "comma.csv": table(","),
+    "semicolon.CSV": table(";"),
+    "tab.csv": table("\t"),
+    "tabs.tsv": table("\t"),
+    "excel.csv": "sep=;\r\n" + table(";", end="\r\n"),
+    "more.csv": table(",", ("Prompt", "label", "", "")),
+    "list.json": json.dumps(objects()),
+    "lines.jsonl": "\n".join(map(json.dumps, objects())),
     "readable.json": json.dumps(objects(), ensure_ascii=False, indent=2),
-}  # fmt: skip
+}
 
 
 def test_every_form_gives_the_same_list(tmp_path):
@@ -43,12 +48,14 @@ def test_every_form_gives_the_same_list(tmp_path):
             mark = "\ufeff" if encoding == "utf-16-be" else ""
             (tmp_path / name).write_bytes((mark + text).encode(encoding))
             assert read_prompts(tmp_path / name) == (PROMPTS, LABELS), (name, encoding)
-    for name, text in {"a.txt": "\ufeffone, two\u200b\r\n\r\n\u200e three \xa0\n\ufefffour\u2028five\n",
-                       "b": "prompt\none, two\nthree\nfour\u2028five",
-                       "c.json": '["one, two", "\\ufeffthree\\u200b", "four\\u2028five"]',
-                       "d.jsonl": '"one, two"\n"three"\n\n"four\u2028five"\n',
-                       "e.csv": 'caption\n"one, two"\nthree\nfour\u2028five',
-                       "f.tsv": "one, two\nthree\nfour\u2028five"}.items():  # fmt: skip
+    for name, text in {
+        "a.txt": "\ufeffone, two\u200b\r\n\r\n\u200e three \xa0\n\ufefffour\u2028five\n",
+        "b": "prompt\none, two\nthree\nfour\u2028five",
+        "c.json": '["one, two", "\\ufeffthree\\u200b", "four\\u2028five"]',
+        "d.jsonl": '"one, two"\n"three"\n\n"four\u2028five"\n',
+        "e.csv": 'caption\n"one, two"\nthree\nfour\u2028five',
+        "f.tsv": "one, two\nthree\nfour\u2028five",
+    }.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert read_prompts(tmp_path / name) == (["one, two", "three", "four\u2028five"], []), name
         assert _lines(tmp_path / name) == ["one, two", "three", "four\u2028five"]
@@ -95,18 +102,28 @@ def test_lines_of_nodes():
 
 def test_label_tables(tmp_path):
     file, names = tmp_path / "labels.csv", ("anna", "bob.SAFETENSORS", "cleo")
-    for text in ("name,beard,file\nanna,1,a.png\nbob,0,b.png\n",
-                 "sep=;\r\nname;beard\r\nanna.safetensors;1\r\nbob;0\r\n",
-                 "\tbeard\nbob\t0\nanna\t1\ncleo\t\n"):  # fmt: skip
+    for text in (
+        "name,beard,file\nanna,1,a.png\nbob,0,b.png\n",
+        "sep=;\r\nname;beard\r\nanna.safetensors;1\r\nbob;0\r\n",
+        "\tbeard\nbob\t0\nanna\t1\ncleo\t\n",
+    ):
         for encoding in ("utf-8-sig", "utf-16"):
             file.write_bytes(text.encode(encoding))
             assert (
                 read_table(file, names)["beard"][:2].tolist() == [1, 0] and read_table(file, names)["beard"][2].isnan()
             )
-    for text in ("anna,1\nbob,0\n", "name,beard\nanna,1\nbob,0\nanna,1\n", "name,beard\nanna,inf\n",
-                 "name,beard\nanna,nan\n",
-                 "name,beard,beard\nanna,1,2\n", "name,beard\nanna,1,2\n", "name,,age\nanna,1,2\n", "name,beard\n",
-                 'name,beard\n"anna,1\n', "name,beard\nanna,1e999\n"):  # fmt: skip
+    for text in (
+        "anna,1\nbob,0\n",
+        "name,beard\nanna,1\nbob,0\nanna,1\n",
+        "name,beard\nanna,inf\n",
+        "name,beard\nanna,nan\n",
+        "name,beard,beard\nanna,1,2\n",
+        "name,beard\nanna,1,2\n",
+        "name,,age\nanna,1,2\n",
+        "name,beard\n",
+        'name,beard\n"anna,1\n',
+        "name,beard\nanna,1e999\n",
+    ):
         file.write_text(text)
         with pytest.raises(VitrineError, match=r"labels\.csv"):
             read_table(file, names)

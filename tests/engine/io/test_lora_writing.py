@@ -13,9 +13,18 @@ from vitrine.engine.w2w import build_space, materialise, read_lora, write_lora
 from vitrine_tests.engine.small_loras import deltas, lora, same
 
 AROUND = (
-    "unet.base_model.model.", "base_model.model.unet.", "base_model.model.", "unet.module.", "module.",
-    "diffusion_model.", "model.diffusion_model.", "unet._orig_mod.", "base_model.model.module._orig_mod.", "unet.", "",
-)  # fmt: skip
+    "unet.base_model.model.",
+    "base_model.model.unet.",
+    "base_model.model.",
+    "unet.module.",
+    "module.",
+    "diffusion_model.",
+    "model.diffusion_model.",
+    "unet._orig_mod.",
+    "base_model.model.module._orig_mod.",
+    "unet.",
+    "",
+)
 """What trainers and wrappers put before a network's own names."""
 
 

@@ -114,9 +114,14 @@ def test_depths_and_modes(tmp_path):
     clear.putalpha(Image.fromarray(COLOURS[..., 0]))
     palette = plain.quantize(8)
     kinds = {
-        "cmyk.jpg": plain.convert("CMYK"), "palette.png": palette, "alpha.png": clear, "one.png": plain.convert("1"),
-        "grey.png": plain.convert("LA"), "webp.webp": clear, "bmp.BMP": plain,
-    }  # fmt: skip
+        "cmyk.jpg": plain.convert("CMYK"),
+        "palette.png": palette,
+        "alpha.png": clear,
+        "one.png": plain.convert("1"),
+        "grey.png": plain.convert("LA"),
+        "webp.webp": clear,
+        "bmp.BMP": plain,
+    }
     for name, picture in kinds.items():
         picture.save(tmp_path / name)
         opened = open_picture(tmp_path / name)
@@ -129,9 +134,11 @@ def test_depths_and_modes(tmp_path):
 
 def test_what_has_no_largest_value_is_refused_with_its_size(tmp_path):
     for name, table in {
-        "bytes.tif": np.full((6, 9), 200, np.float32), "nan.tif": np.full((6, 9), np.nan, np.float32),
-        "wide.tif": np.full((6, 9), 70_000, np.int32), "below.tif": np.full((6, 9), -1, np.int32),
-    }.items():  # fmt: skip
+        "bytes.tif": np.full((6, 9), 200, np.float32),
+        "nan.tif": np.full((6, 9), np.nan, np.float32),
+        "wide.tif": np.full((6, 9), 70_000, np.int32),
+        "below.tif": np.full((6, 9), -1, np.int32),
+    }.items():
         Image.fromarray(table).save(tmp_path / name)
         for reader in (open_picture, open_rgb):
             with pytest.raises(VitrineError, match=rf"{name}.*9 x 6"):

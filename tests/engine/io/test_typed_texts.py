@@ -16,12 +16,17 @@ from vitrine.engine.w2w import sliders_of
 from vitrine.engine.w2w.space.labels import parse_labels
 
 READERS = {
-    "points": lambda text: parse_points(text, 64, 64), "clicks": lambda text: parse_clicks(text, 64, 64),
-    "keypoints": lambda text: parse_keypoints(text, 1, (64, 64)), "curve": read_points, "tokens": token_positions,
-    "neurons": parse_neurons, "labels": lambda text: parse_labels(text, ["a", "b"]), "memory": memory_bytes,
+    "points": lambda text: parse_points(text, 64, 64),
+    "clicks": lambda text: parse_clicks(text, 64, 64),
+    "keypoints": lambda text: parse_keypoints(text, 1, (64, 64)),
+    "curve": read_points,
+    "tokens": token_positions,
+    "neurons": parse_neurons,
+    "labels": lambda text: parse_labels(text, ["a", "b"]),
+    "memory": memory_bytes,
     "sliders": lambda text: sliders_of((text,), "="),
     "sliders of a node": lambda text: sliders_of(text.split(","), ":"),
-}  # fmt: skip
+}
 STRANGE = (
     "", " ", "\ufeff", "²", "٣ ٣", "nan", "nan nan", "inf inf", "-1 -1", "1e999 0", "0x10 0", "1_0 2_0",
     "a 9" + "9" * 5000, "9" * 5000, "0:0, 0.5:nan", "1:2:3", "[", "[[[[", '{"positive": 3}', '[{"x": NaN, "y": 0}]',

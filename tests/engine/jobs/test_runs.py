@@ -98,11 +98,19 @@ def test_a_network_is_known_by_all_that_it_computes_with(tmp_path):
 
 
 def test_a_condition_is_known_by_every_field():
-    whole = {"text": torch.zeros(1, 2, 3), "pooled": torch.zeros(1, 4), "extra": {"time_ids": torch.zeros(1, 6)},
-             "fixed": {"controlnet_block_samples": [torch.zeros(1, 2)], "guidance": 3.5}}  # fmt: skip
+    whole = {
+        "text": torch.zeros(1, 2, 3),
+        "pooled": torch.zeros(1, 4),
+        "extra": {"time_ids": torch.zeros(1, 6)},
+        "fixed": {"controlnet_block_samples": [torch.zeros(1, 2)], "guidance": 3.5},
+    }
     assert set(whole) == {field.name for field in fields(Condition)}
-    others = {"text": torch.ones(1, 2, 3), "pooled": None, "extra": {"time_ids": torch.ones(1, 6)},
-              "fixed": {"controlnet_block_samples": [torch.ones(1, 2)], "guidance": 3.5}}  # fmt: skip
+    others = {
+        "text": torch.ones(1, 2, 3),
+        "pooled": None,
+        "extra": {"time_ids": torch.ones(1, 6)},
+        "fixed": {"controlnet_block_samples": [torch.ones(1, 2)], "guidance": 3.5},
+    }
     made = [digest(Condition(**whole | {name: value})) for name, value in others.items()]
     assert digest(Condition(**whole)) == digest(Condition(**whole)) and len({*made, digest(Condition(**whole))}) == 5
 

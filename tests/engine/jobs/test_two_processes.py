@@ -47,9 +47,18 @@ def commands(inputs, out):
         ["nemo", "detect", str(inputs / "wanted.txt"), *cal, "--out", str(out / "scores.csv")],
         ["nemo", "find", str(inputs / "wanted.txt"), *cal, *find, "--out", str(out / "neurons")],
         ["w2w", "train-loras", str(inputs / "people"), "--steps", "2", "--out", str(out / "trained")],
-        ["w2w", "build", str(inputs / "loras"), "--memory-gb", "0.001", "--dtype", "float32",
-         "--out", str(out / "space.w2w.safetensors")],
-    ]  # fmt: skip
+        [
+            "w2w",
+            "build",
+            str(inputs / "loras"),
+            "--memory-gb",
+            "0.001",
+            "--dtype",
+            "float32",
+            "--out",
+            str(out / "space.w2w.safetensors"),
+        ],
+    ]
 
 
 def run_all(inputs, out):
@@ -78,11 +87,15 @@ def machines(script):
     launch += ["--master-addr", "127.0.0.1", "--master-port", port, "--node-rank"]
     return [
         subprocess.Popen(
-            [*launch, str(rank), str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
+            [*launch, str(rank), str(script)],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         for rank in (0, 1)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.fixture(scope="module")

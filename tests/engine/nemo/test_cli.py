@@ -65,10 +65,11 @@ def refuses_each_other_input(find, file, capsys):
         "search.mode fast (now parity)": (pipes[0], ["--mode", "parity"], None),
         "search.protocol vitrine (now nemo)": (pipes[0], ["--protocol", "nemo"], None),
         "probe.seed 1 (now 3)": (pipes[0], ["--seed", "3"], None),
-        "other text encoder": (pipes[1], [], None), "other unet": (pipes[2], [], None),
+        "other text encoder": (pipes[1], [], None),
+        "other unet": (pipes[2], [], None),
         "other statistics": (pipes[0], [], scaled("mean/", "std/")),
         "other samples": (pipes[0], [], scaled("places")),
-    }  # fmt: skip
+    }
     for said, (pipe, options, change) in others.items():
         kept = file.read_bytes()
         if change is not None:

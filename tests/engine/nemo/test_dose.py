@@ -184,9 +184,7 @@ def test_doses_take_no_more_evaluations_than_the_search(searched):
         lambda _, args, kwargs: counted.append(len(args[0] if args else kwargs["sample"])), with_kwargs=True
     )
     agreeing = replace(fake.threshold, distance=1e3)
-    sampler = FewStepSampler(
-        probe.denoiser, empty=conds[-1], sites=fake.sites, threshold=agreeing, ordinary=conds[1:3]
-    )  # fmt: skip
+    sampler = FewStepSampler(probe.denoiser, empty=conds[-1], sites=fake.sites, threshold=agreeing, ordinary=conds[1:3])
     config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="fast")
 
     def rows(judge):
@@ -223,9 +221,14 @@ def test_a_memorized_portrait_is_cured_by_samples():
     config = SearchConfig(tau=probed.tau, effect_fraction=0.3, mode="fast", rows=40)
     probe = make_probe(probed.denoiser, config=ProbeConfig(seeds=3, timestep_index=4), rows=40)
     (result,) = find_neurons(
-        probe, [prompt], probed.conditions([prompt]), probed.statistics, probed.model.latent_shape, config,
+        probe,
+        [prompt],
+        probed.conditions([prompt]),
+        probed.statistics,
+        probed.model.latent_shape,
+        config,
         sampler=probed.sampler(12),
-    )  # fmt: skip
+    )
     assert result.curve.untouched.copies == 12
     assert result.curve.points[0].copies > 0, "the published factor does not do here"
     assert result.curve.chosen.copies < result.curve.points[0].copies

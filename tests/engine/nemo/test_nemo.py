@@ -43,10 +43,12 @@ PARITY = ProbeConfig(seeds=SEEDS, range_of_batch=True)
 def unet():
     """Random weights hardly react to text: the text's way through the network is amplified."""
     net = models.unet(
-        sample_size=44, block_out_channels=(16, 32, 32), cross_attention_dim=WIDTH,
+        sample_size=44,
+        block_out_channels=(16, 32, 32),
+        cross_attention_dim=WIDTH,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
+    )
     for name, weight in net.named_parameters():
         if name.endswith(("attn2.to_v.weight", "attn2.to_out.0.weight")):
             weight.data *= 8
@@ -299,19 +301,27 @@ def test_progress_tells_how_much_of_one_prompts_search_is_decided(denoiser, text
     """It counted finished prompts: 0 of 1 to the end."""
     steps = []
     find_neurons(
-        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])],
-        statistics, SHAPE, SearchConfig(tau=0.5, effect_fraction=0.5, mode="fast"),
+        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)),
+        ["p"],
+        [Condition(texts[:1])],
+        statistics,
+        SHAPE,
+        SearchConfig(tau=0.5, effect_fraction=0.5, mode="fast"),
         lambda *step: steps.append(step[:2]),
-    )  # fmt: skip
+    )
     numbers = [step for step, _ in steps]
     assert numbers == sorted(numbers) and steps[-1] == (1000, 1000) and len({n for n in numbers if 0 < n < 1000}) > 5
 
 
 def test_the_published_rule_leaves_prompts_below_tau_alone(denoiser, texts, statistics):
     (result,) = find_neurons(
-        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)), ["p"], [Condition(texts[:1])], statistics, SHAPE,
+        make_probe(denoiser, config=ProbeConfig(seeds=SEEDS)),
+        ["p"],
+        [Condition(texts[:1])],
+        statistics,
+        SHAPE,
         SearchConfig(tau=0.999, protocol="nemo"),
-    )  # fmt: skip
+    )
     assert result.verdict == "not memorized" and len(result.neurons("")) == 0 and result.forwards == SEEDS
 
 

@@ -70,11 +70,20 @@ def test_other_families_have_none_as_they_come(place):
     made = {
         "transformer_2d": lambda: models.pixart(),
         "hunyuan": lambda: HunyuanDiT2DModel(
-            num_attention_heads=2, attention_head_dim=16, in_channels=4, patch_size=2, num_layers=2,
-            sample_size=8, hidden_size=32, cross_attention_dim=16,
-            cross_attention_dim_t5=8, pooled_projection_dim=8, text_len=4, text_len_t5=4,
+            num_attention_heads=2,
+            attention_head_dim=16,
+            in_channels=4,
+            patch_size=2,
+            num_layers=2,
+            sample_size=8,
+            hidden_size=32,
+            cross_attention_dim=16,
+            cross_attention_dim_t5=8,
+            pooled_projection_dim=8,
+            text_len=4,
+            text_len_t5=4,
         ),
-    }[place]()  # fmt: skip
+    }[place]()
     assert active_patches(made) == []
 
 

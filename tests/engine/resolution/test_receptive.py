@@ -31,12 +31,17 @@ def drawn(pipe, **more):
 
 
 def settings(net):
-    return [(m.dilation, m.padding, m._reversed_padding_repeated_twice)
-            for m in net.modules() if isinstance(m, torch.nn.Conv2d)]  # fmt: skip
+    return [
+        (m.dilation, m.padding, m._reversed_padding_repeated_twice)
+        for m in net.modules()
+        if isinstance(m, torch.nn.Conv2d)
+    ]
 
 
-@pytest.mark.parametrize(("scales", "step"), [((2.0, 2.0), (2, 2)), ((3.0, 1.0), (3, 1)), ((1.5, 1.49), (2, 1)),
-                                              ((2.5, 0.5), (3, 1)), ((1.0, 1.25), (1, 1))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("scales", "step"),
+    [((2.0, 2.0), (2, 2)), ((3.0, 1.0), (3, 1)), ((1.5, 1.49), (2, 1)), ((2.5, 0.5), (3, 1)), ((1.0, 1.25), (1, 1))],
+)
 def test_the_step_is_the_nearest_whole_scale_of_each_axis(scales, step):
     assert steps_of(scales) == step
 
@@ -147,8 +152,9 @@ def test_what_the_report_says_was_measured():
 
 def test_the_report_says_it(pipe):
     facts = facts_of(pipe)
-    spread, plain, near = (plan_transfer(facts, c) for c in (
-        config((128, 192)), ResolutionTransferConfig((128, 128)), config((72, 72))))  # fmt: skip
+    spread, plain, near = (
+        plan_transfer(facts, c) for c in (config((128, 192)), ResolutionTransferConfig((128, 128)), config((72, 72)))
+    )
     assert "taps of the inner convolutions 3 x 2 cells" in spread.lines[-2]
     assert "draws objects only once" in spread.lines[0]
     assert plain.lines[-1].endswith("receptive_field dilate prevents them") and "once" not in plain.lines[0]

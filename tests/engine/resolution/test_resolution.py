@@ -69,9 +69,14 @@ def test_eq3_at_one_is_the_identity_bit_for_bit():
 
 
 def test_eq3_table():
-    rows = {0: (0.999150, 0.996609, 0.986571), 100: (0.894223, 0.678815, 0.345707), 250: (0.673793, 0.340536, 0.114336),
-            500: (0.276333, 0.087144, 0.023309), 750: (0.056170, 0.014660, 0.003706),
-            999: (0.004660, 0.001169, 0.000293)}  # fmt: skip
+    rows = {
+        0: (0.999150, 0.996609, 0.986571),
+        100: (0.894223, 0.678815, 0.345707),
+        250: (0.673793, 0.340536, 0.114336),
+        500: (0.276333, 0.087144, 0.023309),
+        750: (0.056170, 0.014660, 0.003706),
+        999: (0.004660, 0.001169, 0.000293),
+    }
     for t, wanted in rows.items():
         found = [ABAR[t], shift_abar(ABAR, 2.0)[t], shift_abar(ABAR, 4.0)[t]]
         assert all(abs(float(f) - w) < 5.1e-7 for f, w in zip(found, wanted, strict=True)), t
@@ -158,8 +163,14 @@ def test_sizes_and_guidance():
 def test_config_round_trips_and_refuses():
     made = config((768, 512), schedule="relabel", override=True, guidance_law=True, guidance=5.0)
     assert ResolutionTransferConfig.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-    for bad in ({"schedule": "both"}, {"pos_embed": "ntk"},
-                {"guidance": -1.0}, {"guidance_law": True}, {"target": (0, 8)}, {"train": (8, 8)}):  # fmt: skip
+    for bad in (
+        {"schedule": "both"},
+        {"pos_embed": "ntk"},
+        {"guidance": -1.0},
+        {"guidance_law": True},
+        {"target": (0, 8)},
+        {"train": (8, 8)},
+    ):
         with pytest.raises(VitrineError):
             config(**bad)
     with pytest.raises(VitrineError, match="settings"):
@@ -237,8 +248,11 @@ def test_resampled_schedulers(kind):
     assert torch.equal(made.timesteps.double(), told[:-1]) and len(made.timesteps) == len(made.sigmas) - 1
     x = torch.ones(1, 4, 2, 2)
     for t in made.timesteps:
-        x = made.step(torch.zeros_like(x), t, x).prev_sample if kind is DPMSolverMultistepScheduler else made.step(
-            torch.zeros_like(made.scale_model_input(x, t)), t, x).prev_sample  # fmt: skip
+        x = (
+            made.step(torch.zeros_like(x), t, x).prev_sample
+            if kind is DPMSolverMultistepScheduler
+            else made.step(torch.zeros_like(made.scale_model_input(x, t)), t, x).prev_sample
+        )
     assert made.step_index == len(made.timesteps), "every step is taken, also where timesteps repeat"
     assert bool(torch.isfinite(x).all())
 

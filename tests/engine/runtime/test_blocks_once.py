@@ -36,9 +36,13 @@ NO_CHANGE = {
     "named": "an error's file name",
     "Peak": "a count of bytes, PyTorch's own kind of block",
     "_OpenBlock": "other blocks, within one run",
-    "ForwardClock": "a base", "_Added": "a base", "_Hooks": "a base", "OneBlock": "a base",
-    "Undoable": "a base", "Watched": "a base",
-}  # fmt: skip
+    "ForwardClock": "a base",
+    "_Added": "a base",
+    "_Hooks": "a base",
+    "OneBlock": "a base",
+    "Undoable": "a base",
+    "Watched": "a base",
+}
 
 
 def unet():
@@ -72,7 +76,7 @@ MADE = {
     "Spread": lambda: Spread(unet(), (2, 2)),
     "RotaryPositions": rotary,
     "Applied": lambda: apply(stock.sd(), ResolutionTransferConfig((128, 128), (64, 64))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -93,7 +97,8 @@ def test_every_block_has_its_case():
     for module in pkgutil.walk_packages(vitrine.engine.__path__, "vitrine.engine."):
         loaded = importlib.import_module(module.name)
         found |= {
-            name for name, kind in vars(loaded).items()
+            name
+            for name, kind in vars(loaded).items()
             if inspect.isclass(kind) and kind.__module__ == module.name and hasattr(kind, "__enter__")
-        }  # fmt: skip
+        }
     assert found == set(MADE) | {"Run"} | set(NO_CHANGE)

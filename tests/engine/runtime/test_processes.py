@@ -79,12 +79,15 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize(("call", "seen"), [
-    ("side_by_side(wait, 2)", "1 was born"),
-    pytest.param("side_by_side(wait, 2)", "begun", marks=pytest.mark.nightly),
-    pytest.param("list(each_in_turn(wait, [0, 1, 2], 2))", "1 was born", marks=pytest.mark.nightly),
-    pytest.param("list(each_in_turn(wait, [0, 1, 2], 2))", "begun", marks=pytest.mark.nightly),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "seen"),
+    [
+        ("side_by_side(wait, 2)", "1 was born"),
+        pytest.param("side_by_side(wait, 2)", "begun", marks=pytest.mark.nightly),
+        pytest.param("list(each_in_turn(wait, [0, 1, 2], 2))", "1 was born", marks=pytest.mark.nightly),
+        pytest.param("list(each_in_turn(wait, [0, 1, 2], 2))", "begun", marks=pytest.mark.nightly),
+    ],
+)
 def test_ctrl_c_ends_all_of_them_in_one_line(call, seen, tmp_path):
     """A terminal sends it to every process; each of them printed a traceback."""
     script = WAITING.format(each=call.removeprefix("list(").partition("(")[0], seconds=HANGS, call=call)

@@ -18,8 +18,10 @@ def lines(expected, seconds, capsys, **more):
 def test_the_time_left_follows_the_measured_speed(capsys):
     three = {"read": 100, "search": 300, "write": 200}
     assert lines(three, [200, 600], capsys, trust=0.001) == [
-        "1 of 3  read: about 10 min left", "2 of 3  search: about 17 min left", "3 of 3  write: about 7 min left",
-    ]  # fmt: skip
+        "1 of 3  read: about 10 min left",
+        "2 of 3  search: about 17 min left",
+        "3 of 3  write: about 7 min left",
+    ]
     assert lines(three, [200], capsys, trust=100)[1] == "2 of 3  search: about 12 min left", "half of it is believed"
 
 
@@ -29,8 +31,9 @@ def test_another_unit_than_seconds_needs_one_stage_first(capsys):
 
 def test_what_an_earlier_call_finished_says_nothing_of_the_speed(capsys):
     assert lines({"a": 100, "b": 100, "c": 100}, [0.1, 100], capsys, trust=10)[1:] == [
-        "2 of 3  b: about 3 min left", "3 of 3  c: about 100 s left",
-    ]  # fmt: skip
+        "2 of 3  b: about 3 min left",
+        "3 of 3  c: about 100 s left",
+    ]
 
 
 def test_without_expectations_only_the_names(capsys):

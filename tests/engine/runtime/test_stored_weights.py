@@ -98,10 +98,15 @@ def bitsandbytes(kind):
 
 
 WAYS = {
-    "layerwise": layerwise, "int8": torchao("Int8WeightOnlyConfig"), "float8": torchao("Float8WeightOnlyConfig"),
-    "int8, inputs too": torchao("Int8DynamicActivationInt8WeightConfig"), "Q8_0": gguf("Q8_0"), "Q4_0": gguf("Q4_0"),
-    "nf4": bitsandbytes("nf4"), "llm.int8": bitsandbytes("int8"),
-}  # fmt: skip
+    "layerwise": layerwise,
+    "int8": torchao("Int8WeightOnlyConfig"),
+    "float8": torchao("Float8WeightOnlyConfig"),
+    "int8, inputs too": torchao("Int8DynamicActivationInt8WeightConfig"),
+    "Q8_0": gguf("Q8_0"),
+    "Q4_0": gguf("Q4_0"),
+    "nf4": bitsandbytes("nf4"),
+    "llm.int8": bitsandbytes("int8"),
+}
 FOUR = {"Q4_0", "nf4"}
 CASES = [
     pytest.param(network, way, marks=[] if way == "layerwise" else pytest.mark.nightly)

@@ -34,8 +34,10 @@ def test_rare_settings_may_stand_flat():
     assert Settings.from_dict(both) == Settings(2, advanced=Rare(0.3, (1,)))
 
 
-@pytest.mark.parametrize("values", [[1], {"steps": 1, "speed": 1}, {"steps": 1, "advanced": 3}, {"rate": 2},
-                                    {"steps": 1, "advanced": {"speed": 1}}])  # fmt: skip
+@pytest.mark.parametrize(
+    "values",
+    [[1], {"steps": 1, "speed": 1}, {"steps": 1, "advanced": 3}, {"rate": 2}, {"steps": 1, "advanced": {"speed": 1}}],
+)
 def test_what_is_no_setting_is_refused(values):
     with pytest.raises(VitrineError):
         Settings.from_dict(values)

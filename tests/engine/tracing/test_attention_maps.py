@@ -103,8 +103,11 @@ def test_maps_of_a_64_by_64_layer_need_little_memory(keys, how):
 
 def unet():
     return models.unet(
-        sample_size=64, block_out_channels=(16, 16, 32, 32), layers_per_block=2, attention_head_dim=2,
-    )  # fmt: skip
+        sample_size=64,
+        block_out_channels=(16, 16, 32, 32),
+        layers_per_block=2,
+        attention_head_dim=2,
+    )
 
 
 def test_the_tap_keeps_what_was_asked_of_maps():

@@ -53,9 +53,17 @@ def test_bad_files_are_named_with_a_remedy_and_the_rest_is_used(folder):
     built = build_space(folder)
     assert built.space.count == 6 and len(built.space.names) == 6
     problems = {b.name.split(".")[0]: b.problem for b in built.folder.bad}
-    wanted = {"other_base": "another base", "flux": "another base", "cut": "download it again", "nan": "NaN",
-              "noise": "download it again", "loha": "LoHa", "half": "two factors", "pickle": "convert it once",
-              "text": "without UNet layers"}  # fmt: skip
+    wanted = {
+        "other_base": "another base",
+        "flux": "another base",
+        "cut": "download it again",
+        "nan": "NaN",
+        "noise": "download it again",
+        "loha": "LoHa",
+        "half": "two factors",
+        "pickle": "convert it once",
+        "text": "without UNet layers",
+    }
     assert problems.keys() == wanted.keys()
     for name, word in wanted.items():
         assert word in problems[name], name
@@ -69,8 +77,17 @@ def test_report_says_what_was_found(tmp_path):
     write_lora(tmp_path / "c.safetensors", missing)
     built = build_space(tmp_path)
     text = built.summary()
-    for word in ("3 LoRAs", "2 kohya", "1 diffusers", "3 layers", "ranks 2, 4", "alphas 27", "lack some", "no alpha",
-                 "mode delta: b has rank 4, a rank 2"):  # fmt: skip
+    for word in (
+        "3 LoRAs",
+        "2 kohya",
+        "1 diffusers",
+        "3 layers",
+        "ranks 2, 4",
+        "alphas 27",
+        "lack some",
+        "no alpha",
+        "mode delta: b has rank 4, a rank 2",
+    ):
         assert word in text, word
     with pytest.raises(VitrineError, match="use delta or auto"):
         build_space(tmp_path, BuildConfig("factors"))
@@ -153,8 +170,10 @@ def stacked(loras):
 def test_gram_equals_the_formed_products(memory):
     loras = [*MIXED, dict(list(MIXED[0].items())[:1])]
     explicit = stacked([{p: LoraLayer(v.down.double(), v.up.double(), v.alpha) for p, v in x.items()} for x in loras])
-    stacks = {p: Stack.of(p, [{q: LoraLayer(v.down.double(), v.up.double(), v.alpha) for q, v in x.items()}
-                              for x in loras]) for p in SHAPES}  # fmt: skip
+    stacks = {
+        p: Stack.of(p, [{q: LoraLayer(v.down.double(), v.up.double(), v.alpha) for q, v in x.items()} for x in loras])
+        for p in SHAPES
+    }
     found = gram(stacks, memory=memory)
     assert (found - explicit @ explicit.T).norm() / found.norm() < 1e-10
 
@@ -162,8 +181,10 @@ def test_gram_equals_the_formed_products(memory):
 def test_products_of_many_factors_stay_within_the_memory_and_are_made_once():
     """12 LoRAs of rank 64: the products of all pairs of factors at once would take 4.7 MB, thrice."""
     random, rank, count, side = torch.Generator().manual_seed(0), 64, 12, 96
-    loras = [{"a.to_q": LoraLayer(torch.randn(rank, side, generator=random), torch.randn(side, rank, generator=random),
-                                  1.0)} for _ in range(count)]  # fmt: skip
+    loras = [
+        {"a.to_q": LoraLayer(torch.randn(rank, side, generator=random), torch.randn(side, rank, generator=random), 1.0)}
+        for _ in range(count)
+    ]
     stacks = {"a.to_q": Stack.of("a.to_q", loras)}
     budget, factors = 2**20, rank * count
     with Held() as held, FlopCounterMode(display=False) as counted:

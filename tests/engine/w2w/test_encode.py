@@ -29,8 +29,10 @@ from vitrine_tests.engine.small_loras import deltas, same
 
 def stranger(like, seed=999):
     g = torch.Generator().manual_seed(seed)
-    return {p: LoraLayer(torch.randn(v.down.shape, generator=g), torch.randn(v.up.shape, generator=g), 1.0)
-            for p, v in like.items()}  # fmt: skip
+    return {
+        p: LoraLayer(torch.randn(v.down.shape, generator=g), torch.randn(v.up.shape, generator=g), 1.0)
+        for p, v in like.items()
+    }
 
 
 @pytest.fixture(params=["factors", "delta"])
@@ -131,7 +133,9 @@ def test_sample_takes_every_setting(tmp_path, capsys):
     history = W2WModel.load(path).history
     told = {"emphasis": 1.5, "inherit": 0.4, "factor": 0.9, "components": 400, "seeds": [7]}
     assert told.items() <= history[0]["sample"].items() and history[1:] == (
-        {"conditioned": {"glasses": 1.0}}, {"edit": {"beard": 1.0}})  # fmt: skip
+        {"conditioned": {"glasses": 1.0}},
+        {"edit": {"beard": 1.0}},
+    )
     assert (
         main(["w2w", "sample", "--inherit", "2", "--out", str(tmp_path)]) == 2 and "inherit" in capsys.readouterr().err
     )

@@ -164,8 +164,11 @@ def test_masks(space, unet):
         assert (mask_for(latent_mask(tall, 12, 8)[:1], frames) * frames).shape == frames.shape
         assert (mask_for(None, frames) * frames).shape == frames.shape
     args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)), InvertConfig(steps=1))
-    for bad, told in ((eight_bit[None, :, :8, :8], "0 .. 1"), (torch.ones(1, 1, 4, 4), "mask"),
-                      (torch.zeros(1, 1, 8, 8), "empty")):  # fmt: skip
+    for bad, told in (
+        (eight_bit[None, :, :8, :8], "0 .. 1"),
+        (torch.ones(1, 1, 4, 4), "mask"),
+        (torch.zeros(1, 1, 8, 8), "empty"),
+    ):
         with pytest.raises(VitrineError, match=told):
             invert(*args, bad)
 
@@ -195,8 +198,10 @@ def test_presets_are_the_papers():
 def delta(loras):
     """Mixed ranks: LoRA 1 has two factors a layer."""
     some = loras(6)
-    wide = {p: LoraLayer(torch.cat([v.down, some[0][p].down]), torch.cat([v.up, 0.3 * some[2][p].up], 1), 54.0)
-            for p, v in some[1].items()}  # fmt: skip
+    wide = {
+        p: LoraLayer(torch.cat([v.down, some[0][p].down]), torch.cat([v.up, 0.3 * some[2][p].up], 1), 54.0)
+        for p, v in some[1].items()
+    }
     return DeltaSpace.of([some[0], wide, *some[2:]], [f"m{i}" for i in range(6)])
 
 

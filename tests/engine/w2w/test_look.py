@@ -35,8 +35,16 @@ def test_the_page_says_what_is_there_and_the_build_agrees(folder):
     by_pair = {c.first: c for c in look.copies}
     assert by_pair["again"].to_dict()["same"] and 0.018 < by_pair["epoch2"].distance < 0.022
     text = look.text()
-    for words in ("7 LoRAs: 6 kohya, 1 diffusers", "F16", "left out cut.safetensors", "LoHa", "sd_v1, checkpoint ab12",
-                  "again and p3: the same weights", "epoch2 and p1: nearly the same", f"mode {look.mode}"):  # fmt: skip
+    for words in (
+        "7 LoRAs: 6 kohya, 1 diffusers",
+        "F16",
+        "left out cut.safetensors",
+        "LoHa",
+        "sd_v1, checkpoint ab12",
+        "again and p3: the same weights",
+        "epoch2 and p1: nearly the same",
+        f"mode {look.mode}",
+    ):
         assert words in text
     built = build_space(folder)
     assert built.space.mode == look.mode and built.reason == look.reason
@@ -111,8 +119,9 @@ def test_few_files_and_headers_alone(tmp_path, folder):
     with pytest.raises(VitrineError, match="folder"):
         look_at_folder(tmp_path / "none")
     poisoned = load_file(folder / "p0.safetensors")
-    save_file({k: v * float("nan") if k.endswith("up.weight") else v for k, v in poisoned.items()},
-              folder / "p0.safetensors")  # fmt: skip
+    save_file(
+        {k: v * float("nan") if k.endswith("up.weight") else v for k, v in poisoned.items()}, folder / "p0.safetensors"
+    )
     assert "p0.safetensors" in [b.name for b in look_at_folder(folder).scan.bad]
     quick = look_at_folder(folder, headers_only=True)
     assert len(quick.scan.good) == 7 and not quick.mode and not quick.copies

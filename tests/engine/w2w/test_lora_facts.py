@@ -16,11 +16,14 @@ from vitrine_tests.engine.small_loras import deltas, lora
 from vitrine_tests.engine.wild import CASES
 
 KOHYA = {
-    "ss_network_module": "networks.lora", "ss_steps": "1200", "ss_learning_rate": "0.0001",
-    "ss_base_model_version": "sd_v1", "modelspec.license": "CC-BY-4.0",
+    "ss_network_module": "networks.lora",
+    "ss_steps": "1200",
+    "ss_learning_rate": "0.0001",
+    "ss_base_model_version": "sd_v1",
+    "modelspec.license": "CC-BY-4.0",
     "ss_dataset_dirs": json.dumps({"10_zorbal person": {"n_repeats": 10, "img_count": 5}}),
     "ss_tag_frequency": json.dumps({"10_zorbal person": {"zorbal person": 5, "a red hat": 2}}),
-}  # fmt: skip
+}
 
 
 def written(folder, name, tensors=None, header=None):
@@ -70,7 +73,7 @@ def test_shares_are_those_of_the_change_and_broken_layers_are_named(tmp_path):
         first: a,
         second: LoraLayer(b.down, torch.zeros_like(b.up), b.alpha),
         third: LoraLayer(torch.full_like(c.down, 65504.0), c.up, c.alpha),
-    }  # fmt: skip
+    }
     path = written(tmp_path, "spoilt", spoilt)
     tensors = {k: v.half() for k, v in load_file(path).items()}
     next(v for k, v in tensors.items() if "attn1_to_q.lora_up" in k)[0, 0] = torch.nan
@@ -118,8 +121,12 @@ def test_prompts_of_a_report(tmp_path):
     captions = ["zorbal person with a red hat, smiling", "zorbal person"]
     asked = prompts_of(facts, captions, (), ("a dog", "a street"), 4)
     assert [(p.text, p.kind) for p in asked] == [
-        ("zorbal person with a red hat, smiling", CAPTION), ("zorbal person", CAPTION),
-        ("person with a red hat, smiling", NATURAL), ("a dog", ORDINARY), ("a street", ORDINARY)]  # fmt: skip
+        ("zorbal person with a red hat, smiling", CAPTION),
+        ("zorbal person", CAPTION),
+        ("person with a red hat, smiling", NATURAL),
+        ("a dog", ORDINARY),
+        ("a street", ORDINARY),
+    ]
     from_tags = prompts_of(facts, (), (), ("a dog", "a street"))
     assert from_tags[0].text == "zorbal person, a red hat" and from_tags[1].kind == TRIGGER
     silent = facts_of(written(tmp_path, "b", header={}))

@@ -44,8 +44,9 @@ def test_neighbours_stay_neighbours(people):
 def test_the_share_of_neighbours_by_hand():
     rows = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
     places = torch.randn(30, 2, generator=torch.Generator().manual_seed(1))
-    near = [np.argsort(((p[:, None] - p[None]).norm(dim=2) + 1e9 * torch.eye(30)).numpy(), 1)[:, :4]
-            for p in (rows, places)]  # fmt: skip
+    near = [
+        np.argsort(((p[:, None] - p[None]).norm(dim=2) + 1e9 * torch.eye(30)).numpy(), 1)[:, :4] for p in (rows, places)
+    ]
     by_hand = np.mean([len(set(a) & set(b)) / 4 for a, b in zip(*near, strict=True)])
     assert neighbours_kept(rows, places, 4) == pytest.approx(by_hand) and neighbours_kept(rows, rows, 4) == 1
 

@@ -213,18 +213,23 @@ def test_blend_and_share_inside(space, loras):
     with pytest.raises(VitrineError, match="weights"):
         blend([a, b], [1, -1])
     g = torch.Generator().manual_seed(999)
-    foreign = {p: LoraLayer(torch.randn(v.down.shape, generator=g), torch.randn(v.up.shape, generator=g), 1.0)
-               for p, v in space.lora(a).items()}  # fmt: skip
+    foreign = {
+        p: LoraLayer(torch.randn(v.down.shape, generator=g), torch.randn(v.up.shape, generator=g), 1.0)
+        for p, v in space.lora(a).items()
+    }
     assert fraction_inside(space, foreign) < 0.2 < 0.99 < fraction_inside(space, space.lora(a))
     delta = DeltaSpace.of(loras(12))
     assert fraction_inside(delta, foreign) < 0.1 and fraction_inside(delta, delta.lora(sample(delta, [0])[0])) > 0.99
 
 
-@pytest.mark.parametrize(("given", "told"), [
-    ({"strengths": {"beard": 1.0}}, "beard"),
-    ({"strengths": {"odd": float("nan")}}, "strength"),
-    ({"strengths": {"odd": 1.0}, "config": EditConfig(protect=("odd",))}, "protect"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"strengths": {"beard": 1.0}}, "beard"),
+        ({"strengths": {"odd": float("nan")}}, "strength"),
+        ({"strengths": {"odd": 1.0}, "config": EditConfig(protect=("odd",))}, "protect"),
+    ],
+)
 def test_bad_edits_are_refused(space, given, told):
     with pytest.raises(VitrineError, match=told):
         edit(space, torch.zeros(space.dimension), **given)

@@ -119,7 +119,7 @@ WRONG = {
     "a convolution": lambda made: made | {"unet:0:up": torch.ones(320, 2, 1, 1)},
     "a text encoder's number is missing": lambda made: {k: v for k, v in made.items() if "encoder:3" not in k},
     "an empty factor": lambda made: made | {"unet:0:up": torch.ones(320, 0), "unet:0:down": torch.ones(0, 320)},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)

@@ -113,8 +113,13 @@ def test_a_prior_where_some_deviations_are_unknown(space, folder, unet):
 
 def test_a_loss_that_is_no_number_is_said(space, unet):
     with pytest.raises(VitrineError, match="loss"):
-        invert(denoiser(unet), space, torch.full((1, 4, 8, 8), math.inf), Condition(torch.randn(1, 5, 12)),
-               InvertConfig(steps=2, check_every=1))  # fmt: skip
+        invert(
+            denoiser(unet),
+            space,
+            torch.full((1, 4, 8, 8), math.inf),
+            Condition(torch.randn(1, 5, 12)),
+            InvertConfig(steps=2, check_every=1),
+        )
 
 
 def test_all_weights_stand_in_for_projections(space, folder):

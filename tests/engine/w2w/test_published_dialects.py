@@ -27,23 +27,33 @@ def written(path, tensors, header=None):
     return path
 
 
-@pytest.mark.parametrize("stem, down, up", [
-    (f"lora_unet_unet_{LAYER.replace('.', '_')}", "_lora_down.weight", "_lora_up.weight"),
-    (f"lora_unet_lora_unet_{LAYER.replace('.', '_')}", ".lora_down.weight", ".lora_up.weight"),
-    (f"unet.unet.{LAYER}", ".lora_A.weight", ".lora_B.weight"),
-    (f"base_model.model.base_model.model.{LAYER}", ".lora_A.weight", ".lora_B.weight"),
-    (f"unet.base_model.model.unet.{LAYER}", ".lora.down.weight", ".lora.up.weight"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "stem, down, up",
+    [
+        (f"lora_unet_unet_{LAYER.replace('.', '_')}", "_lora_down.weight", "_lora_up.weight"),
+        (f"lora_unet_lora_unet_{LAYER.replace('.', '_')}", ".lora_down.weight", ".lora_up.weight"),
+        (f"unet.unet.{LAYER}", ".lora_A.weight", ".lora_B.weight"),
+        (f"base_model.model.base_model.model.{LAYER}", ".lora_A.weight", ".lora_B.weight"),
+        (f"unet.base_model.model.unet.{LAYER}", ".lora.down.weight", ".lora.up.weight"),
+    ],
+)
 def test_doubled_prefixes_are_read(tmp_path, stem, down, up):
     tensors = factors(stem, down, up)
     (layer,) = read_lora(written(tmp_path / "a.safetensors", tensors)).items()
     assert layer[0] == LAYER and torch.equal(layer[1].delta(), tensors[stem + up] @ tensors[stem + down])
 
 
-@pytest.mark.parametrize("prefix", [
-    "base_model.model.", "base_model.model.base_model.model.", "text_encoder.", "text_encoder.base_model.model.",
-    "base_model.model.text_encoder.", "module.",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "base_model.model.",
+        "base_model.model.base_model.model.",
+        "text_encoder.",
+        "text_encoder.base_model.model.",
+        "base_model.model.text_encoder.",
+        "module.",
+    ],
+)
 def test_a_text_encoder_alone_is_named_with_its_zero_layers(tmp_path, prefix):
     tensors = {}
     for number in range(3):
@@ -96,9 +106,14 @@ def test_a_header_of_another_rank_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("base, width", [("Flux.2 Klein 4B", 3072), ("Flux.2 Klein 9B", 4096), ("Flux.2", 6144)])
-@pytest.mark.parametrize("layer, out, inner", [
-    ("single_blocks.3.linear2", 1, 4), ("double_blocks.1.img_attn.qkv", 3, 1), ("final_layer.adaLN_modulation.1", 2, 1),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layer, out, inner",
+    [
+        ("single_blocks.3.linear2", 1, 4),
+        ("double_blocks.1.img_attn.qkv", 3, 1),
+        ("final_layer.adaLN_modulation.1", 2, 1),
+    ],
+)
 def test_flux2_models_are_told_apart_by_their_width(tmp_path, base, width, layer, out, inner):
     stem = f"diffusion_model.{layer}"
     blocks = f"diffusion_model.double_blocks.{7 if width > 3072 else 4}.img_mlp.2"

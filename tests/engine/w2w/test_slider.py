@@ -68,8 +68,13 @@ def person():
 def picture(pipe):
     pipe.set_progress_bar_config(disable=True)
     noise = torch.Generator().manual_seed(3)
-    return pipe("a smiling face with cap left navy shirt on blue", num_inference_steps=4, guidance_scale=1.0,
-                generator=noise, output_type="latent").images  # fmt: skip
+    return pipe(
+        "a smiling face with cap left navy shirt on blue",
+        num_inference_steps=4,
+        guidance_scale=1.0,
+        generator=noise,
+        output_type="latent",
+    ).images
 
 
 @pytest.mark.parametrize("one_sided", [False, True])
@@ -86,8 +91,15 @@ def test_diffusers_draws_the_edit(person, tmp_path, one_sided):
 
     def wanted(coefficients):
         model = W2WModel(coefficients[None], space.identity)
-        return ours("a smiling face with cap left navy shirt on blue", space=space, model=model, seeds=[3],
-                    num_inference_steps=4, guidance_scale=1.0, output_type="latent").images  # fmt: skip
+        return ours(
+            "a smiling face with cap left navy shirt on blue",
+            space=space,
+            model=model,
+            seeds=[3],
+            num_inference_steps=4,
+            guidance_scale=1.0,
+            output_type="latent",
+        ).images
 
     bare = wanted(row)
     pipe.set_adapters(["p", "s"], [1.0, 0.0])

@@ -33,8 +33,10 @@ def found(data):
 
 def layers(seed=0):
     gen = torch.Generator().manual_seed(seed)
-    return {f"block.{i}.to_q": LoraLayer(torch.randn(1, 5, generator=gen), torch.randn(7, 1, generator=gen), 27.0)
-            for i in range(3)}  # fmt: skip
+    return {
+        f"block.{i}.to_q": LoraLayer(torch.randn(1, 5, generator=gen), torch.randn(7, 1, generator=gen), 27.0)
+        for i in range(3)
+    }
 
 
 def space_of(data, found, names=()):
@@ -203,8 +205,11 @@ def test_decode_passes_gradients_and_takes_fewer_components(data, found):
 def test_the_file(tmp_path, data, found, dtype, bound):
     from dataclasses import replace
 
-    space = replace(space_of(data, found, tuple(f"m{i}" for i in range(N))), directions={"smile": torch.ones(N - 1)},
-                    info={"base": "tiny"})  # fmt: skip
+    space = replace(
+        space_of(data, found, tuple(f"m{i}" for i in range(N))),
+        directions={"smile": torch.ones(N - 1)},
+        info={"base": "tiny"},
+    )
     again = WeightSpace.load(space.save(tmp_path / "s.w2w.safetensors", dtype))
     flat = space.decode(space.coefficients[3])
     error = (again.decode(space.coefficients[3]) - flat).norm() / flat.norm()

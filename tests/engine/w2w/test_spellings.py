@@ -86,13 +86,16 @@ def test_names_come_from_real_models():
     linears = [n for n, m in unet.named_modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))]
     for name in linears:
         assert parse(f"lora_unet_{name.replace('.', '_')}.lora_down.weight").path == name
-    ldm_names = {"input_blocks.4.1.proj_in": "down_blocks.1.attentions.0.proj_in",
-                 "input_blocks.8.1.proj_out": "down_blocks.2.attentions.1.proj_out",
-                 "output_blocks.3.1.proj_in": "up_blocks.1.attentions.0.proj_in",
-                 "output_blocks.11.1.proj_in": "up_blocks.3.attentions.2.proj_in",
-                 "output_blocks.7.0.in_layers.2": "up_blocks.2.resnets.1.conv1", "input_blocks.3.0.op":
-                 "down_blocks.0.downsamplers.0.conv", "output_blocks.5.2.conv": "up_blocks.1.upsamplers.0.conv",
-                 "middle_block.2.emb_layers.1": "mid_block.resnets.1.time_emb_proj"}  # fmt: skip
+    ldm_names = {
+        "input_blocks.4.1.proj_in": "down_blocks.1.attentions.0.proj_in",
+        "input_blocks.8.1.proj_out": "down_blocks.2.attentions.1.proj_out",
+        "output_blocks.3.1.proj_in": "up_blocks.1.attentions.0.proj_in",
+        "output_blocks.11.1.proj_in": "up_blocks.3.attentions.2.proj_in",
+        "output_blocks.7.0.in_layers.2": "up_blocks.2.resnets.1.conv1",
+        "input_blocks.3.0.op": "down_blocks.0.downsamplers.0.conv",
+        "output_blocks.5.2.conv": "up_blocks.1.upsamplers.0.conv",
+        "middle_block.2.emb_layers.1": "mid_block.resnets.1.time_emb_proj",
+    }
     for theirs, ours in ldm_names.items():
         assert parse(f"diffusion_model.{theirs}.lora_up.weight").path.rstrip(".") == ours
         assert parse(f"lora_unet_{theirs.replace('.', '_')}.lora_up.weight").path.rstrip(".") == ours
@@ -122,8 +125,15 @@ def test_the_published_order_of_numbers():
     begins = {}
     for layer in manifest:
         begins.setdefault(layer.path.split(".attentions")[0], layer.offset)
-    assert begins == {"down_blocks.0": 0, "down_blocks.1": 6016, "down_blocks.2": 16_512, "mid_block": 35_968,
-                      "up_blocks.1": 45_696, "up_blocks.2": 74_880, "up_blocks.3": 90_624}  # fmt: skip
+    assert begins == {
+        "down_blocks.0": 0,
+        "down_blocks.1": 6016,
+        "down_blocks.2": 16_512,
+        "mid_block": 35_968,
+        "up_blocks.1": 45_696,
+        "up_blocks.2": 74_880,
+        "up_blocks.3": 90_624,
+    }
 
 
 def test_forty_peft_adapters_read_bit_for_bit(tmp_path):

@@ -67,8 +67,9 @@ def test_an_alpha_that_is_not_used_may_be_any_number(tmp_path):
     """ai-toolkit's full LoKr; the same alpha that scales a LoRA's factors is refused."""
     huge = {"alpha": torch.tensor(9999999999.0)}
     kron = {"lokr_w1": torch.ones(4, 4), "lokr_w2": torch.ones(80, 192)} | huge
-    entry = next(iter(read_header(write(tmp_path / "a.safetensors", {f"{Q}.{k}": v for k, v in kron.items()}))
-                      .entries.values()))  # fmt: skip
+    entry = next(
+        iter(read_header(write(tmp_path / "a.safetensors", {f"{Q}.{k}": v for k, v in kron.items()})).entries.values())
+    )
     assert entry.scale == 1.0
     with pytest.raises(VitrineError, match="alpha"):
         read_header(write(tmp_path / "b.safetensors", plain() | {f"{Q}.alpha": torch.tensor(3e38)}))
@@ -111,8 +112,10 @@ def test_a_megabyte_of_keys_takes_two_seconds(tmp_path):
 
 @pytest.mark.parametrize("number", ["9" * 5000, "1" + "0" * 400, "-1", "1e400"])
 def test_numbers_of_a_header_are_bounded(tmp_path, number):
-    header = {"ss_tag_frequency": f'{{"a": {{"b": {number}}}}}',
-              "ss_dataset_dirs": f'{{"a": {{"n_repeats": {number}, "img_count": 3}}}}'}  # fmt: skip
+    header = {
+        "ss_tag_frequency": f'{{"a": {{"b": {number}}}}}',
+        "ss_dataset_dirs": f'{{"a": {{"n_repeats": {number}, "img_count": 3}}}}',
+    }
     facts = facts_of(write(tmp_path / "a.safetensors", plain(), header))
     assert facts.file is not None and facts.tags == {} and "pictures" not in facts.training
 

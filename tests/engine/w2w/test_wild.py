@@ -77,14 +77,17 @@ def saved(folder, name, number, **how):
     return write_lora(folder / f"{name}.safetensors", lora(number, **how))
 
 
-@pytest.mark.parametrize(("files", "names"), [
-    (["models/a/unet/adapter_model", "models/b/unet/adapter_model"], ["a", "b"]),
-    (["anna/last", "bob/last"], ["anna", "bob"]),
-    (["anna/last", "anna/old/last", "bob/x"], ["anna/last", "anna/old/last", "x"]),
-    (["anna/v1/last", "bob/v1/last", "v1"], ["anna", "bob", "v1"]),
-    (["anna/last", "bob/last", "anna"], ["anna", "anna/last", "bob"]),
-    (["a/pytorch_lora_weights", "b"], ["a", "b"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        (["models/a/unet/adapter_model", "models/b/unet/adapter_model"], ["a", "b"]),
+        (["anna/last", "bob/last"], ["anna", "bob"]),
+        (["anna/last", "anna/old/last", "bob/x"], ["anna/last", "anna/old/last", "x"]),
+        (["anna/v1/last", "bob/v1/last", "v1"], ["anna", "bob", "v1"]),
+        (["anna/last", "bob/last", "anna"], ["anna", "anna/last", "bob"]),
+        (["a/pytorch_lora_weights", "b"], ["a", "b"]),
+    ],
+)
 def test_every_model_has_a_name_of_its_own(tmp_path, files, names):
     for i, name in enumerate(files):
         saved(tmp_path, name, i, start=7)

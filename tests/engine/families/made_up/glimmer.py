@@ -27,9 +27,17 @@ WEIGHTS = {"layer_stack": "layer_stack", "self_attention": "self_attention", "cr
 def sites(net: Any) -> Iterator[Site]:
     """GlimmerTransformer2DModel."""
     modules = CrossBlock(
-        ("self_attention", "cross_attention"), ("to_q", "to_k", "to_v"), ("norm_q", "norm_k"), "to_out", "mlp",
-        "mlp.2", 2, lambda args, kwargs: rope_of(args, kwargs), norm="norm", adaln=lambda path: AdaLN(f"{path}.shift"),
-    )  # fmt: skip
+        ("self_attention", "cross_attention"),
+        ("to_q", "to_k", "to_v"),
+        ("norm_q", "norm_k"),
+        "to_out",
+        "mlp",
+        "mlp.2",
+        2,
+        lambda args, kwargs: rope_of(args, kwargs),
+        norm="norm",
+        adaln=lambda path: AdaLN(f"{path}.shift"),
+    )
     for b in range(len(net.layer_stack)):
         yield from cross_block(f"vit-block{b}", f"layer_stack.{b}", modules)
 
@@ -42,7 +50,8 @@ def call(net: Any, x: torch.Tensor, t: torch.Tensor, cond: Condition) -> torch.T
 FAMILY = Family(
     "Glimmer",
     Side(
-        "GlimmerTransformer2DModel", sites,
+        "GlimmerTransformer2DModel",
+        sites,
         refuses={"size": Refusal("which has one size", "one of several sizes", "sample at 64 x 64")},
     ),
     call=call,
@@ -53,8 +62,12 @@ FAMILY = Family(
     stacked=True,
     adapted=("to_q", "to_v"),
     lora_paths=r"layer_stack\.",
-    modules=("layer_stack.*.self_attention.to_q", "layer_stack.*.self_attention.to_v",
-             "layer_stack.*.cross_attention.to_q", "layer_stack.*.cross_attention.to_k",
-             "layer_stack.*.cross_attention.to_v"),
+    modules=(
+        "layer_stack.*.self_attention.to_q",
+        "layer_stack.*.self_attention.to_v",
+        "layer_stack.*.cross_attention.to_q",
+        "layer_stack.*.cross_attention.to_k",
+        "layer_stack.*.cross_attention.to_v",
+    ),
     published=(Published("Glimmer 1", width=16, other=lambda net: "Glimmer 2" if len(net.layer_stack) > 2 else ""),),
-)  # fmt: skip
+)
