@@ -98,10 +98,10 @@ class Scene:
 
     def edit_late(self, model, start=700.0):
         told = {"space": self.space, "w2w_model": self.person, "late_model": self.other, "strength": 1.0}
-        return self.comfy.call("VitrineApplyW2WModel", model=model, start=start, **told)[0]
+        return self.comfy.call("VitrineApplyW2WModel", model=model, start_timestep=start, **told)[0]
 
     def tap(self, model):
-        return self.comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESS, steps="all")
+        return self.comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESS, record_steps="all")
 
     def ksampler(self, model, steps=3, cfg=3.0, seed=5):
         """Latents of core KSampler."""
@@ -137,8 +137,8 @@ class Scene:
                 call("VitrineSegmentLikeThis", examples=images, masks=masks, images=images, hidden=0, **picture,
                      **own)[1]],
             "Rank Layers": lambda: [
-                call("VitrineRankActivations", images=images, masks=masks, places="mid-*-q, up-level0-repeat0-*-q",
-                     timestep=50.0, noise=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
+                call("VitrineRankActivations", images=images, masks=masks, layers="mid-*-q, up-level0-repeat0-*-q",
+                     timestep=50.0, noise_limit=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
             "Word Map": lambda: list(
                 call("VitrineWordMap", clip=self.clip, image=images, word="hair", seed=0, timestep=300.0, prompt=PROMPT,
                      **picture)),
@@ -165,7 +165,7 @@ class Scene:
                      lr=0.6, batch=2, components=0, prior=0.0, seed=0, **picture)[0].coefficients],
             "Slider from Pictures (W2W)": lambda: [
                 call("VitrineTrainW2WSlider", space=self.space, before=images[:2], after=images[2:], label="own",
-                     steps=2, seed=0, start=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
+                     steps=2, seed=0, start_timestep=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
             "Build LoRA Space (W2W)": self.built,
         }  # fmt: skip
 

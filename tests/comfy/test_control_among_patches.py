@@ -96,7 +96,7 @@ def test_a_blocker_and_a_tap_find_the_prompt(comfy, scene, config):
     assert torch.equal(found, guided(ours(blocked_by_text(model, positive[0][0], neurons), positive, **settings)))
     assert not torch.equal(found, guided(ours(model, positive, **settings)))
     site = value_sites(model.model.diffusion_model, "all")[0]
-    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=site.address, steps="all")
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers=site.address, record_steps="all")
     assert torch.equal(guided(ours(tapped, positive, **settings)), guided(ours(model, positive, **settings)))
     values = model.model.diffusion_model.get_submodule(site.path)
     for step in recorder.record:
@@ -115,7 +115,7 @@ def test_where_control_has_no_weight_the_null_is_the_prompt(comfy, scene):
 
     told = with_sizes(POSITIVE, SizeCondition((16, 24), (0, 0), (64, 64)), (64, 64))
     model = weighted(xl_twins().model, GammaConfig("power_cos", 8.0))
-    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="all")
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="all")
     guider = ours(tapped, told, 3.0, 1.375)
     guided(guider, 8)
     assert {s.evaluations for s in guider.log} == {2, 3}

@@ -89,7 +89,7 @@ def test_a_real_graph(comfy):
         "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
         "4": {"class_type": "VitrineEMDOneStepGenerator", "inputs": {
             "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": 1, "student": NONE,
-            "contract": "manual", "timestep": 999.0, "noise": "unit"}},
+            "preset": "manual", "timestep": 999.0, "start_noise": "unit"}},
         "6": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
         "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
     }  # fmt: skip

@@ -149,7 +149,7 @@ def by_blocker(comfy, model, clip):
 def by_late_person(comfy, model, clip):
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     people = [
-        comfy.call("VitrineW2WSample", space=space, seed=n, factor=3.0, components=0, truncation=0.0, wanted="")[0]
+        comfy.call("VitrineW2WSample", space=space, seed=n, spread=3.0, components=0, truncation=0.0, wanted="")[0]
         for n in (1, 2)
     ]
     asked = {"space": space, "w2w_model": people[0], "late_model": people[1], "start": 990.0, "strength": 1.0}

@@ -82,7 +82,7 @@ class Desk:
         own = {"model": self.model, "vae": self.vae, "positive": self.positive}
         tap = {"selection": "addresses below", "addresses": PLACE, "timestep": 50.0, "ensemble": 1}
         taps = self.one("VitrineActivationTap", image=pictures, **own, **tap)
-        watched, recorder = self.call("VitrineTapDuringSampling", model=self.model, addresses=PLACE, steps="all")
+        watched, recorder = self.call("VitrineTapDuringSampling", model=self.model, layers=PLACE, record_steps="all")
         sampled = self.sampled(watched)
         self.call("VitrineCollectTaps", recorder=recorder, latent=sampled)
         self.call("VitrineActivationPicture", activations=taps)

@@ -88,7 +88,7 @@ def test_neurons_are_tapped_blocked_and_baked(comfy, bridge, case):
             assert torch.allclose(baked, blocked, atol=1e-3 * float(before.std()))
         assert float((blocked - basic(start, text())).abs().max()) > 0.02 * float(before.std())
     assert torch.equal(basic(model, text()), before), "nothing leaked"
-    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=site_of(model).address, steps="0")
+    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers=site_of(model).address, record_steps="0")
     assert torch.equal(basic(watched, text()), before)
     assert torch.isfinite(recorder.record[0]["cond"][site_of(model).address].tensor).all()
 

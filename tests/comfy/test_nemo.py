@@ -224,7 +224,7 @@ def test_blocked_sampling_equals_the_pipelines_and_the_baked_model(comfy, pipe, 
     model, clip, _ = parts
     plain = sample(comfy, model, clip)
     (blocked,) = comfy.call(
-        "VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=0.0, branch="both", start=0.0, end=1.0
+        "VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=0.0, branch="both", start_percent=0.0, end_percent=1.0
     )
     ours = sample(comfy, blocked, clip)
     (baked,) = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)
@@ -354,7 +354,7 @@ def test_a_graph_with_every_step(comfy):
                          "effect_fraction": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
                          "scope": "down+mid"}},
         "6": {"class_type": "VitrineNEMONeuronBlocker",
-              "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both", "start": 0, "end": 1}},
+              "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both", "start_percent": 0, "end_percent": 1}},
         "7": {"class_type": "VitrineSaveNeurons", "inputs": {"neurons": ["5", 0], "name": "graph"}},
         "8": {"class_type": "VitrineActivePatches", "inputs": {"model": ["6", 0]}},
     }  # fmt: skip

@@ -100,7 +100,7 @@ def test_taps_agree_with_the_python_door(comfy, loaded, portraits):
         image=pictures.permute(0, 2, 3, 1),
         positive=encode(clip, PROMPT),
         selection="addresses below",
-        addresses=ADDRESSES,
+        layers=ADDRESSES,
         timestep=50.0,
         seed=5,
         ensemble=2,
@@ -122,7 +122,7 @@ def test_taps_leave_the_model_bit_exact(comfy, loaded):
     positive, negative = encode(clip, PROMPT), encode(clip, "")
     before, _ = sample(model, positive, negative)
     weights = {k: v.clone() for k, v in model.model.diffusion_model.state_dict().items()}
-    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="0 7")
+    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="0 7")
     during, _ = sample(watched, positive, negative)
     after, _ = sample(model, positive, negative)
     assert torch.equal(before, during) and torch.equal(before, after)
@@ -138,7 +138,7 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
     model, clip, _ = loaded
     positive, negative = encode(clip, PROMPT), encode(clip, "")
     watched, recorder = comfy.call(
-        "VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="portraits"
+        "VitrineTapDuringSampling", model=model, layers="auto", record_steps="0", selection="portraits"
     )
     latent = {"samples": sample(watched, positive, negative, steps=2)[0]}
     taps, *_ = comfy.call("VitrineCollectTaps", recorder=recorder, latent=latent, step=-1, half="cond")
@@ -150,7 +150,7 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
     assert torch.equal(joined, expected)
     assert not torch.equal(joined, comfy.call("VitrineActivationPicture", **told)[0])
     with pytest.raises(VitrineError, match="Did you mean|layers of this model"):
-        comfy.call("VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="Ours-XL")
+        comfy.call("VitrineTapDuringSampling", model=model, layers="auto", record_steps="0", selection="Ours-XL")
 
 
 def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
@@ -189,8 +189,8 @@ def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
 def test_clones_never_see_each_others_hooks(comfy, loaded):
     model, clip, _ = loaded
     positive, negative = encode(clip, PROMPT), encode(clip, "")
-    a, first = comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="all")
-    b, second = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="0")
+    a, first = comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="all")
+    b, second = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="0")
     sample(a, positive, negative, steps=3)
     assert second.record is None and len(first.record) == 3
     sample(b, positive, negative, steps=3)
@@ -202,7 +202,7 @@ def test_an_error_or_interrupt_while_sampling_leaves_no_hook(comfy, loaded):
     import comfy.model_management as management
 
     model, clip, _ = loaded
-    watched, _ = comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="all")
+    watched, _ = comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="all")
     broken = [[torch.zeros(1, 24, 63), {}]]
     with pytest.raises(RuntimeError):
         sample(watched, broken, broken)
@@ -239,7 +239,7 @@ def test_bad_input_is_refused_before_any_forward(comfy, loaded):
         with pytest.raises(VitrineError, match=words):
             comfy.call("VitrineActivationTap", **good | change)
     with pytest.raises(VitrineError, match="0 5 10"):
-        comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="first")
+        comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="first")
     assert hooks(model.model.diffusion_model) == 0
 
 

@@ -17,7 +17,7 @@ def scene(comfy):
 
 
 def tapped(comfy, model, addresses=MIDDLE):
-    return comfy.call("VitrineTapDuringSampling", model=model, addresses=addresses, steps="all")
+    return comfy.call("VitrineTapDuringSampling", model=model, layers=addresses, record_steps="all")
 
 
 def blocked(comfy, model, **settings):

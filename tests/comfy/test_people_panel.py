@@ -73,7 +73,7 @@ def space(comfy):
 
 @pytest.fixture(scope="module")
 def person(comfy, space):
-    return comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
+    return comfy.call("VitrineW2WSample", space=space, seed=4, spread=1.0, components=0, truncation=0.0, wanted="")[0]
 
 
 def by_nodes(comfy, space, edited, released=False):
@@ -82,7 +82,7 @@ def by_nodes(comfy, space, edited, released=False):
     blank = {"samples": torch.zeros(1, 4, 8, 8), "downscale_ratio_spacial": 8}
     with torch.inference_mode():
         positive, negative = (clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in (PROMPT, ""))
-    applied = comfy.call("VitrineApplyW2WModel", model=model, space=space, w2w_model=edited, strength=1.0, start=1000.0)
+    applied = comfy.call("VitrineApplyW2WModel", model=model, space=space, w2w_model=edited, strength=1.0, start_timestep=1000.0)
     if released:
         sampling = {"cfg": RELEASED["cfg"], "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
         with torch.inference_mode():
@@ -97,9 +97,9 @@ def by_nodes(comfy, space, edited, released=False):
             latent=blank,
             seed=SEED,
             student=STUDENT,
-            contract="auto",
+            preset="auto",
             timestep=999.0,
-            noise="unit",
+            start_noise="unit",
         )[0]
     with torch.inference_mode():
         return vae.decode(latent["samples"]), (model, positive, negative, vae)

@@ -96,7 +96,7 @@ def test_presets_are_saved_loaded_and_refused(comfy, parts, pictures):
         image=image,
         positive=positive,
         selection="addresses below",
-        addresses=addresses,
+        layers=addresses,
         timestep=timestep,
         seed=0,
         ensemble=1,

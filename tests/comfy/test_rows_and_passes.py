@@ -30,7 +30,7 @@ def scene(comfy):
 
 
 def tapped(comfy, model, steps="all"):
-    return comfy.call("VitrineTapDuringSampling", model=model, addresses=f"{VALUES} {MIDDLE}", steps=steps)
+    return comfy.call("VitrineTapDuringSampling", model=model, layers=f"{VALUES} {MIDDLE}", record_steps=steps)
 
 
 def blocker(comfy, model, **settings):
@@ -254,8 +254,8 @@ def test_two_of_a_kind_add_up(comfy, scene):
         alone, sampled(cfg(model, conds)), atol=1e-4
     )
     assert torch.allclose(found, sampled(cfg(blocker(comfy, model), conds)), atol=1e-4)
-    first, early = comfy.call("VitrineTapDuringSampling", model=one, addresses=VALUES, steps="0")
-    second, late = comfy.call("VitrineTapDuringSampling", model=first, addresses=MIDDLE, steps="1")
+    first, early = comfy.call("VitrineTapDuringSampling", model=one, layers=VALUES, record_steps="0")
+    second, late = comfy.call("VitrineTapDuringSampling", model=first, layers=MIDDLE, record_steps="1")
     assert torch.equal(sampled(cfg(second, conds)), sampled(cfg(one, conds)))
     assert list(early.record) == [0] and list(late.record) == [1]
     assert set(early.record[0]["cond"]) == {VALUES} and set(late.record[1]["cond"]) == {MIDDLE}

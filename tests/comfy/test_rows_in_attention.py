@@ -36,10 +36,10 @@ def test_a_tap_inside_such_attention_is_refused_and_one_outside_is_not(comfy, sc
     changed = regions(model, count)
     wanted = sampled(cfg(changed, conds))
     assert not torch.allclose(wanted, sampled(cfg(model, conds)), atol=1e-3), "the patch has no effect"
-    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=changed, addresses=MIDDLE, steps="all")
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=changed, layers=MIDDLE, record_steps="all")
     assert torch.equal(sampled(cfg(tapped, conds)), wanted) and set(recorder.record[0]) == {"cond", "uncond"}
     for address in (VALUES, f"{LAYER}-q", f"{LAYER}-map"):
-        tapped, _ = comfy.call("VitrineTapDuringSampling", model=changed, addresses=address, steps="all")
+        tapped, _ = comfy.call("VitrineTapDuringSampling", model=changed, layers=address, record_steps="all")
         with pytest.raises(VitrineError, match=rf"{2 * count} batch rows.*own 2.*test_rows_in_attention"):
             sampled(cfg(tapped, conds))
 

@@ -92,7 +92,7 @@ def test_tap_and_word_map_of_a_photograph(comfy, models, photographs):
         image=image,
         positive=positive,
         selection="addresses below",
-        addresses="auto",
+        layers="auto",
         timestep=300.0,
         seed=0,
         ensemble=1,

@@ -63,7 +63,7 @@ def test_absolute_steps(comfy, late):
         with torch.inference_mode():
             return advanced.sample(patched, *told)[0]
 
-    whole, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="4 6")
+    whole, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="4 6")
     run(whole, 0, 8, latent, "enable")
     expected = recorder.activations(6, "cond")
     if late:
