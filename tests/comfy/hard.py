@@ -93,7 +93,7 @@ class Scene:
         return self.comfy.call("VitrineW2WSample", space=self.space, seed=seed, **told)[0]
 
     def block(self, model):
-        told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+        told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
         return self.comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NEURONS, **told)[0]
 
     def edit_late(self, model, start=700.0):
@@ -115,12 +115,12 @@ class Scene:
         probe = {"seeds": 3, "timestep_index": 4, "latent": self.latent}
         captions = {"model": self.model, "clip": self.clip, "prompts": CAPTIONS}
         picture = {"model": self.model, "vae": self.vae, "positive": self.positive}
-        own = {"selection": "addresses below", "addresses": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
+        own = {"selection": "layers below", "layers": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
         images, _, masks = self.pictures
         calibration = self.comfy.call("VitrineNEMOCalibrate", **captions, **probe)[0]
         both = self.tap(self.block(self.edit_late(self.model)))[0]
         reference = {"samples": torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(2))}
-        student = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
+        student = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, "noise": "unit"}
         call = self.comfy.call
         return {
             "KSampler": lambda: [self.ksampler(self.model)],
@@ -138,7 +138,7 @@ class Scene:
                      **own)[1]],
             "Rank Layers": lambda: [
                 call("VitrineRankActivations", images=images, masks=masks, layers="mid-*-q, up-level0-repeat0-*-q",
-                     timestep=50.0, noise_limit=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
+                     timestep=50.0, noise=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
             "Word Map": lambda: list(
                 call("VitrineWordMap", clip=self.clip, image=images, word="hair", seed=0, timestep=300.0, prompt=PROMPT,
                      **picture)),

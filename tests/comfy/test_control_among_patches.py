@@ -90,7 +90,7 @@ def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, s
 def test_a_blocker_and_a_tap_find_the_prompt(comfy, scene, config):
     model, positive, neurons = scene
     settings = {"scale": 3.0} | config
-    told = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "cond", "start_percent": 0.0, "end_percent": 1.0}
     blocked = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0]
     found = guided(ours(blocked, positive, **settings))
     assert torch.equal(found, guided(ours(blocked_by_text(model, positive[0][0], neurons), positive, **settings)))

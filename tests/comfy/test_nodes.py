@@ -99,7 +99,7 @@ def test_taps_agree_with_the_python_door(comfy, loaded, portraits):
         vae=vae,
         image=pictures.permute(0, 2, 3, 1),
         positive=encode(clip, PROMPT),
-        selection="addresses below",
+        selection="layers below",
         layers=ADDRESSES,
         timestep=50.0,
         seed=5,
@@ -179,8 +179,8 @@ def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
     base.diffusion_model = network
     model = comfy.model_patcher.ModelPatcher(base, torch.device("cpu"), torch.device("cpu"))
     for node, more in (
-        ("VitrineTapDuringSampling", {"addresses": "auto", "steps": "0"}),
-        ("VitrineTapDuringSampling", {"addresses": "", "steps": "0", "selection": "Ours-v1.5"}),
+        ("VitrineTapDuringSampling", {"layers": "auto", "record_steps": "0"}),
+        ("VitrineTapDuringSampling", {"layers": "", "record_steps": "0", "selection": "Ours-v1.5"}),
     ):
         with pytest.raises(VitrineError, match="backbone: given 'MMDiT'|backbone: given MMDiT"):
             vitrine.call(node, model=model, **more)
@@ -221,15 +221,15 @@ def test_bad_input_is_refused_before_any_forward(comfy, loaded):
         "vae": vae,
         "image": torch.rand(1, 64, 64, 3),
         "positive": encode(clip, PROMPT),
-        "selection": "addresses below",
-        "addresses": ADDRESSES,
+        "selection": "layers below",
+        "layers": ADDRESSES,
         "timestep": 50.0,
         "seed": 0,
         "ensemble": 1,
         "dtype": "float32",
     }
     bad = [
-        ({"addresses": "up-level0-repeat0-vit-block0-cros-q"}, "Did you mean"),
+        ({"layers": "up-level0-repeat0-vit-block0-cros-q"}, "Did you mean"),
         ({"image": torch.rand(1, 62, 64, 3)}, "multiples of 4"),
         ({"timestep": 1000.0}, "999"),
         ({"positive": []}, "CLIP Text Encode"),
@@ -245,7 +245,7 @@ def test_bad_input_is_refused_before_any_forward(comfy, loaded):
 
 def test_saving_and_loading_refuse_paths(comfy, loaded):
     model, clip, vae = loaded
-    inputs = {"selection": "addresses below", "addresses": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 1}
+    inputs = {"selection": "layers below", "layers": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 1}
     inputs |= {"model": model, "vae": vae, "positive": encode(clip, PROMPT), "dtype": "float16"}
     image = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     taps, *_ = comfy.call("VitrineActivationTap", image=image, **inputs)
@@ -288,7 +288,7 @@ def test_colours_have_a_legend_on_the_node_and_not_in_the_image(comfy, loaded):
     model, clip, vae = loaded
     tap = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineActivationTap"]
     with torch.inference_mode():
-        told = {"image": torch.rand(1, 64, 64, 3), "addresses": ADDRESSES, "selection": "addresses below"}
+        told = {"image": torch.rand(1, 64, 64, 3), "layers": ADDRESSES, "selection": "layers below"}
         settings = {"timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
         made = tap.execute(model=model, vae=vae, positive=encode(clip, PROMPT), **told, **settings)
     assert made.result[1].shape == (1, 256, 256, 3)

@@ -22,7 +22,7 @@ def scene(comfy):
 
 def tap(comfy, scene, image, addresses="mid-vit-out", model=None):
     own = {"model": model or scene[0], "vae": scene[1], "positive": scene[2]["positive"]}
-    how = {"selection": "addresses below", "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
+    how = {"selection": "layers below", "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
     return comfy.call("VitrineActivationTap", image=image, layers=addresses, **own, **how)
 
 
@@ -103,7 +103,7 @@ def test_weights_of_eight_bits_are_baked_and_adapted(comfy):
     assert network.get_submodule(site.path).weight.dtype == torch.float8_e4m3fn
     neurons = NeuronSet({site.address: (0, 3, 5)})
     baked = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)[0]
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     blocked = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0]
     plain = basic(model, text)
     assert torch.allclose(basic(baked, text), basic(blocked, text), atol=1e-4) and not torch.equal(

@@ -46,7 +46,7 @@ def test_a_tap_inside_such_attention_is_refused_and_one_outside_is_not(comfy, sc
 
 def test_a_blocker_of_one_branch_is_refused_and_one_of_both_acts(comfy, scene):
     model, conds = scene
-    changed, how = regions(model, 2), {"factor": 0.0, "start": 0.0, "end": 1.0}
+    changed, how = regions(model, 2), {"factor": 0.0, "start_percent": 0.0, "end_percent": 1.0}
     both = comfy.call("VitrineNEMONeuronBlocker", model=changed, neurons=NEURONS, branch="both", **how)[0]
     assert not torch.allclose(sampled(cfg(both, conds)), sampled(cfg(changed, conds)), atol=1e-3)
     one = comfy.call("VitrineNEMONeuronBlocker", model=changed, neurons=NEURONS, branch="cond", **how)[0]

@@ -91,7 +91,7 @@ def test_tap_and_word_map_of_a_photograph(comfy, models, photographs):
         vae=models["vae"],
         image=image,
         positive=positive,
-        selection="addresses below",
+        selection="layers below",
         layers="auto",
         timestep=300.0,
         seed=0,

@@ -91,7 +91,7 @@ def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, o
         slider_from=person,
         one_sided=one_sided,
     )
-    apply = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
+    apply = {"model": loaded[0], "space": space, "strength": 1.0, "start_timestep": 1000.0}
     (alone,) = comfy.call("VitrineApplyW2WModel", **apply, w2w_model=person)
     before = ddim(alone, positive)
     for strength, wanted in edited.items():
@@ -114,7 +114,13 @@ def test_it_stacks_with_another_lora_and_nemo(comfy, loaded, space, positive, pe
     assert (ddim(twice, positive) - ddim(loaded[0], positive)).abs().max() < 1e-4  # patches add up, and cancel
     some = NeuronSet({"down-level0-repeat0-vit-block0-cross-v": (0, 1, 2)})
     (blocked,) = comfy.call(
-        "VitrineNEMONeuronBlocker", model=model, neurons=some, factor=0.0, branch="both", start_percent=0.0, end_percent=1.0
+        "VitrineNEMONeuronBlocker",
+        model=model,
+        neurons=some,
+        factor=0.0,
+        branch="both",
+        start_percent=0.0,
+        end_percent=1.0,
     )
     assert not torch.equal(ddim(blocked, positive), ddim(model, positive))
 
@@ -122,8 +128,10 @@ def test_it_stacks_with_another_lora_and_nemo(comfy, loaded, space, positive, pe
 def test_a_late_model_begins_no_earlier_than_its_own_start(comfy, loaded, space, positive, person):
     """Above it the person is unedited, though start_timestep says 1000."""
     edited = edit(space, person.coefficients, {"beard": 3.0})
-    whole_run, late = (person.moved_to(edited, **edit_step({"beard": 3.0}, EditConfig(start=t))) for t in (1000, 700))
-    told = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
+    whole_run, late = (
+        person.moved_to(edited, **edit_step({"beard": 3.0}, EditConfig(start_timestep=t))) for t in (1000, 700)
+    )
+    told = {"model": loaded[0], "space": space, "strength": 1.0, "start_timestep": 1000.0}
     (plain,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, **told)
     (whole,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, late_model=whole_run, **told)
     (begun,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, late_model=late, **told)
