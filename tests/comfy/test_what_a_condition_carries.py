@@ -319,7 +319,7 @@ def test_every_key_that_core_reads_is_known(comfy):
 
 ONE_STEP = {
     "student": "(the model is the student)",
-    "contract": "manual",
+    "preset": "manual",
     "timestep": 999.0,
     "noise": "unit",
     "seed": 5,
