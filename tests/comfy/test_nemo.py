@@ -10,7 +10,6 @@ from vitrine.engine.nemo.adjust import recommended
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
-PROMPTS = caption(sample_scenes(range(40)))
 PLANT = plants()[0].captions[0]
 ORDINARY = caption(sample_scenes(range(200, 216)))
 PROBE = ProbeConfig(seeds=4, timestep_index=4)
@@ -349,30 +348,6 @@ def test_statistics_of_another_model_are_refused_as_by_the_pipeline(comfy, pipe,
             search()
         refusals.append(str(error.value))
     assert refusals[0] == refusals[1]
-
-
-def test_a_graph_with_every_step(comfy):
-    graph = {
-        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PLANT}},
-        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "4": {"class_type": "VitrineNEMOCalibrate",
-              "inputs": {"model": ["1", 0], "clip": ["1", 1], "latent": ["3", 0], "prompts": "\n".join(PROMPTS),
-                         "measure": "statistics", "scope": "down+mid", "samples": 4, "steps": 4, "cfg": 3.0,
-                         "first_seed": 1, "seeds": 3, "timestep_index": 4}},
-        "5": {"class_type": "VitrineNEMOFindNeurons",
-              "inputs": {"model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "calibration": ["4", 0],
-                         "effect_fraction": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
-                         "scope": "down+mid"}},
-        "6": {"class_type": "VitrineNEMONeuronBlocker",
-              "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both",
-                         "start_percent": 0, "end_percent": 1}},
-        "7": {"class_type": "VitrineSaveNeurons", "inputs": {"neurons": ["5", 0], "name": "graph"}},
-        "8": {"class_type": "VitrineActivePatches", "inputs": {"model": ["6", 0]}},
-    }  # fmt: skip
-    history, error = comfy.run(graph)
-    assert error is None, error
-    assert "vitrine.nemo" in str(history["outputs"]["8"])
 
 
 def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, latent, neurons):

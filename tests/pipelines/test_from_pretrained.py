@@ -8,6 +8,7 @@ from vitrine.engine import pipelines
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Calibration
 from vitrine.engine.pipelines.loading import LoadConfig, formed, load_pipeline
+from vitrine_tests.lanes import nightly_but
 from vitrine_tests.machine.stock import modules, stock
 
 KINDS = [
@@ -18,6 +19,7 @@ KINDS = [
     pipelines.SegmentationPipeline,
     pipelines.W2WPipeline,
 ]
+DAILY = [pipelines.ActivationTapPipeline, pipelines.EMDOneStepPipeline, pipelines.NEMOPipeline]
 
 
 @pytest.fixture(scope="module", params=["sdxl", "flux"])
@@ -35,7 +37,7 @@ def sdxl(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_but(KINDS, DAILY))
 def test_a_folder_gives_the_form_of_its_model(kind, saved):
     """SDXL's second text encoder was left out without a word, and transformers ended in errors of diffusers."""
     family, folder = saved

@@ -188,7 +188,7 @@ def test_a_text_is_one_prompt_not_its_letters(pipe):
     statistics, small = pipe.calibrate(caption(sample_scenes(range(6))), ["statistics"]), ProbeConfig(seeds=2)
     assert len(pipe.detect("a hat", None, "one step", small)) == 1
     assert len(pipe.conditions("a hat")) == 1
-    (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0), small)
+    (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0, protocol="nemo"), small)
     assert result.prompt == "a hat"
     with pytest.raises(VitrineError, match="captions: given 1"):
         pipe.calibrate("a hat", ["statistics"])
