@@ -1,8 +1,7 @@
 """Activation Tap: what a diffusion model sees in a picture.
 
 Your own checkpoint: change the one line marked below, for example to
-``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline`` and
-``ActivationTapXLPipeline``.
+``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline``.
 
 Run it cell by cell, or whole: ``python activation_tap.py [folder for the pictures]``.
 """

@@ -1,8 +1,7 @@
 """Correspondence and segmentation: points and masks carried from a few pictures to others, without training a network.
 
 Your own checkpoint: change the one line marked below, for example to
-``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline``,
-``CorrespondenceXLPipeline`` and ``SegmentationXLPipeline``.
+``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline``.
 
 Run it cell by cell, or whole: ``python correspondence.py [folder for the pictures]``.
 """

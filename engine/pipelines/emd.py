@@ -38,11 +38,26 @@ from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from .adapter import Adapter
-from .conventions import Generators, noise_sources
+from .conventions import Generators, noise_sources, refuse_arguments
 from .joined import TaskPipeline
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline, ModelMixin
+
+
+MEANINGLESS = {
+    "negative_prompt": "guidance is distilled into a one-step student",
+    "negative_prompt_embeds": "guidance is distilled into a one-step student",
+    "guidance_rescale": "guidance is distilled into a one-step student",
+    "num_inference_steps": "there is one step",
+    "timesteps": "there is one step, at the preset's timestep",
+    "sigmas": "there is one step, at the preset's timestep",
+    "eta": "there is one step",
+    "callback_on_step_end": "there is one step",
+    "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+    "max_sequence_length": "prompts are read to the text encoder's end",
+}
+"""What the stock pipelines take and a student does not, and what to do instead."""
 
 
 class EMDOneStepPipeline(TaskPipeline):
@@ -58,18 +73,6 @@ class EMDOneStepPipeline(TaskPipeline):
     """
 
     _samples_as_stock = False
-    _meaningless = {
-        "negative_prompt": "guidance is distilled into a one-step student",
-        "negative_prompt_embeds": "guidance is distilled into a one-step student",
-        "guidance_rescale": "guidance is distilled into a one-step student",
-        "num_inference_steps": "there is one step",
-        "timesteps": "there is one step, at the preset's timestep",
-        "sigmas": "there is one step, at the preset's timestep",
-        "eta": "there is one step",
-        "callback_on_step_end": "there is one step",
-        "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
-        "max_sequence_length": "prompts are read to the text encoder's end",
-    }
 
     def load_student(
         self,
@@ -167,7 +170,7 @@ class EMDOneStepPipeline(TaskPipeline):
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
-        self._refuse_arguments(unknown, adapter.masks)
+        refuse_arguments([EMDOneStepPipeline.__call__], unknown, MEANINGLESS, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
         preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))

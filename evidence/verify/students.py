@@ -20,7 +20,7 @@ from ...engine.io.files import read_artefact, save_artefact
 from ...engine.nemo.blocked_copies import picture_distance
 from ...engine.pipelines import EMDOneStepPipeline
 from ...engine.pipelines.emd import student_scheduler
-from ...engine.runtime.compat_diffusers import parts_of_class
+from ...engine.runtime.compat_diffusers import modules_of_class
 from .context import SETTINGS, Context
 from .protocol import check
 from .records import Estimate, Figure, Measured, Need, Published
@@ -148,7 +148,7 @@ def _loaded(context: Context, student: Student) -> Iterator[tuple[Any, Any]]:
     ours.set_progress_bar_config(disable=True)
     ours.load_student(student.file, preset=student.preset)
     own = type(context.pipe)
-    names, _, _ = parts_of_class(own)
+    names = modules_of_class(own)
     stock = own(**{name: part for name, part in ours.components.items() if name in names}, **_settings(context.pipe))
     stock.set_progress_bar_config(disable=True)
     try:

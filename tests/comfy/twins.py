@@ -9,7 +9,7 @@ from PIL import Image
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.correspondence import draw_matches, parse_points
 from vitrine.engine.activations.presets import FeaturePreset
-from vitrine.engine.activations.ranking import FilterRule
+from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
 from vitrine.engine.copies import CheckConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
@@ -82,7 +82,7 @@ def see_what_the_model_sees(graph, comfy):
     assert graph(7).step in record
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
     told = {"addresses": tap.addresses.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
-    taps = pipe(pictures, graph.text(tap.positive), **told).activations
+    taps = pipe.tap(pictures, graph.text(tap.positive), **told).activations
     first, second = (taps[a].tensor for a in tap.addresses.split())
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
@@ -99,18 +99,13 @@ def find_the_same_part(graph, comfy):
         known.images,
         masks,
         graph.text(rank.positive),
-        patterns=rank.places,
-        timestep=rank.timestep,
-        rule=rule,
-        budget=rank.budget or None,
-        most=rank.most,
-        strips=True,
+        config=RankingConfig(rank.places, rank.timestep, rule, rank.budget or None, rank.most, strips=True),
     )
     strips = {7: made.kept[:24], 8: list(made.dropped)[:24]}
     found = {i: torch.stack([made.strip(a, 64) for a in names]) for i, names in strips.items()}
     source, target = portraits(graph(13)).images, portraits(new).images
     points, seeds = parse_points(find.points, 64, 64), list(range(find.seed, find.seed + find.ensemble))
-    matches = pipeline(CorrespondencePipeline)(
+    matches = pipeline(CorrespondencePipeline).match(
         source,
         target,
         points,
@@ -339,14 +334,18 @@ def reuse_saved_neurons_people_and_layers(graph, comfy):
     stored = Activations.load(saved.path_of("vitrine_activations", graph(26).file))
     tap = graph(23)
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
-    taps = pipeline(ActivationTapPipeline)(
-        portraits(graph(21)).images,
-        graph.text(tap.positive),
-        addresses=list(preset.addresses),
-        timestep=preset.timestep,
-        seeds=seeds,
-        output_type="none",
-    ).activations
+    taps = (
+        pipeline(ActivationTapPipeline)
+        .tap(
+            portraits(graph(21)).images,
+            graph.text(tap.positive),
+            addresses=list(preset.addresses),
+            timestep=preset.timestep,
+            seeds=seeds,
+            output_type="none",
+        )
+        .activations
+    )
     first = next(taps[a] for a in taps if taps[a].grid is not None)
     people = ksampler(graph, 17, pipeline(W2WPipeline), space=space, model=person)
     pipe.unet.load_state_dict(bake(pipe.unet, neurons, graph(6).factor), strict=False)

@@ -109,23 +109,23 @@ def _one_step_sized(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
 
 def _tap(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
-    return pipe(image, "" if prompt is None else prompt, RESIDUAL, **{"output_type": "none", **arguments})
+    return pipe.tap(image, "" if prompt is None else prompt, RESIDUAL, **{"output_type": "none", **arguments})
 
 
 def _tap_block(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
-    return pipe(image, "" if prompt is None else prompt, "vit-block1-out", **{"output_type": "none", **arguments})
+    return pipe.tap(image, "" if prompt is None else prompt, "vit-block1-out", **{"output_type": "none", **arguments})
 
 
 def _match(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
-    return pipe(image[:1], image[1:2], [[0.3, 0.4]], prompt or "", addresses=RESIDUAL, **arguments)
+    return pipe.match(image[:1], image[1:2], [[0.3, 0.4]], prompt or "", addresses=RESIDUAL, **arguments)
 
 
 def _label(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, masks: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
     masks = (drawn().parts[:1] == 0).long() if masks is None else masks
-    return pipe(image[:1], masks, image[1:2], prompt or "", addresses=RESIDUAL, **arguments)
+    return pipe.segment(image[:1], masks, image[1:2], prompt or "", addresses=RESIDUAL, **arguments)
 
 
 def _verified(pipe: Any, pictures: Any) -> torch.Tensor:
@@ -187,9 +187,9 @@ DOORS = {
     for door in (
         Door("Tap", "sd", ours.ActivationTapPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
              refused=TAPS, absent=("masks",)),
-        Door("Tap XL", "sdxl", ours.ActivationTapXLPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
+        Door("Tap XL", "sdxl", ours.ActivationTapPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
              refused=TAPS, absent=("masks",)),
-        Door("Tap, transformers", "flux", ours.ActivationTapTransformerPipeline, _tap_block, False,
+        Door("Tap, transformers", "flux", ours.ActivationTapPipeline, _tap_block, False,
              lambda p, x: read(_tap_block(p, image=x)), absent=("masks",), lent=True,
              refused=TAPS),
         Door("Match", "sd", ours.CorrespondencePipeline, _match, False, lambda p, x: read(_match(p, image=x)),

@@ -71,7 +71,7 @@ def test_its_call_has_the_arguments_of_both(task, family, made):
     pipe, told = made(family)
     ours = on(task, pipe, told)
     parameters, theirs = inspect.signature(ours.__call__).parameters, inspect.signature(pipe.__call__).parameters
-    assert set(theirs) < set(parameters) and list(parameters)[0] == list(theirs)[0]
+    assert set(theirs) <= set(parameters) and list(parameters)[0] == list(theirs)[0]
     assert all(parameters[name].default == p.default for name, p in theirs.items())
     assert type(pipe).__call__.__doc__.strip().split("\n")[0] in type(ours).__call__.__doc__
 
