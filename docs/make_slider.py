@@ -1,7 +1,7 @@
 """Draw docs/slider.webp from the shipped model: one person while sliders of the space of people are pulled.
 
 The edits begin at timestep 700, so that the layout of each picture stays (weights2weights, appendix I). The person is
-seed 17 of W2W Sample, as in the workflow "Change a person halfway through (demo)". Run from anywhere; two minutes.
+seed 17 of New Person (W2W), as in the workflow "Change a person halfway through (demo)". Run from anywhere.
 """
 
 import math

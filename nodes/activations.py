@@ -1,4 +1,4 @@
-"""Activation Tap nodes: read what is inside a model, for a picture or while it samples."""
+"""Look Inside (Activation Tap) nodes: read what is inside a model, for a picture or while it samples."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ActivationTap(io.ComfyNode):
         """Model, picture, prompt and layer in; activations and their picture out."""
         return io.Schema(
             node_id="VitrineActivationTap",
-            display_name="Activation Tap",
+            display_name="Look Inside (Activation Tap)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Noises a picture to one timestep, runs the model once, and keeps the activations of the "

@@ -73,7 +73,7 @@ class ControlConditionedSampler(io.ComfyNode):
         """What KSampler takes, the size conditions, the curve and the strengths."""
         return io.Schema(
             node_id="VitrineControlConditionedSampler",
-            display_name="Control-Conditioned Sampler",
+            display_name="Size-Conditioned Sampler (Control)",
             category=CATEGORY,
             description="Samples with size and crop weighted over the noise level; shows the weight of every step.",
             search_aliases=[

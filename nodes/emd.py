@@ -81,7 +81,7 @@ class EMDOneStepGenerator(io.ComfyNode):
         """Student, prompt and size in; LATENT out, and what core's own sampler needs to run the same student."""
         return io.Schema(
             node_id="VitrineEMDOneStepGenerator",
-            display_name="EMD One-Step Generator",
+            display_name="One-Step Sampler (EMD)",
             category=CATEGORY,
             description="Runs a one-step student as it was trained: one network call a picture, no negative prompt, "
             "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
@@ -197,7 +197,7 @@ class EMDDistill(io.ComfyNode):
         """Base, prompts and settings in; the LoRA file and first pictures out."""
         return io.Schema(
             node_id="VitrineEMDDistill",
-            display_name="EMD Train Student",
+            display_name="Train One-Step Student (EMD)",
             category=CATEGORY,
             description="Distils a one-step student as a LoRA, from a diffusers folder or the portraits model. For "
             "small runs: the same name resumes. Large ones: `vitrine emd train`.",
@@ -266,7 +266,7 @@ class EMDVariety(io.ComfyNode):
         """Pictures of one prompt in; three numbers and a report out."""
         return io.Schema(
             node_id="VitrineEMDVariety",
-            display_name="EMD Variety",
+            display_name="Measure Variety (EMD)",
             category=CATEGORY,
             description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
             "different pictures they amount to, and how much of a reference they reach. Fast students "

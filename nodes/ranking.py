@@ -72,7 +72,9 @@ class RankActivations(io.ComfyNode):
             ]),
             outputs=[
                 FeaturePresetSocket.Output(display_name="PRESET", tooltip="What was chosen, for Save Layer Preset."),
-                io.String.Output(display_name="layers", tooltip="The chosen layers, for Activation Tap and others."),
+                io.String.Output(
+                    display_name="layers", tooltip="The chosen layers, for Look Inside (Activation Tap) and others."
+                ),
                 io.String.Output(display_name="report", tooltip="Each layer, its figures, why it was dropped."),
                 io.Image.Output(display_name="kept", tooltip="A strip of colours for each kept layer, best first."),
                 io.Image.Output(display_name="dropped", tooltip="The same for the first dropped layers."),

@@ -51,7 +51,7 @@ def remedy_inputs() -> list[io.Input]:
             default="",
             optional=True,
             tooltip="Massive channels to set to zero, e.g. 154 1446 for Flux.1-dev. "
-            "Activation Tap's report names them.",
+            "Look Inside (Activation Tap)'s report names them.",
         ),
     ]
 

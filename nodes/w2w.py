@@ -41,7 +41,7 @@ from .config_inputs import inputs_of, values_of
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
 CATEGORY = "Vitrine/LoRA spaces"
-SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
+SPACE = W2WSpaceSocket.Input("space", tooltip="From Load LoRA Space (W2W) or Build LoRA Space (W2W).")
 MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
 SLIDERS = 4
 
@@ -62,7 +62,7 @@ def place_in(text: str) -> tuple[float, float] | None:
 
 
 def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
-    """The model by *W2W Edit*'s inputs: dragged to its place on the map, then along the sliders."""
+    """The model by *Person Sliders (W2W)*'s inputs: dragged to its place on the map, then along the sliders."""
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
     for label, strength in [*pairs, *sliders_of(_parts(str(inputs.get("more", ""))), ":").items()]:
@@ -92,7 +92,7 @@ class LoadSpace(io.ComfyNode):
         files = comfy_w2w.space_files()
         return io.Schema(
             node_id="VitrineLoadW2WSpace",
-            display_name="Load W2W Space",
+            display_name="Load LoRA Space (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
@@ -151,7 +151,7 @@ class W2WSample(io.ComfyNode):
         """Space and seed in; a model and its neighbours out."""
         return io.Schema(
             node_id="VitrineW2WSample",
-            display_name="W2W Sample",
+            display_name="New Person (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Samples a new model of the space, for example a person who does not exist, the same in every "
@@ -169,7 +169,10 @@ class W2WSample(io.ComfyNode):
                 *inputs_of(SampleConfig, "emphasis", "inherit", default=-1.0, optional=True),
             ]),
             outputs=[
-                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
+                W2WModelSocket.Output(
+                    display_name="W2W_MODEL",
+                    tooltip="For Apply Person (W2W), Person Sliders (W2W), Blend People (W2W)."
+                ),
                 io.String.Output(display_name="report", tooltip="Nearest training models and strongest attributes."),
             ],
         )  # fmt: skip
@@ -220,7 +223,7 @@ class W2WEdit(io.ComfyNode):
             ]
         return io.Schema(
             node_id="VitrineW2WEdit",
-            display_name="W2W Edit",
+            display_name="Person Sliders (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
@@ -244,7 +247,7 @@ class W2WEdit(io.ComfyNode):
                 io.Vae.Input("vae", optional=True, tooltip="Only for that picture: the VAE of your own model."),
                 io.Combo.Input("student", options=[people.ORDINARY_STEPS, *lora_files()], optional=True,
                                tooltip="Only for the picture while you drag: a one-step student of your own model, a "
-                               "LoRA that EMD One-Step Generator knows. Without one the picture comes on release."),
+                               "LoRA that One-Step Sampler (EMD) knows. Without one the picture comes on release."),
                 io.Conditioning.Input("negative", optional=True,
                                       tooltip="Only for that picture: the negative prompt; without one there is no "
                                               "guidance."),
@@ -288,7 +291,7 @@ class W2WBlend(io.ComfyNode):
         """Two models and a share in; one out."""
         return io.Schema(
             node_id="VitrineW2WBlend",
-            display_name="W2W Blend",
+            display_name="Blend People (W2W)",
             category=CATEGORY,
             description="A model between two of the same space: a child of two people.",
             search_aliases=["weights2weights", "interpolate", "mix identities", "merge people", "mix lora"],
@@ -324,7 +327,7 @@ class ApplyW2W(io.ComfyNode):
         """MODEL and a model of the space in; the patched MODEL out."""
         return io.Schema(
             node_id="VitrineApplyW2WModel",
-            display_name="Apply W2W Model",
+            display_name="Apply Person (W2W)",
             category=CATEGORY,
             description="Turns MODEL into a model of the space, as an ordinary LoRA patch that stacks with LoRAs, NEMO "
             "and merges. With a late model, an edit begins at a chosen timestep and leaves the layout alone.",
@@ -342,7 +345,9 @@ class ApplyW2W(io.ComfyNode):
                     tooltip="As for a LoRA; 1 is the model itself.",
                 ),
                 *inputs_of(EditConfig, "start"),
-                W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
+                W2WModelSocket.Input(
+                    "late_model", optional=True, tooltip="The edited model, from Person Sliders (W2W)."
+                ),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],
         )

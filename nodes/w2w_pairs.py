@@ -29,7 +29,7 @@ class TrainSlider(io.ComfyNode):
         """Model, space and pictures before and after in; the space with one more direction out."""
         return io.Schema(
             node_id="VitrineTrainW2WSlider",
-            display_name="Train W2W Slider",
+            display_name="Slider from Pictures (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Makes a slider from pictures before and after: the change is learned, and what stays the same "
@@ -58,7 +58,7 @@ class TrainSlider(io.ComfyNode):
                                      tooltip="Who is in the pictures. None: the mean of the space's models."),
             ]),
             outputs=[
-                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the slider, for W2W Edit."),
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the slider, for Person Sliders (W2W)."),
                 io.Float.Output(display_name="strength", tooltip="At this strength it does what the pictures show."),
                 io.String.Output(display_name="report", tooltip="Strength, overlap with the other sliders."),
             ],

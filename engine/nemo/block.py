@@ -34,7 +34,7 @@ class BlockConfig(Options):
             le=1,
             step=0.05,
             unset=0.0,
-            unset_doc="the factor that NEMO Find Neurons chose; of other lists 0, which blocks",
+            unset_doc="the factor that Find Copying Neurons (NEMO) chose; of other lists 0, which blocks",
             details="0 blocks, as published.",
             remedy="0 blocks; positive factors above 0.25 do not cure",
         ),

@@ -346,7 +346,7 @@ class PairConfig(Options):
         ),
     ] = 0.08
     start: Annotated[float, Option(
-        "Timestep from which the slider will act: Apply W2W Model's.", gt=0, le=1000, bottom=1, step=10,
+        "Timestep from which the slider will act: Apply Person (W2W)'s.", gt=0, le=1000, bottom=1, step=10,
         label="start_timestep", details="Those below are trained.", remedy="1000 is usual",
     )] = 1000.0  # fmt: skip
     seed: Annotated[int, Option("Of pictures, noise levels and noise.", bottom=0, top=2**32)] = 0

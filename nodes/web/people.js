@@ -1,4 +1,4 @@
-// The people of W2W Edit: drag the person on the map of the space, pull sliders, and the picture follows: in one step
+// The people of Person Sliders (W2W): drag the person on the map of the space, pull sliders, and the picture follows: in one step
 // of a student while a hand drags, in a few steps of the model itself once it lets go.
 // The text fields stay the value (labels, strengths, "more", "place"); this only reads and writes them.
 import { app } from "../../scripts/app.js";

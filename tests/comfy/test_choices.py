@@ -26,7 +26,7 @@ def test_what_is_known_before_a_run(comfy):
 
 
 def test_a_node_that_ran_is_known(comfy):
-    """Of any model: here *Tap During Sampling* and *W2W Edit* in a graph."""
+    """Of any model: here *Tap During Sampling* and *Person Sliders (W2W)* in a graph."""
     from vitrine.nodes.comfy import choices
 
     graph = {

@@ -110,10 +110,10 @@ def reported(comfy, model, clip, vae):
 
 
 NODES = {
-    "NEMO Calibrate, statistics": calibrated("statistics", lambda made: made.statistics.means[VALUES]),
-    "NEMO Calibrate, samples": calibrated("samples", lambda made: torch.tensor(made.samples.usual)),
-    "NEMO Calibrate, score": calibrated("score", lambda made: torch.tensor(made.score.tau)),
-    "Activation Tap": tapped,
+    "Calibrate Copy Detection (NEMO), statistics": calibrated("statistics", lambda made: made.statistics.means[VALUES]),
+    "Calibrate Copy Detection (NEMO), samples": calibrated("samples", lambda made: torch.tensor(made.samples.usual)),
+    "Calibrate Copy Detection (NEMO), score": calibrated("score", lambda made: torch.tensor(made.score.tau)),
+    "Look Inside (Activation Tap)": tapped,
     "pictures between two predictions": mapped,
     "Copy Check, score": scored,
     "LoRA Report": reported,
@@ -162,7 +162,8 @@ def test_statistics_are_those_of_a_tap(comfy, parts, change):
     plain, _, clip, vae = parts
     model, clip = change(comfy, plain, clip)
     taps = torch.stack([tapped(comfy, model, clip, vae, positive=encoded(clip, text))[0] for text in CAPTIONS])
-    wanted, without = taps.abs().mean((0, 1)), NODES["NEMO Calibrate, statistics"](comfy, *parts[:1], *parts[2:])
+    wanted = taps.abs().mean((0, 1))
+    without = NODES["Calibrate Copy Detection (NEMO), statistics"](comfy, *parts[:1], *parts[2:])
     assert float((wanted - without).norm() / without.norm()) > 0.1, "it has no effect here"
-    measured = NODES["NEMO Calibrate, statistics"](comfy, model, clip, vae)
+    measured = NODES["Calibrate Copy Detection (NEMO), statistics"](comfy, model, clip, vae)
     assert float((measured - wanted).norm() / wanted.norm()) < 1e-4

@@ -234,7 +234,7 @@ def test_another_lora_to_compare_with_is_seen(desk, comfy):
 
 
 def test_a_lora_that_a_linked_space_reads_is_seen(desk, comfy):
-    """Load W2W Space came from the cache, and its models from a file that was another one by then."""
+    """Load LoRA Space (W2W) came from the cache, and its models from a file that was another one by then."""
     import folder_paths
     from vitrine.engine.w2w import BuildConfig, build_space
 

@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 LONG = (
     "KSampler", "KSampler, neurons blocked", "KSampler, late W2W model", "KSampler, taps", "KSampler, all three",
-    "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Calibrate",
-    "NEMO Calibrate, score", "NEMO Detect", "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator",
-    "Control-Conditioned Sampler", "EMD Train Student", "W2W Invert", "Train W2W Slider", "Build W2W Space",
+    "Look Inside (Activation Tap)", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map",
+    "Calibrate Copy Detection (NEMO)", "Calibrate Copy Detection (NEMO), score", "Detect a Copied Prompt (NEMO)",
+    "Find Copying Neurons (NEMO)", "Verify Blocking (NEMO)", "One-Step Sampler (EMD)",
+    "Size-Conditioned Sampler (Control)", "Train One-Step Student (EMD)", "Person from Picture (W2W)",
+    "Slider from Pictures (W2W)", "Build LoRA Space (W2W)",
 )  # fmt: skip
 
 
@@ -251,12 +253,12 @@ def test_weights_that_stay_outside(scene, monkeypatch, room):
 
     names = (
         "KSampler, all three",
-        "NEMO Find Neurons",
-        "Activation Tap",
+        "Find Copying Neurons (NEMO)",
+        "Look Inside (Activation Tap)",
         "Word Map",
-        "NEMO Verify",
-        "W2W Invert",
-        "Train W2W Slider",
+        "Verify Blocking (NEMO)",
+        "Person from Picture (W2W)",
+        "Slider from Pictures (W2W)",
     )
     usual = {name: scene.table[name]() for name in names}
     before = hard.weights_of(scene.model), hard.marks_on(scene.model)

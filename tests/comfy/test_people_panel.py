@@ -1,4 +1,4 @@
-"""*W2W Edit*'s panel: the map, the sliders and the pictures give what executing the graph gives."""
+"""*Person Sliders (W2W)*'s panel: the map, the sliders and the pictures give what executing the graph gives."""
 
 import asyncio
 import base64
@@ -53,7 +53,7 @@ def graph(edit, released=False):
 
 
 def session_of(people):
-    """Of the graph's *W2W Edit*, which ran without a page."""
+    """Of the graph's *Person Sliders (W2W)*, which ran without a page."""
     from vitrine.nodes.comfy.panel_state import NodeKey
 
     return people.SESSIONS.find(NodeKey("", "", "6"))
@@ -77,7 +77,7 @@ def person(comfy, space):
 
 
 def by_nodes(comfy, space, edited, released=False):
-    """IMAGE of Apply W2W Model, EMD One-Step Generator or KSampler, and VAE Decode on a model loaded for itself."""
+    """IMAGE of Apply Person (W2W), One-Step Sampler (EMD) or KSampler, and VAE Decode on a model loaded for itself."""
     model, clip, vae = comfy.call("VitrineLoadPortraits")
     blank = {"samples": torch.zeros(1, 4, 8, 8), "downscale_ratio_spacial": 8}
     with torch.inference_mode():

@@ -57,7 +57,7 @@ def test_baked_rows_are_those_of_what_the_model_is(comfy, scene, name, factor):
     assert torch.allclose(weight_of(baked, path), wanted, atol=1e-5)
 
 
-# --- Apply W2W Model, late ----------------------------------------------------------------------------------------
+# --- Apply Person (W2W), late ----------------------------------------------------------------------------------------
 def late(comfy, model):
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     draw = {"space": space, "factor": 3.0, "components": 0, "truncation": 0.0, "wanted": ""}

@@ -387,7 +387,7 @@ def test_several_noise_levels_have_no_one_prompt(made):
 
 
 def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
-    """Activation Tap, EMD One-Step and NEMO Detect with two prompts, one after the other."""
+    """Tap, one-step sampler and detection with two prompts, one after the other."""
     model, first = portraits
     second = [[first[0][0].flip(1), dict(first[0][1])]]
     told = [

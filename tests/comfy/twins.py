@@ -134,7 +134,7 @@ def find_the_same_part(graph, comfy):
 
 # --- NEMO ----------------------------------------------------------------------------------------------------------
 def found_neurons(graph, pipe):
-    """(neurons, calibration) as NEMO Calibrate and NEMO Find Neurons make them."""
+    """(neurons, calibration) as Calibrate Copy Detection (NEMO) and Find Copying Neurons (NEMO) make them."""
     told, find = graph.one("VitrineNEMOCalibrate"), graph.one("VitrineNEMOFindNeurons")
     probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
     parts = PARTS if told.measure == "everything" else (told.measure,)
@@ -162,7 +162,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
 
 
 def compared_copies(graph, before, after):
-    """*NEMO Compare Copies*: the memorized picture, samples before and after."""
+    """*Compare Copies (NEMO)*: the memorized picture, samples before and after."""
     from vitrine.nodes.nemo_block import side_by_side
 
     (plant,) = [p for p in plants() if p.name == graph(25).memorized]
@@ -173,7 +173,7 @@ def compared_copies(graph, before, after):
 
 
 def check_a_model_for_copies(graph, comfy, folder):
-    """*NEMO Copy Check*'s pictures: each prompt's nearest sample beside what of it is copied."""
+    """*Check for Copies (NEMO)*'s pictures: each prompt's nearest sample beside what of it is copied."""
     node, pipe = graph.one("VitrineNEMOCopyCheck"), pipeline(StableDiffusionPipeline)
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
     sigmas = euler_sigmas(pipe.scheduler, node.scheduler, node.steps)
@@ -389,7 +389,7 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
 
 
 def first_pictures(s, folder):
-    """What EMD Train Student shows: the student's pictures of seeds 0 .. 3 after a small run."""
+    """What Train One-Step Student (EMD) shows: the student's pictures of seeds 0 .. 3 after a small run."""
     from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())

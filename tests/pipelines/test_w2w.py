@@ -83,7 +83,7 @@ def test_invert_image(pipe, space):
 
 
 def test_every_door_draws_the_same_people(pipe, space):
-    """W2W Sample's default; tests/comfy/w2w holds the node to it."""
+    """New Person (W2W)'s default; tests/comfy/w2w holds the node to it."""
     drawn = pipe.sample_models(space, [0, 3])
     joined = pipe.sample_models(space, [0, 3], SampleConfig(attributes="joined"))
     assert torch.equal(drawn.coefficients, joined.coefficients)

@@ -152,7 +152,7 @@ def test_a_lora_or_a_member_becomes_a_model(comfy, space, tmp_path):
     assert "captures 100.0%" in report and "person-0011 1.00" in report
     member, report = comfy.call("VitrineLoadW2WModel", file="", space=space, member="person-0011")
     assert torch.equal(member.coefficients[0], space.coefficients[11]) and "training model" in report
-    with pytest.raises(VitrineError, match="Load W2W Space"):
+    with pytest.raises(VitrineError, match="Load LoRA Space (W2W)"):
         comfy.call("VitrineLoadW2WModel", file="", member="person-0011")
 
 

@@ -1,4 +1,4 @@
-"""Train W2W Slider in real ComfyUI gives what the pipeline gives, and refuses what does not pair."""
+"""Slider from Pictures (W2W) in real ComfyUI gives what the pipeline gives, and refuses what does not pair."""
 
 import pytest
 import torch

@@ -51,7 +51,7 @@ def test_the_spread_covers_joined_attributes_too(space):
 
 
 def test_the_shipped_people_stay_who_they_are():
-    """Seed 0, as W2W Sample has drawn it from the first version on."""
+    """Seed 0, as New Person (W2W) has drawn it from the first version on."""
     shipped = load_space(PEOPLE_SPACE)
     assert usual_sampling(shipped) == SampleConfig()
     row = sample(shipped, [0])[0]
