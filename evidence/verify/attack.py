@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 from ...engine.nemo import adversarial_embedding
 from ...engine.nemo.blocked_copies import share_interval
+from ...engine.pipelines.nemo_jobs import probe_of
+from ...engine.pipelines.nemo_prompts import conditions, latent_shape, latents_of
 from .blocking import NEEDS, READS, REMEDIES, WORDS, median_figure, remedies, usual_samples
 from .context import Context
 from .judge import Judge, judge_of
@@ -69,14 +71,14 @@ def attack(context: Context) -> Measured:
     there = [i for i, row in enumerate(rows) if row in pictures]
     samples = {name: made[name].all()[0][there] for name in REMEDIES[:2]}
     targets, known = [pictures[rows[i]] for i in there], [sets[i] for i in there]
-    probe, settings = context.nemo.probe("all"), context.settings
+    probe, settings = probe_of(context.nemo, "all"), context.settings
 
     def attacked(row: int) -> Mapping[str, Any]:
         """Under the embedding optimised for a picture while its neurons are blocked."""
-        height, width = (context.nemo.vae_scale_factor * side for side in context.nemo.latent_shape()[1:])
+        height, width = (context.nemo.vae_scale_factor * side for side in latent_shape(context.nemo)[1:])
         squeezed = F.interpolate(targets[row], (height, width), mode="bilinear", antialias=True).clamp(0, 1)
-        (cond,) = context.nemo.conditions(prompts[there[row]])
-        latents = context.nemo.latents(squeezed)
+        (cond,) = conditions(context.nemo, prompts[there[row]])
+        latents = latents_of(context.nemo, squeezed)
         for parameter in context.network.parameters():
             parameter.requires_grad_(False)
         bar = context.bar("attack")

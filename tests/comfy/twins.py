@@ -41,6 +41,7 @@ from vitrine.engine.pipelines import (
     copy_check,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import render
 from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
@@ -152,7 +153,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
     untouched = ksampler(graph, 10, pipe)
     reference = ksampler_latents(graph, 10, pipe)[:1]
     probe = make_probe(Denoiser.from_diffusers(pipe), "all", ProbeConfig(check.seeds, check.timestep_index))
-    (cond,) = pipe.conditions([graph.text(check.positive)])
+    (cond,) = conditions(pipe, [graph.text(check.positive)])
     config = VerifyConfig(calibration.score.tau, check.seed, AttackConfig(steps=check.attack_steps))
     done = verify(probe, cond, neurons, (4, 16, 16), config, reference=reference)
     attacked = done.embedding.text.expand(len(untouched), -1, -1)
@@ -362,7 +363,7 @@ def make_your_own_slider_threshold_and_space(graph, comfy, folder):
     moved = person.moved_to(edit(space, person.coefficients, sliders(graph(8))))
     slider = ksampler(graph, 10, pipeline(W2WPipeline), space=space, model=moved)
     nemo, config = pipeline(NEMOPipeline), ProbeConfig(seeds=score.seeds, timestep_index=score.timestep_index)
-    (cond,), noise = nemo.conditions([graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
+    (cond,), noise = conditions(nemo, [graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
     probe = make_probe(Denoiser.from_diffusers(nemo), config=config)
     with torch.no_grad():
         clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vitrine.engine import pipelines as ours
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, fingerprint_of, value_sites
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import InvertConfig
 from vitrine_tests.machine.calls import RESIDUAL, _checkpoint_file, _neurons, _space, around, drawn
@@ -140,7 +141,9 @@ def _verified(pipe: Any, pictures: Any) -> torch.Tensor:
         raise Stop
 
     try:
-        pipe.verify(PROMPT, _neurons(), 0.5, pictures[:1], ProbeConfig(seeds=3, timestep_index=15), progress=stop)
+        verify_blocking(
+            pipe, PROMPT, _neurons(), 0.5, pictures[:1], ProbeConfig(seeds=3, timestep_index=15), progress=stop
+        )
     except Stop:
         pass
     finally:

@@ -27,6 +27,7 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import BuildConfig, EditConfig, InvertConfig, WeightSpace, build_space, with_directions
 from vitrine_tests.full_size.material import CLASSES, checkpoint, configuration, loras, pictures
@@ -187,7 +188,7 @@ def nemo_find(s: Loaded) -> Tensors:
 
 @case("NEMOPipeline.verify")
 def nemo_verify(s: Loaded) -> Tensors:
-    found = s.of("NEMO").verify(PROMPT, s.neurons, 0.5, None, PROBE)
+    found = verify_blocking(s.of("NEMO"), PROMPT, s.neurons, 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
 
 

@@ -42,6 +42,7 @@ from vitrine.engine.pipelines import (
     W2WPipeline,
 )
 from vitrine.engine.pipelines.joined import TaskPipeline
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
@@ -264,14 +265,14 @@ def nemo_find(pipe: Any) -> Tensors:
 
 @entered("nemo.verify", NEMO)
 def nemo_verify(pipe: Any) -> Tensors:
-    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, None, PROBE)
+    found = verify_blocking(pipe, plants()[2].captions[0], _neurons(), 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
 
 
 @entered("nemo.attack", NEMO, slow=True)
 def nemo_attack(pipe: Any) -> Tensors:
     """Verification with a picture: 50 steps of gradients through the network, and the VAE."""
-    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
+    found = verify_blocking(pipe, plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
     assert found.attacked is not None
     return [torch.tensor([found.untouched.value, found.blocked.value, found.attacked.value])]
 

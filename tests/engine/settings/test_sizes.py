@@ -10,9 +10,10 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     ControlConditionedPipeline,
-    EMDOneStepPipeline,
     NEMOPipeline,
 )
+from vitrine.engine.pipelines.adapter import Adapter
+from vitrine.engine.pipelines.emd import latent_shape
 from vitrine.engine.pipelines.emd_training import training_parts
 from vitrine.engine.pipelines.w2w_training import subjects_in
 from vitrine.engine.portraits import load_portraits
@@ -42,7 +43,7 @@ def calls(stock, tmp_path):
         "rank by points": lambda size: rank([PICTURE] * 2, keypoints=point, size=size),
         "rank by masks": lambda size: rank([PICTURE] * 4, [MASK] * 4, size=size),
         "control": lambda size: ControlConditionedPipeline.from_pipe(stock)("a face", height=size),
-        "one step": lambda size: EMDOneStepPipeline.from_pipe(stock).latent_shape(size, 64),
+        "one step": lambda size: latent_shape(Adapter(stock), size, 64),
         "nemo": lambda size: NEMOPipeline.from_pipe(stock, size=(size, 64)),
     }
 
