@@ -8,6 +8,8 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig, Calibration, FewStepConfig, NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.nemo.adjust import recommended
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_jobs import adjust_prompt, verify_blocking
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
 PLANT = plants()[0].captions[0]
@@ -184,9 +186,9 @@ def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, l
     assert found.info["verdict"] == result.verdict and result.verdict in ("cured", "reduced")
     assert found.factor == result.curve.chosen.dose.factor and doses.shape == (1, 320, 560, 3)
     assert "4 samples differ by" in report and "first seed 1" in report and "<- chosen" in report
-    other = pipe.adjust(PLANT, ours)
+    other = adjust_prompt(pipe, PLANT, ours)
     assert torch.allclose(moved[0][0], other.condition.text, atol=1e-3) and other.text() in report
-    assert not torch.allclose(moved[0][0], pipe.conditions([PLANT])[0].text, atol=1e-2)
+    assert not torch.allclose(moved[0][0], conditions(pipe, [PLANT])[0].text, atol=1e-2)
     assert report.splitlines()[-1] == recommended(result.curve, other)
 
 
@@ -361,7 +363,7 @@ def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, la
     text, cured, adversarial = comfy.call(
         "VitrineNEMOVerify", positive=positive, seed=101, attack_steps=2, reference=latents, **told
     )
-    ours = pipe.verify(PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
+    ours = verify_blocking(pipe, PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
     assert f"{ours.untouched.value:.3f} untouched, {ours.blocked.value:.3f} blocked" in text
     assert cured == (ours.untouched.memorized and not ours.blocked.memorized) and "optimised embedding" in text
     moved = float((adversarial[0][0] - positive[0][0]).abs().max())
