@@ -132,6 +132,7 @@ class TrainingRun:
         text: why, and what to do.
         suggested: index of the checkpoint to try first; None where the weights do not say.
         copies: by checkpoint, see :class:`CopiesAtStep`; empty without a model.
+        left_out: files of the run that cannot be read, or have other layers.
     """
 
     name: str
@@ -142,6 +143,15 @@ class TrainingRun:
     suggested: int | None
     paths: tuple[Path, ...] = field(default=(), repr=False)
     copies: tuple[CopiesAtStep | None, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> str:
+        """Of how many checkpoints the verdict is made."""
+        count, sampled = len(self.checkpoints), sum(row is not None for row in self.copies)
+        text = f"Measured: the weights of {count} of {count + len(self.left_out)} checkpoints"
+        text += f" (not of {', '.join(self.left_out[:3])})" if self.left_out else ""
+        return text + (f", samples of {sampled}." if sampled else "; none was sampled, so copies were not looked for.")
 
     @property
     def first_copy(self) -> int | None:
@@ -159,7 +169,7 @@ class TrainingRun:
         steps = f"{first} to {last}"
         return [
             f"{self.name}: a run of {len(self.checkpoints)} checkpoints, steps {steps}",
-            f"  {self.headline} [{self.verdict}]: {self.text}",
+            f"  {self.headline} [{self.verdict}]: {self.text} {self.measured}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,6 +197,7 @@ class TrainingRun:
             "verdict": self.verdict,
             "headline": self.headline,
             "text": self.text,
+            "measured": self.measured,
             "try_first": best,
             "first_that_copies": copied,
             "checkpoints": rows,
@@ -326,7 +337,9 @@ def runs_among(files: Sequence[LoraFile], others: Sequence[Path] = ()) -> list[T
         if len(alike) < FEWEST or not any(file.path in known for _, file in alike):
             continue
         run = _run_of(alike, labelled)
-        runs += [run] if run is not None else []
+        read = {file.path for _, file in alike}
+        left_out = tuple(printable(path.stem) for _, path in steps if path not in read)
+        runs += [replace(run, left_out=left_out)] if run is not None else []
     return runs
 
 
