@@ -1,4 +1,4 @@
-"""Activation Tap: what a diffusion model sees in a picture.
+"""Look Inside (Activation Tap): what a diffusion model sees in a picture.
 
 Your own checkpoint: change the one line marked below, for example to
 ``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline`` and

@@ -35,7 +35,7 @@ new = render(sample_scenes(range(400_000, 400_008)), size)
 masks, truth = known.parts.long(), new.parts.long()
 
 # %% Which places to tap for masks? Filter them by noise, granularity and locality, compare the rest on the masks.
-ranking = masking.rank(known.images, masks, "a face", patterns="up-*-q, up-*-res-out", most=2)
+ranking = masking.rank(known.images, masks, "a face", layers="up-*-q, up-*-res-out", most=2)
 print(f"{len(ranking.properties)} places, {len(ranking.dropped)} dropped by the filter; chosen:", *ranking.chosen)
 tap = {"addresses": list(ranking.chosen), "timestep": 50, "seeds": [0, 1, 2, 3]}
 

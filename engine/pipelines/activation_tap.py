@@ -1,4 +1,4 @@
-"""Activation Tap as diffusers pipelines: Stable Diffusion, SDXL, and every other model of a known family.
+"""Look Inside (Activation Tap) as diffusers pipelines: Stable Diffusion, SDXL, and every other model of a known family.
 
 Pictures and prompts in, inner activations and their pictures out. Not postponing annotations here: ``from_pipe`` reads
 the component types from ``__init__``.

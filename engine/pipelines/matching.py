@@ -1,4 +1,4 @@
-"""Correspondence and few-shot segmentation as pipelines over the Activation Tap.
+"""Correspondence and few-shot segmentation as pipelines over the Look Inside (Activation Tap).
 
 Not postponing annotations here: ``from_pipe`` reads the component types from ``__init__``.
 """

@@ -33,7 +33,7 @@ def test_each_kind_of_option_is_an_input(made):
 
 
 def test_an_option_that_is_added_is_the_last_input(made, comfy):
-    """One line in ``SearchConfig`` is an input of *NEMO Find Neurons*, after those that saved workflows have."""
+    """One line in ``SearchConfig`` is an input of *Find Copying Neurons (NEMO)*, after those it had."""
     from vitrine.engine.nemo import SearchConfig
     from vitrine.engine.settings.option import Option
 

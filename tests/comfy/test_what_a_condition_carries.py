@@ -319,7 +319,7 @@ def test_every_key_that_core_reads_is_known(comfy):
 
 ONE_STEP = {
     "student": "(the model is the student)",
-    "contract": "manual",
+    "preset": "manual",
     "timestep": 999.0,
     "noise": "unit",
     "seed": 5,
@@ -387,7 +387,7 @@ def test_several_noise_levels_have_no_one_prompt(made):
 
 
 def test_a_node_takes_the_prompt_of_its_timestep(comfy, portraits):
-    """Activation Tap, EMD One-Step and NEMO Detect with two prompts, one after the other."""
+    """Tap, one-step sampler and detection with two prompts, one after the other."""
     model, first = portraits
     second = [[first[0][0].flip(1), dict(first[0][1])]]
     told = [

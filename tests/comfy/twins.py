@@ -77,13 +77,13 @@ def see_what_the_model_sees(graph, comfy):
     tap, during = graph(10), graph(5)
     pipe = pipeline(ActivationTapPipeline)
     plain = pipeline(NEMOPipeline)
-    with tap_steps(plain.unet, during.addresses, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
+    with tap_steps(plain.unet, during.layers, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
         pictures = ksampler(graph, 6, plain)
     assert graph(7).step in record
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
-    told = {"addresses": tap.addresses.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
+    told = {"addresses": tap.layers.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
     taps = pipe(pictures, graph.text(tap.positive), **told).activations
-    first, second = (taps[a].tensor for a in tap.addresses.split())
+    first, second = (taps[a].tensor for a in tap.layers.split())
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
 
@@ -99,7 +99,7 @@ def find_the_same_part(graph, comfy):
         known.images,
         masks,
         graph.text(rank.positive),
-        patterns=rank.places,
+        layers=rank.layers,
         timestep=rank.timestep,
         rule=rule,
         budget=rank.budget or None,
@@ -139,7 +139,7 @@ def find_the_same_part(graph, comfy):
 
 # --- NEMO ----------------------------------------------------------------------------------------------------------
 def found_neurons(graph, pipe):
-    """(neurons, calibration) as NEMO Calibrate and NEMO Find Neurons make them."""
+    """(neurons, calibration) as Calibrate Copy Detection (NEMO) and Find Copying Neurons (NEMO) make them."""
     told, find = graph.one("VitrineNEMOCalibrate"), graph.one("VitrineNEMOFindNeurons")
     probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
     parts = PARTS if told.measure == "everything" else (told.measure,)
@@ -167,7 +167,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
 
 
 def compared_copies(graph, before, after):
-    """*NEMO Compare Copies*: the memorized picture, samples before and after."""
+    """*Compare Copies (NEMO)*: the memorized picture, samples before and after."""
     from vitrine.nodes.nemo_block import side_by_side
 
     (plant,) = [p for p in plants() if p.name == graph(25).memorized]
@@ -178,7 +178,7 @@ def compared_copies(graph, before, after):
 
 
 def check_a_model_for_copies(graph, comfy, folder):
-    """*NEMO Copy Check*'s pictures: each prompt's nearest sample beside what of it is copied."""
+    """*Check for Copies (NEMO)*'s pictures: each prompt's nearest sample beside what of it is copied."""
     node, pipe = graph.one("VitrineNEMOCopyCheck"), pipeline(StableDiffusionPipeline)
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
     sigmas = euler_sigmas(pipe.scheduler, node.scheduler, node.steps)
@@ -232,7 +232,7 @@ def sample_in_one_step(graph, comfy):
 # --- W2W -----------------------------------------------------------------------------------------------------------
 def sampled(graph, node_id, space):
     s = graph(node_id)
-    how = SampleConfig(s.factor, s.components or None, s.truncation or None, attributes="joined")
+    how = SampleConfig(s.spread, s.components or None, s.truncation or None, attributes="joined")
     return pipeline_models().sample_models(space, [s.seed], how)
 
 
@@ -249,7 +249,7 @@ def pull_sliders_on_a_person(graph, comfy):
     pipe, space, invert = pipeline(W2WPipeline), people_space(), graph(23)
     person = sampled(graph, 7, space)
     edited = pipe.edit_model(space, person, sliders(graph(8)))
-    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start=graph(11).start)}
+    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start_timestep=graph(11).start_timestep)}
     drawn = portraits(graph(21))
     config = InvertConfig(
         invert.components or None,
@@ -274,7 +274,7 @@ def make_a_slider_from_pictures(graph, comfy):
     drawn = portraits(graph(4))
     paint = torch.tensor([colour >> 16, colour >> 8 & 255, colour & 255]).view(3, 1, 1) / 255
     after = torch.where((drawn.parts == part_number(graph(4).part))[:, None], paint, drawn.images)
-    config = PairConfig(steps=train.steps, start=train.start, seed=train.seed)
+    config = PairConfig(steps=train.steps, start_timestep=train.start_timestep, seed=train.seed)
     nobody = torch.zeros(1, space.dimension)
     change = pipe.train_pair_slider(space, drawn.images, after, graph.text(train.positive), nobody, config)
     trained = with_pair_slider(space, train.label, change)
@@ -289,7 +289,7 @@ def make_a_slider_from_pictures(graph, comfy):
 def tapped(graph, base, pipe, **how):
     """Pictures and the drawings of two recorded steps of one column of a composition: nodes base .. base + 7."""
     steps = graph(base + 2).step, graph(base + 3).step
-    place = graph(base).addresses
+    place = graph(base).layers
     with tap_steps(pipe.unet, place, set(steps), rows=DIFFUSERS_GUIDED) as record:
         pictures = ksampler(graph, base + 1, pipe, **how)
     drawn = [colours(record[step]["cond"][place].tensor) for step in steps]
@@ -305,7 +305,7 @@ def look_inside_a_copied_picture(graph, comfy):
 def change_a_person_halfway_through(graph, comfy):
     pipe, space = pipeline(W2WPipeline), people_space()
     person = sampled(graph, 6, space)
-    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start=graph(9).start)}
+    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start_timestep=graph(9).start_timestep)}
     who = {"space": space, "model": person}
     return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
 
@@ -385,12 +385,12 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
         emphasis=drawn.emphasis,
         inherit=drawn.inherit,
     )
-    person = pipe.sample_models(space, [drawn.seed], replace(how, factor=drawn.factor * how.factor))
+    person = pipe.sample_models(space, [drawn.seed], replace(how, spread=drawn.spread * how.spread))
     return {11: ksampler(graph, 9, pipe, space=space, model=pipe.edit_model(space, person, sliders(graph(7))))}
 
 
 def first_pictures(s, folder):
-    """What EMD Train Student shows: the student's pictures of seeds 0 .. 3 after a small run."""
+    """What Train One-Step Student (EMD) shows: the student's pictures of seeds 0 .. 3 after a small run."""
     from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())

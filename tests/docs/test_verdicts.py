@@ -34,14 +34,15 @@ def rows():
     table += [
         ("*Copy Check*", f"{BAD}: {COPIES_BAD:.0%} of a prompt's samples or more are copies; {LOOK}: any",
          f"prompts; their samples (a copy is nearer than {THIRD:.0%} of the usual distance)"),
-        ("*NEMO Detect*", f"{PROMPT_WORDS[BAD]}: samples differ less, or the score is higher, than the threshold of "
-         "*NEMO Calibrate*", "samples, or seeds, of those asked for"),
-        ("*NEMO Detect*", f"{PROMPT_WORDS[OPEN]}: no threshold was measured for this model", "the same"),
+        ("*Detect a Copied Prompt (NEMO)*", f"{PROMPT_WORDS[BAD]}: samples differ less, or the score is higher, than "
+         "the threshold of *Calibrate Copy Detection (NEMO)*", "samples, or seeds, of those asked for"),
+        ("*Detect a Copied Prompt (NEMO)*", f"{PROMPT_WORDS[OPEN]}: no threshold was measured for this model",
+         "the same"),
         ("`vitrine nemo detect`", f"{BAD}: a prompt is memorized; {FINE}: none is, and each has a verdict", "prompts"),
-        ("*NEMO Verify*, other seeds", f"{BAD}: they still agree; {OPEN}: they did not agree without blocking either",
-         "seeds"),
-        ("*NEMO Verify*, the attack", f"{BAD}: an optimised embedding brings the picture back; {OPEN}: no reference "
-         "picture", "the same seeds"),
+        ("*Verify Blocking (NEMO)*, other seeds", f"{BAD}: they still agree; {OPEN}: they did not agree without "
+         "blocking either", "seeds"),
+        ("*Verify Blocking (NEMO)*, the attack", f"{BAD}: an optimised embedding brings the picture back; {OPEN}: no "
+         "reference picture", "the same seeds"),
     ]  # fmt: skip
     return list(dict.fromkeys(table))
 

@@ -16,7 +16,7 @@ NAMES = json.loads((ROOT / "locales/en/nodeDefs.json").read_text(encoding="utf-8
 WORDS = [word.lower() for word in re.findall(r"^## (\w+)$", GLOSSARY.read_text(encoding="utf-8"), re.M)]
 GREEK = "alpha|beta|gamma|delta|epsilon|eps|eta|theta|lambda|mu|rho|sigma|tau|phi|psi|omega"
 SYMBOL = re.compile(rf"[\u0370-\u03ff]|\b(?:{GREEK})\b|(?<![\w.'-])[b-zB-HJ-Z]\*?(?!\.\w|[\w'-])|\|\w")
-CHOICES = {"delta", "beta"}  # a mode of Build W2W Space, a scheduler of ComfyUI
+CHOICES = {"delta", "beta"}  # a mode of Build LoRA Space (W2W), a scheduler of ComfyUI
 CODE = re.compile(r"`[^`]*`")
 
 

@@ -150,7 +150,7 @@ def segmentation(s: Loaded) -> Tensors:
 def rank(s: Loaded) -> Tensors:
     places = "up-level1-repeat0-vit-block0-*"
     rule = FilterRule(None, None, (None, None))  # random weights have no better and worse places
-    ranking = s.of("Segmentation").rank(s.images, s.masks.long(), PROMPT, patterns=places, rule=rule, most=2)
+    ranking = s.of("Segmentation").rank(s.images, s.masks.long(), PROMPT, layers=places, rule=rule, most=2)
     return [torch.tensor([[p.noise, p.granularity, p.locality] for p in ranking.properties.values()])]
 
 
@@ -192,7 +192,7 @@ def nemo_verify(s: Loaded) -> Tensors:
 def w2w_call(s: Loaded) -> Tensors:
     pipe = s.of("W2W")
     told = {"space": s.space, "model": pipe.sample_models(s.space, [0]), "edits": {"slider": 2.0}}
-    return [pipe(PROMPT, **told, edit_config=EditConfig(start=600), seeds=[3], **s.told).images]
+    return [pipe(PROMPT, **told, edit_config=EditConfig(start_timestep=600), seeds=[3], **s.told).images]
 
 
 @case("W2WPipeline.models")

@@ -226,7 +226,7 @@ def rank(pipe: Any) -> Tensors:
     rule = FilterRule(None, None, (None, None))
     unet = type(backbone(pipe)).__name__.startswith("UNet")
     place = "up-level0-repeat0-vit-block0-ffn-out" if unet else "vit-block1-ffn-out"
-    ranking = pipe.rank(drawn().images, masks, PROMPT, patterns=place, rule=rule, most=2)
+    ranking = pipe.rank(drawn().images, masks, PROMPT, layers=place, rule=rule, most=2)
     assert ranking.search is not None
     scores = [[p.noise, p.granularity, p.locality] for p in ranking.properties.values()]
     return [torch.tensor(scores), torch.tensor([ranking.search.singles[a] for a in ranking.properties])]
@@ -311,7 +311,7 @@ def _space() -> WeightSpace:
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     person = pipe.sample_models(_space(), [0, 1])
     told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4]}
-    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start=600)}
+    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start_timestep=600)}
     return [pipe(PROMPT, space=_space(), model=person, **edits, **told).images]
 
 

@@ -198,7 +198,7 @@ def test_correspondence_and_segmentation_run_on_it(source):
 def ranked(pipe, images, masks, **how):
     """Of places that every transformer has, those are chosen that were measured."""
     twice = {"images": torch.cat([images, images.flip(0)]), "labels": torch.cat([masks, masks])}
-    ranking = pipe.rank(*twice.values(), patterns="vit-block1-*", rule=FilterRule(None, None, (None, None)), **how)
+    ranking = pipe.rank(*twice.values(), layers="vit-block1-*", rule=FilterRule(None, None, (None, None)), **how)
     assert ranking.search is not None and ranking.chosen and set(ranking.chosen) <= set(ranking.properties)
 
 

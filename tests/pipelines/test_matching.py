@@ -103,5 +103,5 @@ def test_sdxl_has_the_same_pipelines(drawn):
     pipe = SegmentationXLPipeline(*parts)
     found = pipe(drawn.images[:2], masks[:2], drawn.images[2:], classes=2, **place)
     assert found.shape == (2, 64, 64)
-    ranking = pipe.rank(drawn.images, masks, patterns="up-level0-*-out", rule=FilterRule(None, None, (None, None)))
+    ranking = pipe.rank(drawn.images, masks, layers="up-level0-*-out", rule=FilterRule(None, None, (None, None)))
     assert ranking.search is not None and set(ranking.chosen) <= set(ranking.properties)

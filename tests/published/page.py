@@ -101,7 +101,7 @@ def _vae(figures: dict[str, Any]) -> str:
     return f"""
 ## TAEF2 in a graph
 
-*Load VAE* `taef2`, *VAE Encode*, then *Activation Tap*, *Word Map*, *LoRA Report* and *NEMO Copy Check* on a small Flux.2 Klein with
+*Load VAE* `taef2`, *VAE Encode*, then *Look Inside (Activation Tap)*, *Word Map*, *LoRA Report* and *Check for Copies (NEMO)* on a small Flux.2 Klein with
 random weights. The latents are the published VAE's, 128 channels at a 16th of the side.
 
 | photograph, 256 x 256 | {names} |
@@ -109,8 +109,8 @@ random weights. The latents are the published VAE's, 128 channels at a 16th of t
 | round trip, PSNR in dB | {values} |
 
 The photographs are those of scikit-image and scikit-learn. ComfyUI takes the factor of every small VAE for 8. Vitrine
-measures it, so that 248 x 256 pixels are refused with "multiples of 16" instead of an error of the network. *NEMO Copy
-Check* leaves NeMo's score out for latents below 11 x 11, where two cannot be compared.
+measures it, so that 248 x 256 pixels are refused with "multiples of 16" instead of an error of the network. *Check
+for Copies (NEMO)* leaves NeMo's score out for latents below 11 x 11, where two cannot be compared.
 """
 
 

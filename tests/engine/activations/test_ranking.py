@@ -108,7 +108,7 @@ PLACES = "up-level0-repeat0-*-q up-level0-repeat0-vit-out down-level0-repeat0-re
 
 def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
     images, masks = pictures
-    ranking = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path, strips=True)
+    ranking = pipe.rank(images, masks, "a face", layers=PLACES, most=2, state=tmp_path, strips=True)
     assert "down-level0-repeat0-res-out" in ranking.dropped and 1 <= len(ranking.chosen) <= 2
     scores = list(ranking.search.singles.values())
     assert scores == sorted(scores, reverse=True) and ranking.search.score >= scores[0]
@@ -117,7 +117,7 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
     text = ranking.summary()
     assert "dropped down-level0-repeat0-res-out: diffusion noise" in text and "score" in text
     before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.safetensors")}
-    again = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path)
+    again = pipe.rank(images, masks, "a face", layers=PLACES, most=2, state=tmp_path)
     assert again.chosen == ranking.chosen
     assert before == {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.safetensors")}, "finished scores are kept"
     preset = ranking.preset("mine", pipe.unet, 50.0)
@@ -127,7 +127,7 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
 
 
 def test_without_masks_the_filter_alone_decides(pipe, pictures):
-    ranking = pipe.rank(pictures[0], patterns=PLACES, most=1)
+    ranking = pipe.rank(pictures[0], layers=PLACES, most=1)
     assert ranking.search is None and len(ranking.chosen) == 1
     quietest = min(ranking.kept, key=lambda a: ranking.properties[a].noise)
     assert ranking.chosen == (quietest,)
@@ -256,7 +256,7 @@ def test_classes_missing_from_a_half_are_refused_before_any_forward(pipe, pictur
     handle = pipe.unet.register_forward_pre_hook(asked(calls))
     try:
         with pytest.raises(VitrineError, match="missing from a part"):
-            pipe.rank(images, masks, patterns=PLACES)
+            pipe.rank(images, masks, layers=PLACES)
     finally:
         handle.remove()
     assert not calls
@@ -320,7 +320,7 @@ def test_keypoints_that_name_no_place_are_refused(pictures):
         ([Pair(0, 1, points[0], points[1][:2])], "where it went"),
     ):
         with pytest.raises(VitrineError, match=word):
-            matching.rank(pictures[0][:4], bad, patterns=PLACES)
+            matching.rank(pictures[0][:4], bad, layers=PLACES)
     with pytest.raises(VitrineError, match="one of them"):
         Pictures(4, None, lambda numbers: None, (Pair(0, 1, points[0], points[1]),))
 

@@ -24,7 +24,7 @@ def test_the_saved_score_is_measured_on_pictures_that_chose_nothing():
     drawn = render(sample_scenes(range(7_900_000, 7_900_008)))
     images, masks = drawn.images * 2 - 1, (drawn.parts > 0).long()
     pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
-    ranking = pipe.rank(images, masks, "a face", patterns=PLACES, most=2)
+    ranking = pipe.rank(images, masks, "a face", layers=PLACES, most=2)
     taps = ActivationTapPipeline.from_pipe(pipe)(
         images, "a face", list(ranking.chosen), timestep=50, output_type="none"
     )
