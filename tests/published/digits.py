@@ -59,7 +59,7 @@ def mnist() -> tuple[torch.Tensor, torch.Tensor]:
 def judge() -> tuple[Any, float]:
     """A small classifier of 8000 of these pictures, and its accuracy on the other 2000."""
     pixels, labels = mnist()
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.enable_grad():
         torch.manual_seed(0)
         convolutions = (nn.Conv2d(1, 16, 5, 2, 2), nn.ReLU(), nn.Conv2d(16, 32, 5, 2, 2), nn.ReLU())
         net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(1568, CLASSES))

@@ -61,7 +61,7 @@ def test_what_the_page_says_of_a_run(known, tmp_path):
         paths[-1].parent.mkdir(parents=True, exist_ok=True)
         paths[-1].write_bytes(data)
     run = read_run(known["name"], paths)
-    assert len(run.checkpoints) == len({file["sha256"] for file in known["files"]}), "the last file may be the last step"
+    assert len(run.checkpoints) == len({file["sha256"] for file in known["files"]}), "the last step may be there twice"
     figure = {"outcome": "read", "checkpoints": len(run.checkpoints), "headline": run.headline, "verdict": run.verdict}
     figure["steps"] = f"{run.checkpoints[0].label} to {run.checkpoints[-1].label}"
     figure["try first"] = "" if run.suggested is None else run.checkpoints[run.suggested].label
