@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 from PIL import Image
+from torch.nn import functional
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.correspondence import draw_matches, parse_points
 from vitrine.engine.activations.presets import FeaturePreset
@@ -36,6 +37,7 @@ from vitrine.engine.pipelines import (
     CorrespondencePipeline,
     EMDOneStepPipeline,
     NEMOPipeline,
+    ResolutionTransferPipeline,
     SegmentationPipeline,
     W2WPipeline,
     copy_check,
@@ -45,6 +47,7 @@ from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import render
 from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
+from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import (
     BuildConfig,
     EditConfig,
@@ -218,6 +221,37 @@ def ksampler_latents(graph, node_id, pipe):
 
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
+def sample_at_twice_the_size(graph, comfy):
+    """The first pass enlarged, and a second one at the last of its levels: by the model as it is, and as planned."""
+    base, t, scale = pipeline(StableDiffusionPipeline), graph(5), graph(12)
+    assert scale.upscale_method == "bicubic"
+    small = ksampler(graph, 10, base)
+    larger = functional.interpolate(small, scale_factor=scale.scale_by, mode="bicubic")
+    with torch.no_grad():
+        latents = base.vae.encode(larger * 2 - 1).latent_dist.mode() * base.vae.config.scaling_factor
+    how = {"schedule": t.schedule, "receptive_field": t.receptive_field}
+    plan = ResolutionTransferConfig((t.target_width, t.target_height), (64, 64), **how)
+    pictures = {18: larger}
+    for shown, sampler, pipe in ((20, 14, base), (21, 15, ResolutionTransferPipeline.from_pipe(base, plan))):
+        s = graph(sampler)
+        scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config)
+        sigmas = euler_sigmas(scheduler, s.scheduler, int(s.steps / s.denoise))[-s.steps - 1 :]
+        scheduler.set_timesteps(sigmas=sigmas)
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(s.seed))
+        pipe.scheduler = scheduler
+        pictures[shown] = pipe(
+            [graph.text(s.positive)] * len(latents),
+            negative_prompt=[graph.text(s.negative)] * len(latents),
+            latents=(latents + noise * sigmas[0]) / scheduler.init_noise_sigma,
+            sigmas=sigmas,
+            guidance_scale=s.cfg,
+            height=larger.shape[-2],
+            width=larger.shape[-1],
+            output_type="pt",
+        ).images
+    return pictures
+
+
 def sample_in_one_step(graph, comfy):
     student, base = pipeline(EMDOneStepPipeline), pipeline(NEMOPipeline)
     preset = student.load_student(student_file("student"))
