@@ -6,10 +6,10 @@ import torch
 
 SMALL = {
     "steps": 2, "attack_steps": 2, "samples": 2, "seeds": 2, "timestep_index": 4, "timestep": 500.0, "batch": 1,
-    "tau": 0.5, "cfg": 3.0, "size": 64, "usual": 2, "name": "any", "save_as": "", "places": "up-level1-*-cross-q",
+    "tau": 0.5, "cfg": 3.0, "size": 64, "usual": 2, "name": "any", "save_as": "", "layers": "up-level1-*-cross-q",
     "most": 1, "reference": "target", "sampler_name": "euler", "scheduler": "normal", "width": 64, "height": 64,
     "first_seed": 3, "folds": 2, "prompts": "a smiling face", "ordinary": "a bald head\na pale face\nan old face",
-    "k": 4, "upscale": 1.0, "addresses": "up-level1-repeat1-vit-block0-cross-q", "label": "any", "compare": False,
+    "k": 4, "upscale": 1.0, "label": "any", "compare": False,
 }  # fmt: skip
 """Values of inputs by their names."""
 PASSED_ON = {"MODEL", "GUIDER", "CONDITIONING"}
