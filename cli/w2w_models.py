@@ -156,7 +156,7 @@ class Invert:
 
         space, config = space_at(self.space), self._config()
         pipe = W2WPipeline.from_pipe(load_pipeline(self.model, None, self.load))
-        side = self.size or pipe.own_size()
+        side = self.size or max(pipe._adapter.trained_size())
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
         names = [f"{p.stem}-inverted" for p in self.pictures[: 1 if self.together else None]]
         masks, bar = self._masks(side), TqdmProgress("inverting")

@@ -13,6 +13,7 @@ from comfy_api.latest import io, ui
 from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
 from ..engine.diffusion.guidance import scale_for_size
 from ..engine.io.charts import curve_picture
+from .comfy.carried import with_foreign
 from .comfy.conditioning import PIXELS, with_sizes
 from .comfy.control import weighted, weighting_of
 from .comfy.control_guider import ControlGuider, run
@@ -163,6 +164,7 @@ class ControlConditionedSampler(io.ComfyNode):
         sampled = run(guider, latent_image, seed, sampler_name, sigmas)
         drawn = _curve(model, gamma, sigmas)
         summary = "\n".join([*warned, f"guidance {config.scale:g}", *_lines(guider)])
+        summary = with_foreign(summary, positive, negative)
         return io.NodeOutput(sampled, drawn, summary, ui=ui.PreviewImage(drawn, cls=cls))
 
 

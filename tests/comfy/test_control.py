@@ -142,19 +142,6 @@ def test_a_drawn_curve_takes_the_place_of_the_form(comfy, xl):
         comfy.call("VitrineApplyGammaSchedule", model=xl.model, **CURVE | {"points": "up"})
 
 
-def test_rows_have_weights_of_their_own(xl):
-    from vitrine.nodes.comfy.control import weighted
-
-    model = weighted(xl.model, GammaConfig("step", step_at=0.5))
-    told = vector(xl.model, **SMALL)
-    both = call(model, told.expand(2, -1), torch.tensor([900.0, 100.0]))
-    swapped = call(model, told.expand(2, -1), torch.tensor([100.0, 900.0]))
-    assert torch.allclose(both.flip(0), swapped, atol=1e-5)
-    neutral = vector(xl.model, **SMALL | {"width": 64, "height": 64})
-    assert torch.allclose(both[:1], call(xl.model, neutral, 900.0), atol=1e-5)
-    assert torch.allclose(both[1:], call(xl.model, told, 100.0), atol=1e-5)
-
-
 @pytest.mark.parametrize("t", [100.0, 500.0, 800.0])
 def test_the_middle_is_the_formula_also_with_a_lora(xl, t):
     from vitrine.nodes.comfy.control import weighted

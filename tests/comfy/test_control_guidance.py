@@ -106,11 +106,6 @@ def test_patches_of_guidance_still_act(xl):
     assert [s.evaluations for s in guider.log] == [2] * 4
 
 
-def test_guidance_grows_with_the_resolution(comfy, xl):
-    law, report = node(comfy, xl, cfg=1.5, upscale=2.0)
-    assert torch.equal(law, node(comfy, xl, cfg=2.0)[0]) and "guidance 2\n" in report
-
-
 @pytest.mark.parametrize("negative", ["picture", "positive"])
 def test_both_doors_tell_the_negative_one_size(comfy, xl, negative):
     """picture is what ComfyUI's KSampler does, positive what diffusers' SDXL pipeline does: both stock, no curve."""

@@ -82,21 +82,6 @@ def test_one_call_no_negative_rows(comfy, loaded, positive):
     assert calls == [3] and many["samples"].shape == (3, 4, 16, 16)
 
 
-def test_a_real_graph(comfy):
-    graph = {
-        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
-        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
-        "4": {"class_type": "VitrineEMDOneStepGenerator", "inputs": {
-            "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": 1, "student": NONE,
-            "preset": "manual", "timestep": 999.0, "noise": "unit"}},
-        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
-        "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
-    }  # fmt: skip
-    result, error = comfy.run(graph)
-    assert error is None and result["outputs"]["7"]["images"]
-
-
 def lora(path, metadata=None, peft=False, scale=0.05):
     site = "down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
     down, up = ("lora_A.weight", "lora_B.weight") if peft else ("lora_down.weight", "lora_up.weight")

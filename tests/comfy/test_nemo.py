@@ -8,9 +8,10 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig, Calibration, FewStepConfig, NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.nemo.adjust import recommended
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_jobs import adjust_prompt, verify_blocking
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
-PROMPTS = caption(sample_scenes(range(40)))
 PLANT = plants()[0].captions[0]
 ORDINARY = caption(sample_scenes(range(200, 216)))
 PROBE = ProbeConfig(seeds=4, timestep_index=4)
@@ -185,9 +186,9 @@ def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, l
     assert found.info["verdict"] == result.verdict and result.verdict in ("cured", "reduced")
     assert found.factor == result.curve.chosen.dose.factor and doses.shape == (1, 320, 560, 3)
     assert "4 samples differ by" in report and "first seed 1" in report and "<- chosen" in report
-    other = pipe.adjust(PLANT, ours)
+    other = adjust_prompt(pipe, PLANT, ours)
     assert torch.allclose(moved[0][0], other.condition.text, atol=1e-3) and other.text() in report
-    assert not torch.allclose(moved[0][0], pipe.conditions([PLANT])[0].text, atol=1e-2)
+    assert not torch.allclose(moved[0][0], conditions(pipe, [PLANT])[0].text, atol=1e-2)
     assert report.splitlines()[-1] == recommended(result.curve, other)
 
 
@@ -351,30 +352,6 @@ def test_statistics_of_another_model_are_refused_as_by_the_pipeline(comfy, pipe,
     assert refusals[0] == refusals[1]
 
 
-def test_a_graph_with_every_step(comfy):
-    graph = {
-        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PLANT}},
-        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "4": {"class_type": "VitrineNEMOCalibrate",
-              "inputs": {"model": ["1", 0], "clip": ["1", 1], "latent": ["3", 0], "prompts": "\n".join(PROMPTS),
-                         "measure": "statistics", "scope": "down+mid", "samples": 4, "steps": 4, "cfg": 3.0,
-                         "first_seed": 1, "seeds": 3, "timestep_index": 4}},
-        "5": {"class_type": "VitrineNEMOFindNeurons",
-              "inputs": {"model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "calibration": ["4", 0],
-                         "effect_fraction": 0.9, "mode": "fast", "seeds": 3, "timestep_index": 4,
-                         "scope": "down+mid"}},
-        "6": {"class_type": "VitrineNEMONeuronBlocker",
-              "inputs": {"model": ["1", 0], "neurons": ["5", 0], "factor": 0, "branch": "both",
-                         "start_percent": 0, "end_percent": 1}},
-        "7": {"class_type": "VitrineSaveNeurons", "inputs": {"neurons": ["5", 0], "name": "graph"}},
-        "8": {"class_type": "VitrineActivePatches", "inputs": {"model": ["6", 0]}},
-    }  # fmt: skip
-    history, error = comfy.run(graph)
-    assert error is None, error
-    assert "vitrine.nemo" in str(history["outputs"]["8"])
-
-
 def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, latent, neurons):
     from vitrine.engine.portraits import render
 
@@ -386,7 +363,7 @@ def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, la
     text, cured, adversarial = comfy.call(
         "VitrineNEMOVerify", positive=positive, seed=101, attack_steps=2, reference=latents, **told
     )
-    ours = pipe.verify(PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
+    ours = verify_blocking(pipe, PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
     assert f"{ours.untouched.value:.3f} untouched, {ours.blocked.value:.3f} blocked" in text
     assert cured == (ours.untouched.memorized and not ours.blocked.memorized) and "optimised embedding" in text
     moved = float((adversarial[0][0] - positive[0][0]).abs().max())

@@ -14,7 +14,10 @@ def graph(sampler="KSampler", tap=None, step=-1, **settings):
         "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
         "2": ("CLIPTextEncode", {"text": "a smiling face with navy shirt on blue", "clip": ["1", 1]}),
         "4": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
-        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "layers": "mid-vit-out"} | (tap or {"record_steps": "all"})),
+        "9": (
+            "VitrineTapDuringSampling",
+            {"model": ["1", 0], "layers": "mid-vit-out"} | (tap or {"record_steps": "all"}),
+        ),
         "11": (
             sampler,
             {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0]} | settings,

@@ -10,7 +10,7 @@ from torch.nn import functional
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.correspondence import draw_matches, parse_points
 from vitrine.engine.activations.presets import FeaturePreset
-from vitrine.engine.activations.ranking import FilterRule
+from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
 from vitrine.engine.copies import CheckConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
@@ -43,6 +43,7 @@ from vitrine.engine.pipelines import (
     copy_check,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import render
 from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
@@ -85,7 +86,7 @@ def see_what_the_model_sees(graph, comfy):
     assert graph(7).step in record
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
     told = {"addresses": tap.layers.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
-    taps = pipe(pictures, graph.text(tap.positive), **told).activations
+    taps = pipe.tap(pictures, graph.text(tap.positive), **told).activations
     first, second = (taps[a].tensor for a in tap.layers.split())
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
@@ -102,18 +103,13 @@ def find_the_same_part(graph, comfy):
         known.images,
         masks,
         graph.text(rank.positive),
-        layers=rank.layers,
-        timestep=rank.timestep,
-        rule=rule,
-        budget=rank.budget or None,
-        most=rank.most,
-        strips=True,
+        config=RankingConfig(rank.layers, rank.timestep, rule, rank.budget or None, rank.most, strips=True),
     )
     strips = {7: made.kept[:24], 8: list(made.dropped)[:24]}
     found = {i: torch.stack([made.strip(a, 64) for a in names]) for i, names in strips.items()}
     source, target = portraits(graph(13)).images, portraits(new).images
     points, seeds = parse_points(find.points, 64, 64), list(range(find.seed, find.seed + find.ensemble))
-    matches = pipeline(CorrespondencePipeline)(
+    matches = pipeline(CorrespondencePipeline).match(
         source,
         target,
         points,
@@ -160,7 +156,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
     untouched = ksampler(graph, 10, pipe)
     reference = ksampler_latents(graph, 10, pipe)[:1]
     probe = make_probe(Denoiser.from_diffusers(pipe), "all", ProbeConfig(check.seeds, check.timestep_index))
-    (cond,) = pipe.conditions([graph.text(check.positive)])
+    (cond,) = conditions(pipe, [graph.text(check.positive)])
     config = VerifyConfig(calibration.score.tau, check.seed, AttackConfig(steps=check.attack_steps))
     done = verify(probe, cond, neurons, (4, 16, 16), config, reference=reference)
     attacked = done.embedding.text.expand(len(untouched), -1, -1)
@@ -373,14 +369,18 @@ def reuse_saved_neurons_people_and_layers(graph, comfy):
     stored = Activations.load(saved.path_of("vitrine_activations", graph(26).file))
     tap = graph(23)
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
-    taps = pipeline(ActivationTapPipeline)(
-        portraits(graph(21)).images,
-        graph.text(tap.positive),
-        addresses=list(preset.addresses),
-        timestep=preset.timestep,
-        seeds=seeds,
-        output_type="none",
-    ).activations
+    taps = (
+        pipeline(ActivationTapPipeline)
+        .tap(
+            portraits(graph(21)).images,
+            graph.text(tap.positive),
+            addresses=list(preset.addresses),
+            timestep=preset.timestep,
+            seeds=seeds,
+            output_type="none",
+        )
+        .activations
+    )
     first = next(taps[a] for a in taps if taps[a].grid is not None)
     people = ksampler(graph, 17, pipeline(W2WPipeline), space=space, model=person)
     pipe.unet.load_state_dict(bake(pipe.unet, neurons, graph(6).factor), strict=False)
@@ -397,7 +397,7 @@ def make_your_own_slider_threshold_and_space(graph, comfy, folder):
     moved = person.moved_to(edit(space, person.coefficients, sliders(graph(8))))
     slider = ksampler(graph, 10, pipeline(W2WPipeline), space=space, model=moved)
     nemo, config = pipeline(NEMOPipeline), ProbeConfig(seeds=score.seeds, timestep_index=score.timestep_index)
-    (cond,), noise = nemo.conditions([graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
+    (cond,), noise = conditions(nemo, [graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
     probe = make_probe(Denoiser.from_diffusers(nemo), config=config)
     with torch.no_grad():
         clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0

@@ -140,7 +140,7 @@ MAKERS.update({name: functools.partial(later, name) for name in LATER})
 
 @entered("tap.later", dict.fromkeys((n for n in LATER if n in READING), ActivationTapPipeline), lent=True, slow=True)
 def tap(pipe: Any) -> Tensors:
-    out = pipe(drawn().images[:1], "a photo of a cat", "vit-block1-out", seeds=[0], size=64, output_type="none")
+    out = pipe.tap(drawn().images[:1], "a photo of a cat", "vit-block1-out", seeds=[0], size=64, output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 

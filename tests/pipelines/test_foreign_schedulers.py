@@ -38,7 +38,7 @@ TABLES = {"Euler": EulerDiscreteScheduler, "IPNDM": IPNDMScheduler}
 def tapped(pipe, told):
     image = torch.rand(1, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     tap = ActivationTapPipeline.from_pipe(pipe)
-    made = tap(image, told["prompt"], "vit-block1-out", timestep=300, seeds=1).activations
+    made = tap.tap(image, told["prompt"], "vit-block1-out", timestep=300, seeds=1).activations
     return made["vit-block1-out"].tensor
 
 

@@ -25,6 +25,7 @@ from vitrine.engine.nemo import (
 )
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_prompts import conditions, latent_shape
 from vitrine.engine.tracing.fingerprint import width_of
 from vitrine_tests.lanes import nightly_but
 from vitrine_tests.machine import stock
@@ -105,7 +106,7 @@ def test_statistics_scores_and_searches_are_the_engines(source):
     pipe = NEMOPipeline.from_pipe(source, size=(side(source), side(source)))
     texts = ["a photo of a cat", "a horse", "a photo of"]
     denoiser, sites = Denoiser.from_diffusers(source), value_sites(network(source))
-    conds, shape = pipe.conditions(texts), pipe.latent_shape()
+    conds, shape = conditions(pipe, texts), latent_shape(pipe)
     assert shape[1] == side(source) // pipe.vae_scale_factor and all(isinstance(c, Condition) for c in conds)
     calibration = pipe.calibrate(texts, ["statistics"])
     statistics = calibration.statistics

@@ -5,9 +5,10 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig, SearchConfig
+from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig
 from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import load_portraits, plants
 
 
@@ -19,7 +20,7 @@ def pipe():
 def test_guidance_reaches_the_probe(pipe):
     prompt, config = plants()[2].captions[0], ProbeConfig(seeds=3, timestep_index=15, guidance=3.0)
     (score,) = pipe.detect([prompt], None, "one step", config)
-    cond, empty = pipe.conditions([prompt, ""])
+    cond, empty = conditions(pipe, [prompt, ""])
     probe = make_probe(Denoiser.from_diffusers(pipe), config=config, empty=empty)
     ((wanted,), _) = score_prompts(probe, [cond], (4, 16, 16), None)
     assert torch.equal(score.per_seed, wanted.per_seed)
@@ -33,12 +34,6 @@ def test_an_inpainting_network_is_refused_by_name(pipe):
     inpainting = NEMOPipeline.from_pipe(StableDiffusionPipeline(**pipe.components | {"unet": unet}))
     with pytest.raises(VitrineError, match="UNet: given 9 input channels"):
         inpainting.detect(["a"], None, "one step")
-
-
-def test_an_endless_theta_is_refused_by_name():
-    for endless in ({"theta": float("inf")}, {"theta_min": float("nan")}):
-        with pytest.raises(VitrineError, match="SearchConfig theta"):
-            SearchConfig(**endless)
 
 
 def test_a_method_takes_its_own_settings_and_what_is_missing_is_named(pipe):

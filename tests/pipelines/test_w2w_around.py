@@ -50,7 +50,7 @@ def with_weights(net, lora):
     return changed
 
 
-@pytest.fixture(scope="module", params=SOURCES)
+@pytest.fixture(scope="module", params=nightly_but(SOURCES, [name for name in SOURCES if name != "chroma"]))
 def case(request):
     stock, told = source(request.param)
     return stock, told, space_on(backbone(stock))

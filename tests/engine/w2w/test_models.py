@@ -143,17 +143,6 @@ def test_zero_edit_is_the_same_bits(space):
     assert torch.equal(edit(space, beta, {"odd": 0.0, "big": 0.0}), beta)
 
 
-def test_order_of_edits_is_without_effect(space):
-    beta = sample(space, [3])[0]
-    steps = {"odd": 1.0, "big": -2.0, "tall": 0.7}
-    once = space.decode(edit(space, beta, steps))
-    other = space.decode(edit(space, beta, dict(reversed(steps.items()))))
-    one_by_one = beta
-    for label in ("tall", "odd", "big"):
-        one_by_one = edit(space, one_by_one, {label: steps[label]})
-    assert (once - other).abs().max() < 1e-6 and (once - space.decode(one_by_one)).abs().max() < 1e-6
-
-
 def test_edit_in_weights_is_the_published_sum(space):
     beta, n = sample(space, [3])[0], space.directions["odd"]
     plain = space.decode(beta) + 1.7 * space.scale * (n @ space.components)
@@ -180,14 +169,6 @@ def test_materialised_equals_peft_style_forward(space, unet):
         merged.get_submodule(path).weight += layer.delta()
     assert (runtime - unet(x, t, text).sample).abs().max() > 0.05
     torch.testing.assert_close(merged(x, t, text).sample, runtime, atol=1e-4, rtol=0)
-
-
-def test_bfloat16_of_the_published_code_is_within_one_percent(space):
-    beta = sample(space, [5], SampleConfig(components=space.dimension))[0]
-    half = [v.bfloat16() for v in (beta, space.components, space.scale, space.mean)]
-    theirs = (half[0] @ half[1]) * half[2] + half[3]
-    ours = space.decode(beta)
-    assert (theirs.float() - ours).norm() / ours.norm() < 0.01
 
 
 def test_difference_lora(space):
