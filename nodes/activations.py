@@ -57,11 +57,6 @@ class ActivationTap(io.ComfyNode):
             description="Noises a picture to one timestep, runs the model once, and keeps the activations of the "
                         "layers you name. The paper's message: which layer you tap matters more than anything else "
                         "(GDF, NeurIPS 2024).",
-            search_aliases=[
-                "features", "diffusion features", "hooks", "hidden states", "GDF", "DIFT", "attention",
-                "attention map", "heatmap", "visualize", "visualise", "interpret", "x-ray", "xray",
-                "visualize activations", "see what the model sees", "look inside", "what the model sees",
-            ],
             inputs=under_advanced(("seed", "ensemble", "dtype", "modulate", "discard", "protocol"), [
                 io.Model.Input("model", tooltip="Any SD1.x, SD2.x, SDXL, PixArt, SD3 or Flux model, LoRAs included."),
                 io.Vae.Input("vae", tooltip="The model's VAE."),
@@ -139,10 +134,6 @@ class TapDuringSampling(io.ComfyNode):
             category=CATEGORY,
             description="Records activations at chosen steps while a sampler runs. Sample with the MODEL output, then "
             "read the recorder with Collect Taps. The picture that comes out is the same, bit for bit.",
-            search_aliases=[
-                "record activations", "activations while sampling", "hooks", "h-space", "see what the model sees",
-                "attention map", "heatmap", "watch the sampler", "live preview of layers",
-            ],
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
                 io.String.Input("layers", multiline=True, default=AUTO, tooltip=HELP),
@@ -204,7 +195,6 @@ class CollectTaps(io.ComfyNode):
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Gives the activations of one recorded step. The sampler's LATENT makes this node wait for it.",
-            search_aliases=["recorded activations", "read taps"],
             inputs=[
                 RecorderSocket.Input(
                     "recorder",
@@ -264,15 +254,6 @@ class ActivationPicture(io.ComfyNode):
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Three principal components of an activation as red, green and blue.",
-            search_aliases=[
-                "PCA",
-                "show activation",
-                "feature picture",
-                "heatmap",
-                "visualize features",
-                "attention heatmap",
-                "what the model sees",
-            ],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="From a tap."),
                 io.String.Input("layer", default="", tooltip="Which layer; empty: the first one."),
@@ -313,7 +294,6 @@ class SaveActivations(io.ComfyNode):
             display_name="Save Activations",
             category=CATEGORY,
             description="Writes a .safetensors file with layer names, timestep and seeds in its header.",
-            search_aliases=["export activations", "store features"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
@@ -343,7 +323,6 @@ class LoadActivations(io.ComfyNode):
             display_name="Load Activations",
             category=CATEGORY,
             description="Reads activations from output/vitrine_activations.",
-            search_aliases=["import activations"],
             inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .safetensors file.")],
             outputs=[ActivationsSocket.Output(display_name="ACTIVATIONS", tooltip="As they were saved.")],
         )

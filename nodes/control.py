@@ -43,10 +43,6 @@ class ControlValues(io.ComfyNode):
             category=CATEGORY,
             description="Adds size, crop, target size and flip to a prompt: for SDXL, PixArt and models with a size "
                         "checkpoint.",
-            search_aliases=[
-                "sdxl size conditioning", "micro conditioning", "original size crop target", "original size", "crop",
-                "blur", "sharp", "blurry",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("flip", "extra"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt; usually the positive one only."),
@@ -103,7 +99,6 @@ class ApplyGammaSchedule(io.ComfyNode):
             display_name="Size Weight Schedule",
             category=CATEGORY,
             description="Lets size conditioning act late, when details form: it then changes sharpness, not content.",
-            search_aliases=["gamma schedule", "time weighted size conditioning", "gamma control", "sdxl original size"],
             inputs=[
                 io.Model.Input("model", tooltip="SDXL, or a PixArt with size conditioning."),
                 *GAMMA,
@@ -142,7 +137,6 @@ class LoadControl(io.ComfyNode):
             display_name="Load Size Checkpoint",
             category=CATEGORY,
             description="Adds conditions trained for this model (size, crop, flip), with the file's own curve.",
-            search_aliases=["control checkpoint", "control embedder", "flip conditioning"],
             inputs=[
                 io.Model.Input("model", tooltip="The model the checkpoint was trained for."),
                 io.Combo.Input(
@@ -186,7 +180,6 @@ class NoisyReplicatePadding(io.ComfyNode):
             display_name="Pad Short Prompts",
             category=CATEGORY,
             description="Fills the empty positions after a short prompt with copies of its tokens, with noise.",
-            search_aliases=["noisy replicate padding", "text padding", "replicate prompt tokens", "pad tokens"],
             is_experimental=True,
             inputs=under_advanced(("axis", "tokens"), [
                 io.Conditioning.Input("conditioning", tooltip="The prompt."),

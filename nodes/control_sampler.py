@@ -42,7 +42,6 @@ class ControlCFGGuider(io.ComfyNode):
             category=CATEGORY,
             description="Guides by the prompt and, with a separate strength, by size, crop and flip; skips "
             "evaluations that change nothing.",
-            search_aliases=["control guider", "dual cfg", "size guidance", "control guidance strength"],
             inputs=[
                 io.Model.Input("model", tooltip="From Size Weight Schedule or Load Size Checkpoint."),
                 io.Conditioning.Input("positive", tooltip="The prompt, with Size and Crop Values."),
@@ -80,10 +79,6 @@ class ControlConditionedSampler(io.ComfyNode):
             display_name="Size-Conditioned Sampler (Control)",
             category=CATEGORY,
             description="Samples with size and crop weighted over the noise level; shows the weight of every step.",
-            search_aliases=[
-                "berrada", "size conditioned sampler", "sdxl size sampler", "ksampler control", "micro conditioning",
-                "original size", "sharp", "cropped heads",
-            ],
             inputs=under_advanced((
                 "sampler_name", "scheduler", "denoise", "nesting", "crop_left", "crop_top", "flip", "form", "clock",
                 "reference", "reference_width", "reference_height", "upscale", "negative_sizes",

@@ -60,11 +60,6 @@ class NEMOCopyCheck(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "
             "and of which training picture. Writes a page and a table.",
-            search_aliases=[
-                "memorization", "does my LoRA copy", "overfitting", "training data replication", "nemo", "copyright",
-                "duplicate", "plagiarism", "overtrained LoRA", "copied training pictures", "check lora",
-                "duplicate pictures",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("first_seed", "tau", "timestep_index", "name"), [
                 io.Model.Input("model", tooltip="The model to check, with its LoRA."),
@@ -164,8 +159,6 @@ class LoraReportNode(io.ComfyNode):
             category="Vitrine",
             description="Is a LoRA overfitted? Says what it is, where it acts, what it copies, what it costs and what "
             "is near it, with a verdict each, and writes a page.",
-            search_aliases=["is my lora overfitted", "overtrained lora", "lora info", "inspect lora", "lora metadata",
-                            "trigger words", "does my lora copy", "lora strength", "duplicate lora"],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("ordinary", "whole_run", "compare", "name"), [
                 io.Model.Input("model", tooltip="The LoRA's base model, without the LoRA."),

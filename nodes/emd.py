@@ -86,11 +86,6 @@ class EMDOneStepGenerator(io.ComfyNode):
             description="Runs a one-step student as it was trained: one network call a picture, no negative prompt, "
             "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
-            search_aliases=[
-                "one step", "EM distillation", "DMD2", "turbo", "LCM", "distilled", "fast", "speed up", "SiD",
-                "draw in one step", "lightning", "hyper", "schnell", "sd turbo", "4 steps", "few steps", "speed",
-                "faster",
-            ],
             inputs=under_advanced(("timestep", "noise", "base_steps", "replaces"), [
                 io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt."),
@@ -201,10 +196,6 @@ class EMDDistill(io.ComfyNode):
             category=CATEGORY,
             description="Distils a one-step student as a LoRA, from a diffusers folder or the portraits model. For "
             "small runs: the same name resumes. Large ones: `vitrine emd train`.",
-            search_aliases=[
-                "train", "distillation", "EM distillation", "one step", "Diff-Instruct", "LoRA training",
-                "train turbo", "make a model fast", "distill my model",
-            ],
             is_output_node=True,
             inputs=under_advanced(("batch", "rank", "K", "guidance", "timestep", "diff_instruct"), [
                 io.Combo.Input(
@@ -271,16 +262,6 @@ class EMDVariety(io.ComfyNode):
             description="Measures how different the pictures of one prompt are: mean distance between seeds, how many "
             "different pictures they amount to, and how much of a reference they reach. Fast students "
             "often make one picture for every seed.",
-            search_aliases=[
-                "diversity",
-                "Vendi score",
-                "recall",
-                "mode collapse",
-                "same face",
-                "seeds",
-                "all look the same",
-                "same face every seed",
-            ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[

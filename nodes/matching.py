@@ -70,36 +70,6 @@ def as_lines(match: Matches) -> list[str]:
     return [f"{x:.4f} {y:.4f} {s:.3f}{'' if mutual else ' -'}" for (x, y), s, mutual in numbers]
 
 
-POINT_SEARCHES = [
-    "correspondence",
-    "point matching",
-    "DIFT",
-    "semantic correspondence",
-    "keypoints",
-    "find the same part",
-    "landmarks",
-    "point transfer",
-    "track points",
-    "same point in another picture",
-    "match pictures",
-    "pose landmarks",
-    "click a point",
-]
-MASK_SEARCHES = [
-    "few-shot segmentation",
-    "mask propagation",
-    "auto mask",
-    "label propagation",
-    "SAM",
-    "object mask",
-    "remove background",
-    "segment anything",
-    "select object",
-    "click to mask",
-]
-"""What people type who look for these two nodes."""
-
-
 class FindCorrespondence(io.ComfyNode):
     """Points of one picture, found in others."""
 
@@ -112,7 +82,6 @@ class FindCorrespondence(io.ComfyNode):
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Finds the points of one picture in others by nearest activations: eye to eye, wheel to wheel.",
-            search_aliases=POINT_SEARCHES,
             inputs=under_advanced((
                 "selection", "timestep", "seed", "ensemble", "softness", "modulate", "discard", "protocol",
             ), [
@@ -185,7 +154,6 @@ class SegmentLikeThis(io.ComfyNode):
             category=CATEGORY,
             description="Learns from 1 to 50 masked pictures what you mean, and masks new pictures the same way.",
             is_output_node=True,  # its masks show on it; nothing need be connected
-            search_aliases=MASK_SEARCHES,
             inputs=under_advanced(
                 ("selection", "timestep", "seed", "ensemble", "hidden", "modulate", "discard", "protocol"),
                 [

@@ -117,10 +117,6 @@ class NEMOCalibrate(io.ComfyNode):
             category=CATEGORY,
             description="Once for a model: how active its neurons are for ordinary captions, how far samples of one "
             "caption differ, and the score above which a prompt is memorized.",
-            search_aliases=[
-                "memorization", "neuron statistics", "calibrate nemo", "calibrate threshold", "calibrate detection",
-                "tau", "memorization threshold", "usual distance",
-            ],
             inputs=under_advanced(("samples", "steps", "cfg", "first_seed", "seeds", "timestep_index"), [
                 io.Model.Input("model", tooltip="The model to calibrate for."),
                 io.Clip.Input("clip", tooltip="Its text encoder."),
@@ -246,10 +242,6 @@ class NEMODetect(io.ComfyNode):
             category=CATEGORY,
             description="A memorized prompt gives one picture from every seed: compares its samples of a few steps, or "
             "its one-step predictions as published. Shows them, and where in the picture samples agree.",
-            search_aliases=[
-                "is this prompt memorized", "did my lora copy", "overfitting", "copyright", "memorization score",
-                "training data replication", "plagiarism", "duplicate", "is it copied",
-            ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("samples", "steps", "cfg", "first_seed", "seeds", "timestep_index"), [
@@ -366,10 +358,6 @@ class NEMOFindNeurons(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
             "a negative prompt, samples then decide how strongly they are blocked, and say whether that cures.",
-            search_aliases=[
-                "localize memorization", "find memorization neurons", "nemo", "memorized picture", "copied picture",
-                "find neurons", "stop copying", "training picture",
-            ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             inputs=under_advanced(("scope", "adjust"), [
                 io.Model.Input("model", tooltip="The model to search."),

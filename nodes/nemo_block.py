@@ -58,11 +58,6 @@ class NEMONeuronBlocker(io.ComfyNode):
             category=CATEGORY,
             description="Multiplies neurons by a factor while sampling, which blocks recall for the prompts they were "
             "found for. It does not erase a picture: an adversarial embedding can bring it back.",
-            search_aliases=[
-                "block neurons", "unlearn", "anti memorization", "nemo", "stop copying",
-                "stop the model copying a picture", "forget", "erase", "concept erasure", "copyright",
-                "remove memorized picture", "blocked neuron",
-            ],
             inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
                 NeuronsSocket.Input("neurons", tooltip="From Find Copying Neurons (NEMO) or Load Neurons, same model."),
@@ -115,13 +110,6 @@ class NEMOBake(io.ComfyNode):
             category=CATEGORY,
             description="Scales the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
             "layer brings them back; Block Copying Neurons (NEMO) blocks them with LoRAs too.",
-            search_aliases=[
-                "prune neurons",
-                "save unlearned model",
-                "forget for good",
-                "erase from model",
-                "concept erasure",
-            ],
             inputs=[
                 io.Model.Input("model", tooltip="The model the neurons were found in."),
                 NeuronsSocket.Input("neurons", tooltip="What to prune."),
@@ -147,7 +135,6 @@ class SaveNeurons(io.ComfyNode):
             display_name="Save Neurons",
             category=CATEGORY,
             description="Writes a JSON file with the neurons, the model's fingerprint and the search's report.",
-            search_aliases=["export neurons"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             has_intermediate_output=True,  # the panel learns what to show on a run from the cache, too
@@ -177,7 +164,6 @@ class LoadNeurons(io.ComfyNode):
             display_name="Load Neurons",
             category=CATEGORY,
             description="Reads neurons from models/vitrine_neurons; a file of another model is refused when used.",
-            search_aliases=["import neurons"],
             inputs=[io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file.")],
             outputs=[NeuronsSocket.Output(display_name="NEURONS", tooltip="As they were saved.")],
         )
@@ -206,7 +192,6 @@ class NEMOVerify(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Scores blocked neurons on seeds the search never saw. With the memorized picture it also "
             "tries to bring it back by optimising the prompt's embedding, as an attacker would.",
-            search_aliases=["check blocking", "adversarial embedding", "dori", "does it hold"],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Model.Input("model", tooltip="The untouched model: the neurons are blocked here."),
@@ -285,7 +270,6 @@ class NEMOCompareCopies(io.ComfyNode):
             category=CATEGORY,
             description="Shows the training picture, samples without blocking and samples with it side by side, and "
             "says in a sentence how many of them are copies.",
-            search_aliases=["before and after", "did it help", "still a copy", "verdict", "compare copies", "nemo"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[

@@ -22,16 +22,6 @@ class ActivePatches(io.ComfyNode):
             description="Lists every change that is applied to a MODEL: LoRAs and other weight patches, blocked "
             "neurons, replaced sampling objects, attention patches, wrappers. The MODEL passes through "
             "unchanged.",
-            search_aliases=[
-                "what is patched",
-                "list loras",
-                "inspect model",
-                "debug model",
-                "model patches",
-                "lora info",
-                "what is applied",
-                "which loras",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=[io.Model.Input("model", tooltip="Any MODEL, from any chain of nodes.")],
             outputs=[

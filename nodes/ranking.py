@@ -46,7 +46,6 @@ class RankActivations(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Scores every layer of a model for diffusion noise, granularity and locality, drops the bad "
                         "ones and, with masks, measures the rest and combines the best.",
-            search_aliases=["rank activations", "choose features", "feature selection", "which layer", "GDF filter"],
             hidden=HIDDEN,
             has_intermediate_output=True,
             inputs=under_advanced(ADVANCED, [
@@ -146,7 +145,6 @@ class SaveFeaturePreset(io.ComfyNode):
             display_name="Save Layer Preset",
             category=CATEGORY,
             description="Writes the chosen layers with their figures and the model's fingerprint, for others to load.",
-            search_aliases=["save feature preset", "export preset"],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=[
@@ -176,7 +174,6 @@ class LoadFeaturePreset(io.ComfyNode):
             display_name="Load Layer Preset",
             category=CATEGORY,
             description="Reads layers from models/vitrine_presets; a preset of another model is refused.",
-            search_aliases=["load feature preset", "import preset"],
             inputs=[
                 io.Combo.Input("file", options=files or ["none saved yet"], tooltip="A saved .json file."),
                 io.Model.Input("model", tooltip="The model it will be used with."),

@@ -36,14 +36,6 @@ class LoadPortraits(io.ComfyNode):
             category=CATEGORY,
             description="Tiny text-to-image models of cartoon portraits that ship with Vitrine: seconds on a CPU, "
             "everything about them is known. Swap it for Load Checkpoint to work on your own model.",
-            search_aliases=[
-                "portraits",
-                "demo model",
-                "tiny model",
-                "vitrine loader",
-                "demo",
-                "try without a checkpoint",
-            ],
             inputs=[choice] if len(names) > 1 else [],
             outputs=[
                 io.Model.Output(
@@ -79,7 +71,6 @@ class LoadPortraitsTransformer(io.ComfyNode):
             category=CATEGORY,
             description="A small PixArt-shaped model of cartoon portraits, trained with the size, crop and flip "
             "of its pictures as conditions. Load Size Checkpoint adds the part that reads them.",
-            search_aliases=["portraits pixart", "portraits dit", "size conditioned demo model"],
             inputs=[
                 io.Combo.Input(
                     "weight",
@@ -116,7 +107,6 @@ class RenderPortrait(io.ComfyNode):
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Renders portraits from seeds, as the model's training pictures were made.",
-            search_aliases=["portrait picture", "demo image", "vitrine render"],
             inputs=[
                 io.Int.Input("seed", default=100_000, min=0, max=2**31, tooltip="First seed; below 32768: trained on."),
                 io.Int.Input("count", default=4, min=1, max=64, tooltip="How many portraits, from consecutive seeds."),

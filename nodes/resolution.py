@@ -41,11 +41,6 @@ class ResolutionTransferLoader(io.ComfyNode):
             category=CATEGORY,
             description="Prepares a model for pictures larger or smaller than its training size: noise schedule, "
             "positional embedding and guidance, with a report of what each part will do.",
-            search_aliases=[
-                "high resolution", "hires", "shift", "SNR shift", "position embedding", "RoPE", "twice the size",
-                "draw at twice the size", "double heads", "two heads", "deep shrink", "DyPE", "YaRN", "2k", "4k",
-                "aspect ratio", "hires fix", "upscale without doubles", "any size", "repeated heads",
-            ],
             inputs=[
                 io.Model.Input(
                     "model", tooltip="Any model of Stable Diffusion's kind, or a flow model such as Flux and SD3."

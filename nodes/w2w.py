@@ -101,7 +101,6 @@ class LoadSpace(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
             "attribute directions. 520 people of the portraits model ship with the pack.",
-            search_aliases=["weights2weights", "model space", "w2w", "identity space", "LoRA space"],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input("space_file", options=files or ["none built yet"], tooltip="A file in models/w2w."),
@@ -160,7 +159,6 @@ class W2WSample(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Samples a new model of the space, for example a person who does not exist, the same in every "
                         "picture. Says which training models are nearest.",
-            search_aliases=["weights2weights", "new identity", "random person", "random LoRA", "new character"],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "truncation", "attributes", "emphasis", "inherit"), [
                 SPACE,
@@ -232,11 +230,6 @@ class W2WEdit(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
             "Several sliders at once; their order does not matter.",
-            search_aliases=[
-                "weights2weights", "slider", "attribute", "edit identity", "concept slider", "pull sliders",
-                "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
-                "age slider",
-            ],
             inputs=under_advanced(("more", "map_position"), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
@@ -298,7 +291,6 @@ class W2WBlend(io.ComfyNode):
             display_name="Blend People (W2W)",
             category=CATEGORY,
             description="A model between two of the same space: a child of two people.",
-            search_aliases=["weights2weights", "interpolate", "mix identities", "merge people", "mix lora"],
             inputs=[
                 SPACE,
                 MODEL,
@@ -334,7 +326,6 @@ class ApplyW2W(io.ComfyNode):
             category=CATEGORY,
             description="Turns MODEL into a model of the space, as an ordinary LoRA patch that stacks with LoRAs, NEMO "
             "and merges. With a late model, an edit begins at a chosen timestep and leaves the layout alone.",
-            search_aliases=["weights2weights", "apply identity", "delayed injection", "load person"],
             inputs=[
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 SPACE,

@@ -44,9 +44,6 @@ class SaveW2WLora(io.ComfyNode):
             description="Writes a model as a LoRA into models/loras/vitrine, where Load LoRA lists it: in kohya names "
             "(ComfyUI, A1111, diffusers) or diffusers names, of any rank and precision. Load Person (W2W) lists the "
             "model itself, for later edits.",
-            search_aliases=[
-                "weights2weights", "export LoRA", "save identity", "save person", "merge lora", "lora slider export",
-            ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("rank", "dtype", "one_sided"), [
@@ -110,7 +107,6 @@ class LoadW2WModel(io.ComfyNode):
             description="Reads a model from models/vitrine_w2w; one of another space is refused when it is used. With "
                         "a space also encodes a LoRA of your own, and says how much of it the space covers, or takes a "
                         "training model by name.",
-            search_aliases=["weights2weights", "load identity", "load person", "encode LoRA", "my LoRA", "member"],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 io.Combo.Input("file", options=files or ["none saved yet"],

@@ -53,10 +53,6 @@ class BuildSpace(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Principal components of all LoRAs in a folder below models/loras: kohya, diffusers, PEFT and "
             "ComfyUI names, any ranks. Bad files are left out and named. Saved in models/w2w.",
-            search_aliases=[
-                "weights2weights", "PCA of LoRAs", "LoRA folder", "model space", "merge lora", "mix lora",
-                "combine loras", "folder of loras", "loras into sliders",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("components", "linked"), [
                 io.Combo.Input("folder", options=list(comfy_w2w.lora_folders()) or ["no folder with two LoRAs"],
@@ -106,10 +102,6 @@ class TrainDirection(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Learns what an attribute is in a space from labels of its models: two groups of files, or a "
             "number for each (scores of any kind).",
-            search_aliases=[
-                "weights2weights", "attribute direction", "linear classifier", "make slider", "lora slider",
-                "concept slider", "train slider", "age", "own slider",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=[
                 SPACE,
@@ -173,10 +165,6 @@ class W2WInvert(io.ComfyNode):
             description="Finds the model of the space that fits one picture, for example the person in it; a mask "
                         "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, "
                         "resume there.",
-            search_aliases=[
-                "weights2weights", "invert", "personalise", "one image", "face to model", "dreambooth", "face swap",
-                "one image character", "consistent character", "face from photo", "likeness",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("lr", "batch", "components", "prior", "together", "posterior"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),

@@ -34,10 +34,6 @@ class TrainSlider(io.ComfyNode):
             is_output_node=True,  # what it shows can be all one wants
             description="Makes a slider from pictures before and after: the change is learned, and what stays the same "
             "in both is left alone.",
-            search_aliases=[
-                "weights2weights", "own slider", "make slider", "slider from pictures", "make a slider from pictures",
-                "before and after", "concept slider", "image pair slider", "train slider", "lora slider",
-            ],
             hidden=[io.Hidden.unique_id],
             inputs=under_advanced(("start_timestep", "save_as", "lr"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),

@@ -39,10 +39,6 @@ class WordMap(io.ComfyNode):
             category=CATEGORY,
             description="Shows where in a picture the model looks for one word of the prompt: its attention to that "
             "word, averaged over all layers.",
-            search_aliases=[
-                "what the model sees for one word", "what the model sees", "attention map", "cross attention",
-                "DAAM", "word heatmap", "heatmap", "prompt attention", "which word does what",
-            ],
             is_output_node=True,
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             inputs=under_advanced(("timestep", "prompt"), [

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -168,13 +169,20 @@ def test_pairs_of_words_meet_in_one_text(texts):
 
 
 def test_every_node_has_pairs_that_the_page_sees(texts):
-    from vitrine.nodes.search_words import PAIRS
+    from vitrine.nodes.search_words import SEARCHES
 
-    assert set(PAIRS) == set(texts)
-    for node, pairs in PAIRS.items():
-        assert sum(" " in pair for pair in pairs) >= 2, node
-        unseen = [pair for pair in pairs if not _meets(pair, pair)]
+    assert set(SEARCHES) == set(texts)
+    for node, (_, _, *searches) in texts.items():
+        assert sum(" " in text for text in searches) >= 2 and len(set(searches)) == len(searches), node
+        unseen = [text for text in searches if not _meets(text, text)]
         assert not unseen, (node, unseen)
+
+
+def test_searches_stand_in_one_file():
+    from vitrine.nodes import search_words
+
+    own = Path(search_words.__file__)
+    assert [p.name for p in own.parent.rglob("*.py") if "search_aliases" in p.read_text(encoding="utf-8")] == [own.name]
 
 
 async def _ask(driver, address, queries):
