@@ -37,7 +37,7 @@ from .comfy.copies import (
     work_folder,
 )
 from .comfy.progress import progress, show_on, text_on
-from .comfy.saved import lora_files, lora_stamp
+from .comfy.saved import in_the_list, lora_files, lora_stamp
 from .comfy.schedule import SAMPLERS, SCHEDULERS
 from .config_inputs import input_of, inputs_of, settings_from
 from .nemo import CATEGORY, lines
@@ -194,6 +194,11 @@ class LoraReportNode(io.ComfyNode):
             ],
             is_output_node=True,
         )  # fmt: skip
+
+    @classmethod
+    def validate_inputs(cls, lora: str | None = None) -> bool | str:
+        """What to put where, said on the node before anything runs."""
+        return lora is None or in_the_list("lora", lora, lora_files())
 
     @classmethod
     def fingerprint_inputs(cls, lora: str = "", compare: bool = True, **inputs: Any) -> str:

@@ -43,7 +43,7 @@ from .comfy.lora import NO_STUDENT, preset_in, student_files, student_stamp, usu
 from .comfy.model import backbone_of, blank_latents, denoiser_of, latent_of, picture_numbers
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, text_on
-from .comfy.saved import stamp
+from .comfy.saved import in_the_list, stamp
 from .config_inputs import input_of, inputs_of, settings_from
 from .sockets import under_advanced
 
@@ -135,9 +135,7 @@ class EMDOneStepGenerator(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, student: str | None = None) -> bool | str:
         """What to put where, said on the node while the rest of the graph runs."""
-        if student is None or student in student_files():
-            return True
-        return f"student: there is no {student}; put the LoRA into models/loras, press R in the page, and choose it"
+        return student is None or in_the_list("student", student, student_files())
 
     @classmethod
     def execute(

@@ -8,6 +8,7 @@ belong to pictures, go to the output folder.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import folder_paths
@@ -80,6 +81,13 @@ def lora_files() -> list[str]:
     """LoRA files as this pack's nodes list them: the user's, then the shipped ones, which core's lists do not have."""
     own = known_files("loras")
     return [*own, *(name for name in _shipped_loras() if name not in own)]
+
+
+def in_the_list(name: str, file: str, files: Sequence[str]) -> bool | str:
+    """True, or what a node says whose LoRA is not there: the rest of the graph runs."""
+    if file in files:
+        return True
+    return f"{name}: there is no {file}; put the LoRA into models/loras, press R in the page, and choose it"
 
 
 def _shipped_loras() -> dict[str, Path]:

@@ -27,6 +27,16 @@ def inputs(comfy):
     return {"model": model, "clip": clip, "vae": vae, "latent": {"samples": torch.zeros(1, 4, 16, 16)}, **texts, **FEW}
 
 
+def test_a_lora_that_is_not_there_is_named_before_anything_runs(comfy):
+    """The template opens with a name that stands for one's own."""
+    from vitrine.nodes.comfy.saved import lora_files
+
+    node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineLoRAReport"]
+    said = node.validate_inputs(lora="my_lora.safetensors")
+    assert said.startswith("lora: there is no my_lora.safetensors") and "models/loras" in said
+    assert node.validate_inputs(lora=None) is True and node.validate_inputs(lora=lora_files()[0]) is True
+
+
 def test_the_node_measures_what_the_pipeline_measures(comfy, inputs, tmp_path):
     with loras_in(PEOPLE_LORAS):
         report, shown, folder = comfy.call("VitrineLoRAReport", **inputs, lora=FILE.name, compare=True, name="person")

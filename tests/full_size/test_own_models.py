@@ -108,6 +108,7 @@ def users_files(comfy, held, tmp_path_factory):
         os.link(checkpoint(family), folder / "checkpoints" / names[family])
         student = loras(family, folder / "loras" / "my_loras", 3)[0]
         (folder / "loras" / f"Hyper-{family.upper()}-1step-lora.safetensors").write_bytes(student.read_bytes())
+        (folder / "loras" / "my_lora.safetensors").write_bytes(student.read_bytes())
         for kind in ("checkpoints", "loras"):
             folder_paths.add_model_folder_path(kind, str(folder / kind), is_default=True)
         Image.new("RGB", (SIDE, SIDE), "olive").save(folder / "example.png")
