@@ -16,14 +16,10 @@ WEB_DIRECTORY = "./nodes/web"
 __all__ = [
     "Activations",
     "ActivationTapPipeline",
-    "ActivationTapTransformerPipeline",
-    "ActivationTapXLPipeline",
     "Calibration",
     "CheckConfig",
     "ControlConditionedPipeline",
     "CorrespondencePipeline",
-    "CorrespondenceTransformerPipeline",
-    "CorrespondenceXLPipeline",
     "Denoiser",
     "EMDOneStepPipeline",
     "EditConfig",
@@ -39,8 +35,6 @@ __all__ = [
     "SampleConfig",
     "SearchConfig",
     "SegmentationPipeline",
-    "SegmentationTransformerPipeline",
-    "SegmentationXLPipeline",
     "SizeCondition",
     "VitrineError",
     "W2WPipeline",
@@ -75,8 +69,6 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.nemo import Calibration, FewStepConfig, ProbeConfig, SearchConfig
     from .engine.pipelines.activation_tap import (
         ActivationTapPipeline,
-        ActivationTapTransformerPipeline,
-        ActivationTapXLPipeline,
     )
     from .engine.pipelines.control import (
         ControlConditionedPipeline,
@@ -85,11 +77,7 @@ if TYPE_CHECKING:  # the same once more, for type checkers
     from .engine.pipelines.emd import EMDOneStepPipeline
     from .engine.pipelines.matching import (
         CorrespondencePipeline,
-        CorrespondenceTransformerPipeline,
-        CorrespondenceXLPipeline,
         SegmentationPipeline,
-        SegmentationTransformerPipeline,
-        SegmentationXLPipeline,
     )
     from .engine.pipelines.nemo import NEMOPipeline
     from .engine.pipelines.resolution import ResolutionTransferPipeline

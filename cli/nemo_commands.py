@@ -112,7 +112,9 @@ class ImportStatistics:
 
     def run(self) -> int:
         """0 on success."""
-        calibration = _pipeline(self.model, self.load).import_statistics(self.file)
+        from ..engine.pipelines.nemo_jobs import import_statistics
+
+        calibration = import_statistics(_pipeline(self.model, self.load), self.file)
         calibration.save(self.out)
         print(f"{calibration.text()}, as published\n-> {self.out}")
         return 0
@@ -205,6 +207,7 @@ class Find:
         from ..engine.jobs.run import Run
         from ..engine.nemo import Calibration, fingerprint_of
         from ..engine.nemo.find import settings_of
+        from ..engine.pipelines.nemo_jobs import probe_of, search_inputs
         from ..engine.runtime.processes import launched
 
         calibration, workers = Calibration.load(self.calibration), launched()
@@ -216,8 +219,8 @@ class Find:
         config = replace(self.search, tau=None if score is None else score.tau)
         prompts, _ = read_prompts(self.prompts)
         paths = {p: self.out / f"{hashlib.sha256(p.encode()).hexdigest()[:12]}.json" for p in prompts}
-        settings = settings_of(pipe.probe(scope, probe), config)
-        inputs = pipe.search_inputs(calibration) | {"settings": settings}
+        settings = settings_of(probe_of(pipe, scope, probe), config)
+        inputs = search_inputs(pipe, calibration) | {"settings": settings}
         with Run(self.out, "NEMO find", inputs, ("*.json",), workers):
             own_prompts = list(paths)[workers.index :: workers.count]
             open_prompts = [p for p in own_prompts if not paths[p].is_file()]

@@ -60,7 +60,8 @@ class Rank:
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+        from ..engine.activations.ranking import RankingConfig
+        from ..engine.pipelines import ActivationTapPipeline
         from ..engine.pipelines.loading import load_pipeline
         from ..engine.runtime.processes import launched
         from ..engine.runtime.progress import TqdmProgress
@@ -68,23 +69,21 @@ class Rank:
         if not self.pictures.is_dir():
             raise refuse("pictures", str(self.pictures), "a folder of pictures", "check the path")
         pictures, workers = self._pictures(), launched()
-        settings: dict[str, Any] = {
-            "timestep": self.timestep,
-            "budget": self.budget,
-            "most": self.most,
-            "state": self.state,
-            "memory": self.memory,
-            "size": self.size,
-            "progress": TqdmProgress("ranking", not workers.index),
-            "workers": workers,
-        }
-        if self.keypoints is None:
-            pipe = SegmentationPipeline.from_pipe(load_pipeline(self.model, None, self.load))
-            ranking = pipe.rank(pictures, None, self.prompt, split=self.split, folds=self.folds, **settings)
-        else:
-            points = self._points(pictures)
-            pipe = CorrespondencePipeline.from_pipe(load_pipeline(self.model, None, self.load))
-            ranking = pipe.rank(pictures, points, self.prompt, **settings)
+        points = None if self.keypoints is None else self._points(pictures)
+        pipe = load_pipeline(self.model, ActivationTapPipeline, self.load)
+        ranking = pipe.rank(
+            pictures,
+            prompt=self.prompt,
+            keypoints=points,
+            config=RankingConfig(
+                timestep=self.timestep, budget=self.budget, most=self.most, split=self.split, folds=self.folds
+            ),
+            size=self.size,
+            state=self.state,
+            memory=self.memory,
+            progress=TqdmProgress("ranking", not workers.index),
+            workers=workers,
+        )
         if not workers.index:
             ranking.preset(self.out.stem, pipe._network, self.timestep).save(self.out)
             print(ranking.summary())

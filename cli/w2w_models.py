@@ -156,7 +156,7 @@ class Invert:
 
         space, config = space_at(self.space), self._config()
         pipe = W2WPipeline.from_pipe(load_pipeline(self.model, None, self.load))
-        side = self.size or pipe.own_size()
+        side = self.size or max(pipe._adapter.trained_size())
         images = torch.cat([to_pixels(_square(open_picture(p)), side) for p in self.pictures])
         names = [f"{p.stem}-inverted" for p in self.pictures[: 1 if self.together else None]]
         masks, bar = self._masks(side), TqdmProgress("inverting")
@@ -295,7 +295,7 @@ class PairSlider:
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
     """The prompt that the LoRAs were trained with, or a description of the pictures without subject and attribute."""
-    training: Annotated[PairConfig, flags(PairConfig(), "steps", "start")] = PairConfig()
+    training: Annotated[PairConfig, flags(PairConfig(), "steps", "start_timestep")] = PairConfig()
     size: Side | None = None
     """Side in pixels; none: the base model's."""
     out: OutSpace = None

@@ -1,7 +1,7 @@
 """Draw docs/slider.webp from the shipped model: one person while sliders of the space of people are pulled.
 
 The edits begin at timestep 700, so that the layout of each picture stays (weights2weights, appendix I). The person is
-seed 17 of W2W Sample, as in the workflow "Change a person halfway through (demo)". Run from anywhere; two minutes.
+seed 17 of New Person (W2W), as in the workflow "Change a person halfway through (demo)". Run from anywhere.
 """
 
 import math
@@ -41,7 +41,7 @@ def pictures(frames: list[dict[str, float]]) -> Iterator[list[Image.Image]]:
     settings = {"num_inference_steps": 16, "guidance_scale": 2.0, "output_type": "pt", "seeds": [0, 1, 2, 3]}
     for frame in frames:
         edits = {label: SLIDERS[label] * at for label, at in frame.items() if at}
-        late = {"edits": edits, "edit_config": EditConfig(start=700)} if edits else {}
+        late = {"edits": edits, "edit_config": EditConfig(start_timestep=700)} if edits else {}
         yield to_pil(pipe(PROMPTS, space=space, model=person, **settings, **late).images.float().cpu())
 
 

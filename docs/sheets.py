@@ -49,7 +49,7 @@ def pictures(title: str, row: str) -> list[Box]:
 
 
 TITLED = (1552, 544, 32, 512)
-"""Of NEMO Compare Copies: width and height of its picture, of the titles, and the side of each of its three squares."""
+"""Of Compare Copies (NEMO): size of its picture, of the titles, and the side of each of its three squares."""
 
 
 def squares(title: str, row: str) -> list[Box]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 METHODS = {
     "portraits": "The toy models",
-    "features": "Activation Tap: diffusion features (GDF)",
+    "features": "Look Inside (Activation Tap): diffusion features (GDF)",
     "nemo": "NEMO: memorization neurons",
     "w2w": "weights2weights: a space of models",
     "emd": "EMD: one-step students",

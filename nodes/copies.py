@@ -1,4 +1,4 @@
-"""What comes back as a copy: *NEMO Copy Check* of prompts, and *LoRA Report* of a LoRA file."""
+"""What comes back as a copy: *Check for Copies (NEMO)* of prompts, and *LoRA Report* of a LoRA file."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class NEMOCopyCheck(io.ComfyNode):
         """Model, prompts and training pictures in; report and pictures out."""
         return io.Schema(
             node_id="VitrineNEMOCopyCheck",
-            display_name="NEMO Copy Check",
+            display_name="Check for Copies (NEMO)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Samples each prompt with several seeds: how many samples are copies, where in the picture, "

@@ -113,7 +113,7 @@ class NEMOCalibrate(io.ComfyNode):
         """Model, text encoder and captions in; the calibration out."""
         return io.Schema(
             node_id="VitrineNEMOCalibrate",
-            display_name="NEMO Calibrate",
+            display_name="Calibrate Copy Detection (NEMO)",
             category=CATEGORY,
             description="Once for a model: how active its neurons are for ordinary captions, how far samples of one "
             "caption differ, and the score above which a prompt is memorized.",
@@ -128,8 +128,9 @@ class NEMOCalibrate(io.ComfyNode):
                 PROMPTS,
                 io.Combo.Input(
                     "measure", options=[EVERYTHING, *PARTS], default=EVERYTHING,
-                    tooltip="statistics is for NEMO Find Neurons, samples and score for NEMO Detect; everything takes "
-                    "longest.",
+                    tooltip="statistics is for Find Copying Neurons (NEMO), samples and score for "
+                    "Detect a Copied Prompt (NEMO); "
+                    "everything takes longest.",
                 ),
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
                 *_FEW_STEPS, *PROBE,
@@ -142,11 +143,14 @@ class NEMOCalibrate(io.ComfyNode):
             ]),
             outputs=[
                 NEMOCalibrationSocket.Output(
-                    display_name="CALIBRATION", tooltip="For NEMO Detect and NEMO Find Neurons, same model."
+                    display_name="CALIBRATION",
+                    tooltip="For Detect a Copied Prompt (NEMO) and Find Copying Neurons (NEMO), same model.",
                 ),
                 io.Float.Output(
-                    display_name="tau", tooltip="Threshold of the one-step score, for NEMO Verify and NEMO Copy Check; "
-                    "0 if it was not measured.",
+                    display_name="tau",
+                    tooltip="Threshold of the one-step score, for Verify Blocking (NEMO) and Check for Copies (NEMO); "
+                    "0 if it "
+                    "was not measured.",
                 ),
                 io.String.Output(display_name="report", tooltip="What was measured, one part a line."),
             ],
@@ -238,7 +242,7 @@ class NEMODetect(io.ComfyNode):
         """Model and prompt in; verdict, pictures and map out."""
         return io.Schema(
             node_id="VitrineNEMODetect",
-            display_name="NEMO Detect",
+            display_name="Detect a Copied Prompt (NEMO)",
             category=CATEGORY,
             description="A memorized prompt gives one picture from every seed: compares its samples of a few steps, or "
             "its one-step predictions as published. Shows them, and where in the picture samples agree.",
@@ -262,7 +266,7 @@ class NEMODetect(io.ComfyNode):
                 *_FEW_STEPS, *PROBE,
                 NEMOCalibrationSocket.Input(
                     "calibration", optional=True,
-                    tooltip="From NEMO Calibrate: a verdict needs it, and its settings are used then.",
+                    tooltip="From Calibrate Copy Detection (NEMO): a verdict needs it, and its settings are used then.",
                 ),
                 io.Vae.Input("vae", optional=True, tooltip="Connect it to see the pictures."),
             ]),
@@ -357,7 +361,7 @@ class NEMOFindNeurons(io.ComfyNode):
         """Model, conditioning and statistics in; neurons, report and heat map out."""
         return io.Schema(
             node_id="VitrineNEMOFindNeurons",
-            display_name="NEMO Find Neurons",
+            display_name="Find Copying Neurons (NEMO)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Searches the few value neurons whose blocking changes what a memorized prompt predicts. With "
@@ -371,7 +375,7 @@ class NEMOFindNeurons(io.ComfyNode):
                 io.Model.Input("model", tooltip="The model to search."),
                 io.Conditioning.Input("positive", tooltip="The prompt to search."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                NEMOCalibrationSocket.Input("calibration", tooltip="From NEMO Calibrate, same model."),
+                NEMOCalibrationSocket.Input("calibration", tooltip="From Calibrate Copy Detection (NEMO), same model."),
                 *inputs_of(SearchConfig, "effect_fraction", "mode"),
                 *PROBE,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="Layers that are searched first."),

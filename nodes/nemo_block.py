@@ -54,7 +54,7 @@ class NEMONeuronBlocker(io.ComfyNode):
         """Model and neurons in, model out."""
         return io.Schema(
             node_id="VitrineNEMONeuronBlocker",
-            display_name="NEMO Neuron Blocker",
+            display_name="Block Copying Neurons (NEMO)",
             category=CATEGORY,
             description="Multiplies neurons by a factor while sampling, which blocks recall for the prompts they were "
             "found for. It does not erase a picture: an adversarial embedding can bring it back.",
@@ -65,8 +65,8 @@ class NEMONeuronBlocker(io.ComfyNode):
             ],
             inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
-                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons or Load Neurons, same model."),
-                *inputs_of(BlockConfig, "factor", "branch", "start", "end"),
+                NeuronsSocket.Input("neurons", tooltip="From Find Copying Neurons (NEMO) or Load Neurons, same model."),
+                *inputs_of(BlockConfig, "factor", "branch", "start_percent", "end_percent"),
                 io.String.Input(
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (of CLIP the first word is at 1); "
@@ -111,10 +111,10 @@ class NEMOBake(io.ComfyNode):
         """Model and neurons in, patched model out."""
         return io.Schema(
             node_id="VitrineNEMOBake",
-            display_name="NEMO Bake into Weights",
+            display_name="Bake Blocking into Weights (NEMO)",
             category=CATEGORY,
             description="Scales the neurons' weights as an ordinary patch, for Save Checkpoint. A LoRA on the same "
-            "layer brings them back; NEMO Neuron Blocker blocks them with LoRAs too.",
+            "layer brings them back; Block Copying Neurons (NEMO) blocks them with LoRAs too.",
             search_aliases=[
                 "prune neurons",
                 "save unlearned model",
@@ -152,7 +152,7 @@ class SaveNeurons(io.ComfyNode):
             hidden=[io.Hidden.unique_id],
             has_intermediate_output=True,  # the panel learns what to show on a run from the cache, too
             inputs=[
-                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons."),
+                NeuronsSocket.Input("neurons", tooltip="From Find Copying Neurons (NEMO)."),
                 io.String.Input("name", default="neurons", tooltip="File name without folder or ending."),
             ],
             outputs=[io.String.Output(display_name="path", tooltip="The file written.")],
@@ -201,7 +201,7 @@ class NEMOVerify(io.ComfyNode):
         """Model, prompt and neurons in; report and the adversarial conditioning out."""
         return io.Schema(
             node_id="VitrineNEMOVerify",
-            display_name="NEMO Verify",
+            display_name="Verify Blocking (NEMO)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Scores blocked neurons on seeds the search never saw. With the memorized picture it also "
@@ -212,7 +212,7 @@ class NEMOVerify(io.ComfyNode):
                 io.Model.Input("model", tooltip="The untouched model: the neurons are blocked here."),
                 io.Conditioning.Input("positive", tooltip="The prompt the neurons were found for."),
                 io.Latent.Input("latent", tooltip="Gives the size: connect Empty Latent Image."),
-                NeuronsSocket.Input("neurons", tooltip="From NEMO Find Neurons, same model."),
+                NeuronsSocket.Input("neurons", tooltip="From Find Copying Neurons (NEMO), same model."),
                 *inputs_of(VerifyConfig, "tau"),
                 *PROBE,
                 *inputs_of(VerifyConfig, "seed"),
@@ -281,7 +281,7 @@ class NEMOCompareCopies(io.ComfyNode):
         """Pictures before and after, the training picture, ordinary pictures in; verdict and comparison out."""
         return io.Schema(
             node_id="VitrineNEMOCompareCopies",
-            display_name="NEMO Compare Copies",
+            display_name="Compare Copies (NEMO)",
             category=CATEGORY,
             description="Shows the training picture, samples without blocking and samples with it side by side, and "
             "says in a sentence how many of them are copies.",

@@ -37,7 +37,7 @@ class ResolutionTransferLoader(io.ComfyNode):
         """MODEL, sizes and settings in; MODEL, guidance and report out."""
         return io.Schema(
             node_id="VitrineResolutionTransferLoader",
-            display_name="Resolution Transfer Loader",
+            display_name="Fit Model to Size (Resolution Transfer)",
             category=CATEGORY,
             description="Prepares a model for pictures larger or smaller than its training size: noise schedule, "
             "positional embedding and guidance, with a report of what each part will do.",

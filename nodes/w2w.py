@@ -19,7 +19,6 @@ from ..engine.w2w import (
     SpaceMap,
     W2WModel,
     at_place,
-    blend,
     conditioned,
     contents,
     described,
@@ -32,6 +31,9 @@ from ..engine.w2w import (
     sliders_of,
     usual_sampling,
 )
+from ..engine.w2w import (
+    blend as blended,
+)
 from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
 from .comfy.panel_state import HIDDEN, marked
@@ -41,7 +43,7 @@ from .config_inputs import inputs_of, values_of
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 
 CATEGORY = "Vitrine/LoRA spaces"
-SPACE = W2WSpaceSocket.Input("space", tooltip="From Load W2W Space or Build W2W Space.")
+SPACE = W2WSpaceSocket.Input("space", tooltip="From Load LoRA Space (W2W) or Build LoRA Space (W2W).")
 MODEL = W2WModelSocket.Input("w2w_model", tooltip="A model of that space: sampled, inverted, edited or loaded.")
 SLIDERS = 4
 
@@ -57,12 +59,14 @@ def place_in(text: str) -> tuple[float, float] | None:
     try:
         x, y = map(float, words or ("nan", "nan"))
     except ValueError:
-        raise refuse("place", text, "two numbers from -1 to 1, or nothing", "drag the person on the map") from None
+        raise refuse(
+            "map_position", text, "two numbers from -1 to 1, or nothing", "drag the person on the map"
+        ) from None
     return (x, y) if words else None
 
 
 def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
-    """The model by *W2W Edit*'s inputs: dragged to its place on the map, then along the sliders."""
+    """The model by *Person Sliders (W2W)*'s inputs: dragged to its place on the map, then along the sliders."""
     strengths: dict[str, float] = {}
     pairs = [(str(inputs.get(f"label_{i}", "")), inputs.get(f"strength_{i}", 0.0)) for i in range(1, SLIDERS + 1)]
     for label, strength in [*pairs, *sliders_of(_parts(str(inputs.get("more", ""))), ":").items()]:
@@ -70,7 +74,7 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
     protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
     config = EditConfig(protect)
-    place, rows = place_in(str(inputs.get("place", ""))), model.belongs(space).coefficients
+    place, rows = place_in(str(inputs.get("map_position", ""))), model.belongs(space).coefficients
     if place is not None:
         drawn = usual_map(space)
         rows = torch.stack([at_place(space, drawn, row, place) for row in rows])
@@ -92,7 +96,7 @@ class LoadSpace(io.ComfyNode):
         files = comfy_w2w.space_files()
         return io.Schema(
             node_id="VitrineLoadW2WSpace",
-            display_name="Load W2W Space",
+            display_name="Load LoRA Space (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Loads a space of models: principal directions of many LoRAs of one kind, with named "
@@ -151,7 +155,7 @@ class W2WSample(io.ComfyNode):
         """Space and seed in; a model and its neighbours out."""
         return io.Schema(
             node_id="VitrineW2WSample",
-            display_name="W2W Sample",
+            display_name="New Person (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Samples a new model of the space, for example a person who does not exist, the same in every "
@@ -162,14 +166,17 @@ class W2WSample(io.ComfyNode):
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
                              tooltip="Which model; the same seed always gives the same one."),
-                *inputs_of(SampleConfig, "factor", "components", "truncation"),
+                *inputs_of(SampleConfig, "spread", "components", "truncation"),
                 io.String.Input("wanted", default="", multiline=True,
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
                 *inputs_of(SampleConfig, "attributes"),
                 *inputs_of(SampleConfig, "emphasis", "inherit", default=-1.0, optional=True),
             ]),
             outputs=[
-                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
+                W2WModelSocket.Output(
+                    display_name="W2W_MODEL",
+                    tooltip="For Apply Person (W2W), Person Sliders (W2W), Blend People (W2W)."
+                ),
                 io.String.Output(display_name="report", tooltip="Nearest training models and strongest attributes."),
             ],
         )  # fmt: skip
@@ -179,7 +186,7 @@ class W2WSample(io.ComfyNode):
         cls,
         space: Space,
         seed: int,
-        factor: float,
+        spread: float,
         wanted: str,
         attributes: str = "auto",
         **options: Any,
@@ -188,7 +195,7 @@ class W2WSample(io.ComfyNode):
         config = usual_sampling(
             space, attributes=None if attributes == "auto" else attributes, **values_of(SampleConfig, options)
         )
-        config = replace(config, factor=factor * config.factor)
+        config = replace(config, spread=spread * config.spread)
         targets = sliders_of(_parts(wanted), ":")
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
@@ -220,7 +227,7 @@ class W2WEdit(io.ComfyNode):
             ]
         return io.Schema(
             node_id="VitrineW2WEdit",
-            display_name="W2W Edit",
+            display_name="Person Sliders (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Moves a model along attribute directions: the same person with a beard, in every picture. "
@@ -230,12 +237,12 @@ class W2WEdit(io.ComfyNode):
                 "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
                 "age slider",
             ],
-            inputs=under_advanced(("more", "place"), [
+            inputs=under_advanced(("more", "map_position"), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
                 io.String.Input("more", default="", multiline=True, optional=True,
                                 tooltip="Further sliders, label: strength, separated by commas or lines."),
-                io.String.Input("place", display_name="map_position", default="", optional=True,
+                io.String.Input("map_position", default="", optional=True,
                                 tooltip="Where on the space's map the model is moved, x y from -1 to 1; empty leaves "
                                         "it where it is. Press the button and drag."),
                 io.Model.Input("model", optional=True,
@@ -244,7 +251,7 @@ class W2WEdit(io.ComfyNode):
                 io.Vae.Input("vae", optional=True, tooltip="Only for that picture: the VAE of your own model."),
                 io.Combo.Input("student", options=[people.ORDINARY_STEPS, *lora_files()], optional=True,
                                tooltip="Only for the picture while you drag: a one-step student of your own model, a "
-                               "LoRA that EMD One-Step Generator knows. Without one the picture comes on release."),
+                               "LoRA that One-Step Sampler (EMD) knows. Without one the picture comes on release."),
                 io.Conditioning.Input("negative", optional=True,
                                       tooltip="Only for that picture: the negative prompt; without one there is no "
                                               "guidance."),
@@ -285,10 +292,10 @@ class W2WBlend(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Two models and a share in; one out."""
+        """Two models and a blend in; one out."""
         return io.Schema(
             node_id="VitrineW2WBlend",
-            display_name="W2W Blend",
+            display_name="Blend People (W2W)",
             category=CATEGORY,
             description="A model between two of the same space: a child of two people.",
             search_aliases=["weights2weights", "interpolate", "mix identities", "merge people", "mix lora"],
@@ -297,8 +304,7 @@ class W2WBlend(io.ComfyNode):
                 MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
                 io.Float.Input(
-                    "share",
-                    display_name="blend",
+                    "blend",
                     default=0.5,
                     min=-1.0,
                     max=2.0,
@@ -310,10 +316,10 @@ class W2WBlend(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, share: float) -> io.NodeOutput:
+    def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, blend: float) -> io.NodeOutput:
         """``blend``."""
         rows = [m.only(space) for m in (w2w_model, other)]
-        return io.NodeOutput(w2w_model.moved_to(blend(rows, [1 - share, share])[None], blend=share))
+        return io.NodeOutput(w2w_model.moved_to(blended(rows, [1 - blend, blend])[None], blend=blend))
 
 
 class ApplyW2W(io.ComfyNode):
@@ -324,7 +330,7 @@ class ApplyW2W(io.ComfyNode):
         """MODEL and a model of the space in; the patched MODEL out."""
         return io.Schema(
             node_id="VitrineApplyW2WModel",
-            display_name="Apply W2W Model",
+            display_name="Apply Person (W2W)",
             category=CATEGORY,
             description="Turns MODEL into a model of the space, as an ordinary LoRA patch that stacks with LoRAs, NEMO "
             "and merges. With a late model, an edit begins at a chosen timestep and leaves the layout alone.",
@@ -341,8 +347,10 @@ class ApplyW2W(io.ComfyNode):
                     step=0.05,
                     tooltip="As for a LoRA; 1 is the model itself.",
                 ),
-                *inputs_of(EditConfig, "start"),
-                W2WModelSocket.Input("late_model", optional=True, tooltip="The edited model, from W2W Edit."),
+                *inputs_of(EditConfig, "start_timestep"),
+                W2WModelSocket.Input(
+                    "late_model", optional=True, tooltip="The edited model, from Person Sliders (W2W)."
+                ),
             ],
             outputs=[io.Model.Output(display_name="MODEL", tooltip="A clone; the input stays as it was.")],
         )
@@ -354,13 +362,13 @@ class ApplyW2W(io.ComfyNode):
         space: Space,
         w2w_model: W2WModel,
         strength: float,
-        start: float,
+        start_timestep: float,
         late_model: W2WModel | None = None,
     ) -> io.NodeOutput:
         """Patched at once, or late inside each forward."""
         if late_model is not None:
-            start = min(start, late_model.start)
-        return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))
+            start_timestep = min(start_timestep, late_model.start)
+        return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start_timestep, strength))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W]

@@ -39,11 +39,11 @@ class SaveW2WLora(io.ComfyNode):
         """Space and model in; files out."""
         return io.Schema(
             node_id="VitrineSaveW2WLora",
-            display_name="Save W2W as LoRA",
+            display_name="Save Person as LoRA (W2W)",
             category=CATEGORY,
             description="Writes a model as a LoRA into models/loras/vitrine, where Load LoRA lists it: in kohya names "
-            "(ComfyUI, A1111, diffusers) or diffusers names, of any rank and precision. Load W2W Model lists the model "
-            "itself, for later edits.",
+            "(ComfyUI, A1111, diffusers) or diffusers names, of any rank and precision. Load Person (W2W) lists the "
+            "model itself, for later edits.",
             search_aliases=[
                 "weights2weights", "export LoRA", "save identity", "save person", "merge lora", "lora slider export",
             ],
@@ -104,7 +104,7 @@ class LoadW2WModel(io.ComfyNode):
         files = saved.listed(comfy_w2w.FOLDER, ".w2wmodel.safetensors")
         return io.Schema(
             node_id="VitrineLoadW2WModel",
-            display_name="Load W2W Model",
+            display_name="Load Person (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Reads a model from models/vitrine_w2w; one of another space is refused when it is used. With "
@@ -142,7 +142,7 @@ class LoadW2WModel(io.ComfyNode):
             text = described(space, model.belongs(space).coefficients) if space is not None else ""
             return io.NodeOutput(model, text)
         if space is None:
-            raise refuse("space", "none", "the space of the LoRA or member", "connect Load W2W Space")
+            raise refuse("space", "none", "the space of the LoRA or member", "connect Load LoRA Space (W2W)")
         encoding = (
             training_model(space, member.strip())
             if member.strip()

@@ -48,7 +48,7 @@ class BuildSpace(io.ComfyNode):
         """A folder in; the space and its summary out."""
         return io.Schema(
             node_id="VitrineBuildW2WSpace",
-            display_name="Build W2W Space",
+            display_name="Build LoRA Space (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Principal components of all LoRAs in a folder below models/loras: kohya, diffusers, PEFT and "
@@ -68,7 +68,7 @@ class BuildSpace(io.ComfyNode):
                 *inputs_of(BuildConfig, "linked", optional=True),
             ]),
             outputs=[
-                W2WSpaceSocket.Output(display_name="SPACE", tooltip="Also saved, for Load W2W Space."),
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="Also saved, for Load LoRA Space (W2W)."),
                 io.String.Output(display_name="report", tooltip="What was found, what was left out, how it was built."),
             ],
         )  # fmt: skip
@@ -101,7 +101,7 @@ class TrainDirection(io.ComfyNode):
         """Space and labels in; the space with one more direction out."""
         return io.Schema(
             node_id="VitrineTrainW2WDirection",
-            display_name="Train W2W Direction",
+            display_name="Slider from Labels (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Learns what an attribute is in a space from labels of its models: two groups of files, or a "
@@ -124,7 +124,7 @@ class TrainDirection(io.ComfyNode):
                 io.String.Input("save_as", default="", tooltip="Save the space under this name; empty saves nothing."),
             ],
             outputs=[
-                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the direction, for W2W Edit."),
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the direction, for Person Sliders (W2W)."),
                 io.String.Output(display_name="report", tooltip="Held-out accuracy, reach, overlap with the others."),
             ],
         )  # fmt: skip
@@ -153,7 +153,7 @@ def overlaps(space: Space, vector: torch.Tensor) -> list[str]:
     """A line for each slider of the space that a new direction (K,) would move too."""
     cosines = {o: float(torch.nn.functional.cosine_similarity(vector, v, dim=0)) for o, v in space.directions.items()}
     return [
-        f"overlaps with {other}: cosine {cosine:+.2f}; protect it in W2W Edit"
+        f"overlaps with {other}: cosine {cosine:+.2f}; protect it in Person Sliders (W2W)"
         for other, cosine in cosines.items()
         if abs(cosine) > 0.2
     ]
@@ -167,7 +167,7 @@ class W2WInvert(io.ComfyNode):
         """A picture in; the model of the space that explains it out."""
         return io.Schema(
             node_id="VitrineW2WInvert",
-            display_name="W2W Invert",
+            display_name="Person from Picture (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Finds the model of the space that fits one picture, for example the person in it; a mask "
@@ -195,7 +195,10 @@ class W2WInvert(io.ComfyNode):
                 *inputs_of(InvertConfig, "together", "posterior", optional=True),
             ]),
             outputs=[
-                W2WModelSocket.Output(display_name="W2W_MODEL", tooltip="For Apply W2W Model, W2W Edit, W2W Blend."),
+                W2WModelSocket.Output(
+                    display_name="W2W_MODEL",
+                    tooltip="For Apply Person (W2W), Person Sliders (W2W), Blend People (W2W)."
+                ),
                 io.String.Output(display_name="report", tooltip="Loss on held-out noise, nearest training models."),
             ],
         )  # fmt: skip
@@ -236,7 +239,7 @@ class W2WInvert(io.ComfyNode):
                     None if small is None else small.clone(),
                     progress=progress(model),
                 )
-            except BaseException as error:  # the run stops here; Load W2W Model finds what was best so far
+            except BaseException as error:  # the run stops here; Load Person (W2W) finds what was best so far
                 partial = partial_inversion(error)
                 if partial is not None and partial.steps:
                     best = W2WModel(partial.coefficients, space.identity, ({"invert": {"steps": partial.steps}},))

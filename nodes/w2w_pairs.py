@@ -29,7 +29,7 @@ class TrainSlider(io.ComfyNode):
         """Model, space and pictures before and after in; the space with one more direction out."""
         return io.Schema(
             node_id="VitrineTrainW2WSlider",
-            display_name="Train W2W Slider",
+            display_name="Slider from Pictures (W2W)",
             category=CATEGORY,
             is_output_node=True,  # what it shows can be all one wants
             description="Makes a slider from pictures before and after: the change is learned, and what stays the same "
@@ -39,7 +39,7 @@ class TrainSlider(io.ComfyNode):
                 "before and after", "concept slider", "image pair slider", "train slider", "lora slider",
             ],
             hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("start", "save_as", "lr"), [
+            inputs=under_advanced(("start_timestep", "save_as", "lr"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input(
@@ -51,14 +51,14 @@ class TrainSlider(io.ComfyNode):
                 io.String.Input("label", default="my slider", tooltip="What the slider is called."),
                 *inputs_of(PairConfig, "steps"),
                 input_of(PairConfig, "seed", control_after_generate=True),
-                *inputs_of(PairConfig, "start"),
+                *inputs_of(PairConfig, "start_timestep"),
                 io.String.Input("save_as", default="", tooltip="Save the space under this name; empty saves nothing."),
                 *inputs_of(PairConfig, "lr"),
                 W2WModelSocket.Input("w2w_model", optional=True,
                                      tooltip="Who is in the pictures. None: the mean of the space's models."),
             ]),
             outputs=[
-                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the slider, for W2W Edit."),
+                W2WSpaceSocket.Output(display_name="SPACE", tooltip="With the slider, for Person Sliders (W2W)."),
                 io.Float.Output(display_name="strength", tooltip="At this strength it does what the pictures show."),
                 io.String.Output(display_name="report", tooltip="Strength, overlap with the other sliders."),
             ],

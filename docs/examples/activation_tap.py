@@ -1,8 +1,7 @@
-"""Activation Tap: what a diffusion model sees in a picture.
+"""Look Inside (Activation Tap): what a diffusion model sees in a picture.
 
 Your own checkpoint: change the one line marked below, for example to
-``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline`` and
-``ActivationTapXLPipeline``.
+``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline``.
 
 Run it cell by cell, or whole: ``python activation_tap.py [folder for the pictures]``.
 """
@@ -33,7 +32,7 @@ drawn, prompts = render(scenes, size), caption(scenes)
 # %% Noise them to timestep 50, run the UNet once, keep what is wanted: the middle, and every cross-attention query of
 # the up stage. ``vitrine addresses MODEL`` lists what a model has; a wrong name is refused with the nearest right ones.
 places = ["mid-vit-out", "up-*-block0-cross-q", "up-*-upsampler-out"]
-tap = pipe(drawn.images, prompts, places, timestep=50, seeds=[0, 1], output_type="none")
+tap = pipe.tap(drawn.images, prompts, places, timestep=50, seeds=[0, 1], output_type="none")
 
 # %% How often does the nearest feature in another picture lie in the same part of the face?
 print(f"{'place':40} {'shape':20} same part")
@@ -56,7 +55,7 @@ save([to_pil(drawn.images), *map(coloured, tap.activations.values())], "places.p
 # %% One place at four levels of noise.
 place, rows = "up-level1-repeat0-vit-block0-cross-q", []
 for timestep in (50, 300, 600, 900):
-    noisy = pipe(drawn.images, prompts, place, timestep=timestep, seeds=[0, 1], output_type="none")
+    noisy = pipe.tap(drawn.images, prompts, place, timestep=timestep, seeds=[0, 1], output_type="none")
     rows.append(coloured(noisy.activations[place]))
     print(f"{place} at timestep {timestep}: {part_agreement(noisy.activations[place].tensor, drawn.parts):.1%}")
 save(rows, "noise_levels.png")

@@ -1,8 +1,7 @@
 """Correspondence and segmentation: points and masks carried from a few pictures to others, without training a network.
 
 Your own checkpoint: change the one line marked below, for example to
-``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline``,
-``CorrespondenceXLPipeline`` and ``SegmentationXLPipeline``.
+``base = StableDiffusionPipeline.from_pretrained("path/to/model")``. For SDXL, take ``StableDiffusionXLPipeline``.
 
 Run it cell by cell, or whole: ``python correspondence.py [folder for the pictures]``.
 """
@@ -16,6 +15,7 @@ import torch
 from diffusers.utils import make_image_grid
 from PIL import Image, ImageDraw
 from vitrine import CorrespondencePipeline, SegmentationPipeline, load_portraits
+from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.portraits import KEYPOINTS, PARTS, render, sample_scenes
 from vitrine.evidence.portraits.page import to_pil
 
@@ -24,9 +24,8 @@ out.mkdir(parents=True, exist_ok=True)
 
 # %% The model: a tiny one that ships with the pack.
 base = load_portraits().pipeline()  # your own checkpoint goes here
-matching, masking = CorrespondencePipeline.from_pipe(base), SegmentationPipeline.from_pipe(base)
-for pipe in (matching, masking):
-    pipe.set_progress_bar_config(disable=True)
+pipe = SegmentationPipeline.from_pipe(CorrespondencePipeline.from_pipe(base))  # one object that does both
+pipe.set_progress_bar_config(disable=True)
 size = base.unet.config.sample_size * base.vae_scale_factor
 
 # %% Sixteen labelled portraits, eight new ones.
@@ -35,7 +34,8 @@ new = render(sample_scenes(range(400_000, 400_008)), size)
 masks, truth = known.parts.long(), new.parts.long()
 
 # %% Which places to tap for masks? Filter them by noise, granularity and locality, compare the rest on the masks.
-ranking = masking.rank(known.images, masks, "a face", patterns="up-*-q, up-*-res-out", most=2)
+config = RankingConfig("up-*-q, up-*-res-out", most=2)
+ranking = pipe.rank(known.images, masks, "a face", config=config)
 print(f"{len(ranking.properties)} places, {len(ranking.dropped)} dropped by the filter; chosen:", *ranking.chosen)
 tap = {"addresses": list(ranking.chosen), "timestep": 50, "seeds": [0, 1, 2, 3]}
 
@@ -44,7 +44,8 @@ aside = sample_scenes(range(400_000, 400_008)).with_pose(shift_x=0.2, shift_y=0.
 others = render(aside, size)
 places = ["up-level0-repeat0-res-increment", "up-level0-repeat1-res-increment"]  # or preset="Ours-v1.5" for SD 1.5
 asked = known.keypoints[0, : KEYPOINTS.index("chin") + 1]
-matches = matching(known.images[:1], others.images, asked, "a face", addresses=places, timestep=50, seeds=[0, 1, 2, 3])
+settings = {"addresses": places, "timestep": 50, "seeds": [0, 1, 2, 3]}
+matches = pipe.match(known.images[:1], others.images, asked, "a face", **settings)
 matched, true = torch.stack([match.points for match in matches]).cpu(), others.keypoints[:, : len(asked)]
 for name, where in (("found", matched), ("left where they were", asked.expand_as(true))):
     away = (where - true).norm(dim=-1)
@@ -65,7 +66,7 @@ source = dotted(to_pil(known.images[:1])[0], asked)
 make_image_grid([source, *dots[:4]], 1, 5).save(out / "points.png")
 
 # %% Every part of the face, learned from the sixteen and found in the eight.
-labels = masking(known.images, masks, new.images, "a face", classes=len(PARTS), **tap).cpu()
+labels = pipe.segment(known.images, masks, new.images, "a face", classes=len(PARTS), **tap).cpu()
 for k, name in enumerate(PARTS):
     both, either = ((labels == k) & (truth == k)).sum(), ((labels == k) | (truth == k)).sum()
     print(f"{name:12} overlap {both / either:.0%}" if either else f"{name:12} in none of the eight")

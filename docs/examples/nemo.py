@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from diffusers.utils import make_image_grid
 from vitrine import CheckConfig, NEMOPipeline, ProbeConfig, copy_check, load_portraits
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.evidence.portraits.page import to_pil
 
@@ -76,5 +77,5 @@ sampling = {"num_inference_steps": 20, "guidance_scale": 3.0}
 print(copy_check(base, [suspect, control], out / "copies", tau=tau, probe=probe, config=check, **sampling).text())
 
 # %% Does it hold? On other seeds, and against an embedding optimised to bring the picture back (it usually does).
-print(pipe.verify(suspect, neurons, tau, picture, probe).text())
+print(verify_blocking(pipe, suspect, neurons, tau, picture, probe).text())
 print("pictures in", out)

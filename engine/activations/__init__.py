@@ -1,4 +1,4 @@
-"""Activation Tap: read any activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
+"""Look Inside (Activation Tap): read any activation of a diffusion model (GDF, arXiv 2410.03558, NeurIPS 2024).
 
 ``TapConfig`` or a preset selects sites; ``tap_latents`` taps given images, ``tap_steps`` taps a running sampler;
 ``Activations`` is the result, ``ActivationWriter`` streams many of them, ``pca_rgb`` renders them.

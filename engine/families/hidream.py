@@ -122,7 +122,7 @@ def rope(part: Any, named: Mapping[str, Any], turn: Turn) -> Any:
 _ONE_AREA = Refusal(
     "whose pipeline generates at one area",
     "a pipeline that generates the requested size",
-    "use ComfyUI's Resolution Transfer Loader, or another model",
+    "use ComfyUI's Fit Model to Size (Resolution Transfer), or another model",
 )
 
 FAMILY = Family(

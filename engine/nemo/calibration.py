@@ -1,6 +1,6 @@
 """What is usual on one model: statistics of its neurons and both thresholds of memorization, in one file.
 
-NEMO Calibrate, ``NEMOPipeline.calibrate`` and ``vitrine nemo calibrate`` make it.
+Calibrate Copy Detection (NEMO), ``NEMOPipeline.calibrate`` and ``vitrine nemo calibrate`` make it.
 """
 
 from __future__ import annotations

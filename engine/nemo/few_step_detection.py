@@ -207,7 +207,7 @@ class Agreement:
     @property
     def _known(self) -> SampleThreshold:
         if self.threshold is None:
-            remedy = "vitrine nemo calibrate, NEMOPipeline.calibrate or NEMO Calibrate"
+            remedy = "vitrine nemo calibrate, NEMOPipeline.calibrate or Calibrate Copy Detection (NEMO)"
             raise refuse("threshold", None, "one measured on this model", remedy)
         return self.threshold
 

@@ -67,7 +67,9 @@ class NeuronStatistics:
         if same_weights(self.fingerprint, fingerprint):
             return
         shown, accepted = f"model {short(self.fingerprint)}", f"this model, {short(fingerprint)}"
-        raise refuse("statistics", shown, accepted, "gather them on this model, adapters and all (NEMO Calibrate)")
+        raise refuse(
+            "statistics", shown, accepted, "gather them on this model, adapters and all (Calibrate Copy Detection)"
+        )
 
 
 def _is_sd1(backbone: nn.Module) -> bool:

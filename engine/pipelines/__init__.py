@@ -10,18 +10,12 @@ from ..runtime.quiet import quiet_libraries
 
 _HOMES = {
     "ActivationTapPipeline": ".activation_tap",
-    "ActivationTapXLPipeline": ".activation_tap",
-    "ActivationTapTransformerPipeline": ".activation_tap",
     "ActivationTapPipelineOutput": ".activation_tap",
     "ControlConditionedPipeline": ".control",
     "ControlConditionedPipelineOutput": ".control",
     "EMDOneStepPipeline": ".emd",
     "CorrespondencePipeline": ".matching",
-    "CorrespondenceTransformerPipeline": ".matching",
-    "CorrespondenceXLPipeline": ".matching",
     "SegmentationPipeline": ".matching",
-    "SegmentationTransformerPipeline": ".matching",
-    "SegmentationXLPipeline": ".matching",
     "NEMOPipeline": ".nemo",
     "copy_check": ".copies",
     "lora_report": "..copies.lora_report",

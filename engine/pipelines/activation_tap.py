@@ -1,27 +1,16 @@
-"""Activation Tap as diffusers pipelines: Stable Diffusion, SDXL, and every other model of a known family.
+"""Look Inside (Activation Tap) as a diffusers pipeline: what a model has inside while it looks at pictures."""
 
-Pictures and prompts in, inner activations and their pictures out. Not postponing annotations here: ``from_pipe`` reads
-the component types from ``__init__``.
-"""
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DiffusionPipeline,
-    SchedulerMixin,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-)
 from diffusers.utils import BaseOutput
 from diffusers.utils.torch_utils import randn_tensor
 from PIL import Image
-from transformers import CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
 from ..activations.activation_pictures import PCABasis, pca_rgb
 from ..activations.container import Activations
@@ -32,39 +21,35 @@ from ..activations.ranked_pictures import MadeOf, Pictures
 from ..activations.streaming import Streamed, stream_taps
 from ..activations.tap import check_timestep, tap_latents
 from ..activations.tap_config import TapConfig
-from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
 from ..io.picture_files import open_picture
 from ..network.condition import Condition
 from ..runtime.compat_diffusers import loaded_from
 from ..runtime.progress import Progress, silent
 from ..tracing.addresses import resolve
-from .adapter import network_of
-from .components import components_of
-from .conventions import Generators
-from .from_parts import FromParts
-from .shared import SharedPipeline
-from .wrapping import AroundPipeline
+from . import ranking
+from .adapter import Adapter, network_of
+from .components import UNREAD, components_of
+from .conventions import Generators, refuse_arguments
+from .joined import TaskPipeline
 
-__all__ = [
-    "ActivationTapPipeline",
-    "ActivationTapPipelineOutput",
-    "ActivationTapTransformerPipeline",
-    "ActivationTapXLPipeline",
-]
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+__all__ = ["ActivationTapPipeline", "ActivationTapPipelineOutput"]
 
 MEANINGLESS = {
     "negative_prompt": "a tap is one forward, without guidance",
     "guidance_scale": "a tap is one forward, without guidance",
     "num_inference_steps": "a tap is one forward; tap_steps taps a sampling run",
-    "callback_on_step_end": "a tap is one forward; callback= follows the pictures",
+    "callback_on_step_end": "a tap is one forward; progress= follows the pictures",
     "num_images_per_prompt": "pictures come in; seeds= averages over noises",
     "height": "use size=",
     "width": "use size=",
     "latents": "pass them as the picture",
     "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
 }
-"""What the stock pipelines take and a tap does not, and what to do instead."""
+"""What the stock pipelines' calls take and a tap does not, and what to do instead."""
 
 
 @dataclass
@@ -75,23 +60,21 @@ class ActivationTapPipelineOutput(BaseOutput):
     pictures: dict[str, list[Image.Image]]
 
 
-class TapPipeline(SharedPipeline):
-    """What the pipelines of every form share."""
+class ActivationTapPipeline(TaskPipeline):
+    """A pipeline of any known family that is looked into, by its own encoders; its call samples as before.
 
-    _meaningless = MEANINGLESS
+    Example:
+        >>> pipe = ActivationTapPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5")
+        >>> out = pipe.tap(image, "a photo of a horse", preset="Ours-v1.5", size=512, seeds=range(8))
+        >>> out.activations["up-level1-repeat1-vit-block0-cross-q"].tensor   # (1, 1280, 16, 16)
+        >>> pipe = ActivationTapPipeline.from_pipe(ZImagePipeline.from_pretrained("Tongyi-MAI/Z-Image-Turbo"))
+        >>> pipe.tap(image, "a photo of a horse", addresses="vit-block15-out", timestep=260).activations
+    """
 
-    @property
-    def vae_scale_factor(self) -> int:
-        """Pixels per latent position, along one side."""
-        return self._adapter.factor
-
-    @property
-    def side_step(self) -> int:
-        """Sides of pictures are multiples of this many pixels: whole latent positions, whole tokens."""
-        return self._adapter.side_step
+    rank = ranking.rank_layers
 
     @torch.no_grad()
-    def __call__(
+    def tap(
         self,
         image: Any,
         prompt: str | list[str] = "",
@@ -115,7 +98,7 @@ class TapPipeline(SharedPipeline):
         batch: int = 16,
         basis: dict[str, PCABasis] | None = None,
         output_type: str = "pil",
-        callback: Progress = silent,
+        progress: Progress = silent,
         return_dict: bool = True,
         **unknown: Any,
     ) -> ActivationTapPipelineOutput:
@@ -143,14 +126,14 @@ class TapPipeline(SharedPipeline):
             dtype, variance, early_exit, batch: see :class:`TapConfig`.
             basis: PCA bases by address, for colours that mean the same across calls.
             output_type: "pil" pictures of the activations, or "none".
-            callback: called as callback(step, total, preview); may raise to interrupt, nothing is left behind.
+            progress: called as progress(step, total, preview); may raise to interrupt, nothing is left behind.
 
         Returns:
             :class:`ActivationTapPipelineOutput`, or the tuple (activations, pictures).
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
-        self._refuse_arguments(unknown, adapter.masks)
+        refuse_arguments([self.tap], unknown, MEANINGLESS, adapter.masks)
         settings: dict[str, Any] = {
             "size": size,
             "dtype": dtype,
@@ -161,8 +144,8 @@ class TapPipeline(SharedPipeline):
         optional = {"posterior": posterior, "modulate": modulate, "discard": discard}
         settings |= {name: value for name, value in optional.items() if value is not None}
         config = tap_config(addresses, preset, timestep, seeds, generator, settings)
-        if self._follows_gdf(protocol):
-            config = self.as_gdf(config, posterior)
+        if follows_gdf(adapter, protocol):
+            config = _as_gdf(adapter, config, posterior)
             generator = generator or gdf_generator(config.seeds)
         if prompt and prompt_embeds is not None:
             raise refuse("prompt and prompt_embeds", "both", "one of them", "prompt_embeds are prompts, encoded")
@@ -171,16 +154,28 @@ class TapPipeline(SharedPipeline):
         denoiser = self._denoiser()
         check_timestep(denoiser, config.timestep)
         sites = resolve(denoiser.backbone, list(config.addresses))
-        inputs = self._inputs(image, config, protocol, value_range)
+        inputs = _inputs(adapter, image, config, protocol, value_range)
         prompts = per_picture(prompt, len(inputs), "prompt")
         check_generators(generator, len(inputs))
         self._refuse_broken_weights()
         with self._in_use():
-            latents = self._latents(inputs, config, generator)
+            latents = _latents(adapter, inputs, config, generator)
             height, width = (adapter.factor * side for side in latents.shape[-2:])
             texts = {"prompt_embeds": prompt_embeds, "pooled_prompt_embeds": pooled_prompt_embeds, **masks}
             cond = adapter.condition(prompts if prompt_embeds is None else None, (height, width), **texts)
-            activations = self._tap(denoiser, latents, cond, config, prompts, generator, callback)
+            noise = None if generator is None else drawn(generator, tuple(latents.shape))[None]
+            with self.progress_bar(total=len(latents) * len(config.seeds)) as bar:
+
+                def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
+                    bar.update(step - bar.n)
+                    progress(step, total, preview)
+
+                activations = tap_latents(
+                    denoiser, latents, cond, config, both, noise=noise, prompts=prompts, model=model_id(self)
+                )
+        if generator is not None:
+            each = generator if isinstance(generator, list) else [generator]
+            activations.info = replace(activations.info, seeds=tuple(g.initial_seed() for g in each))
         shown = [s.address for s in sites] if output_type == "pil" else []
         pictures = pca_pictures(activations, shown, basis, height, width)
         output: Any = ActivationTapPipelineOutput(activations, pictures)
@@ -196,7 +191,7 @@ class TapPipeline(SharedPipeline):
         preset: str | None = None,
         *,
         memory: int | str = "2GB",
-        callback: Progress = silent,
+        progress: Progress = silent,
         **settings: Any,
     ) -> Streamed:
         """Tap any number of pictures at any sites into a folder, in bounded memory.
@@ -210,12 +205,12 @@ class TapPipeline(SharedPipeline):
             memory: budget in bytes or as "2GB", for what is needed beyond the models and a bare forward. Sites that do
                 not fit it together are tapped one part after another.
             settings: timestep, seeds, size, posterior, value_range, modulate, discard, dtype, variance, early_exit,
-                batch: as in a call.
+                batch: as in :meth:`tap`.
         """
         separate = {name: settings.pop(name, None) for name in ("timestep", "seeds")}
         value_range = settings.pop("value_range", None)
         config = tap_config(addresses, preset, separate["timestep"], separate["seeds"], None, settings)
-        denoiser = self._denoiser()
+        adapter, denoiser = self._adapter, self._denoiser()
         check_timestep(denoiser, config.timestep)
         resolve(denoiser.backbone, list(config.addresses))
         self._refuse_broken_weights()
@@ -225,96 +220,76 @@ class TapPipeline(SharedPipeline):
         def source(numbers: Sequence[int]) -> tuple[torch.Tensor, Condition]:
             chosen = [names[n] for n in numbers]
             opened = [open_picture(p) if isinstance(p, (str, Path)) else p for p in (pictures[n] for n in chosen)]
-            inputs = self._inputs(opened, config, value_range=value_range)
-            latents = self._latents(inputs, config)
-            height, width = (self.vae_scale_factor * side for side in latents.shape[-2:])
-            return latents, self._adapter.condition([texts[name] for name in chosen], (height, width))
+            latents = _latents(adapter, _inputs(adapter, opened, config, value_range=value_range), config)
+            height, width = (adapter.factor * side for side in latents.shape[-2:])
+            return latents, adapter.condition([texts[name] for name in chosen], (height, width))
 
         def picture(number: int) -> list[object]:
             entry = pictures[names[number]]
             return [Path(entry) if isinstance(entry, str) else entry, texts[names[number]]]
 
-        shared = components_of(self, ("unet", "transformer")) | {"value range": value_range}
+        shared = components_of(self, UNREAD) | {"value range": value_range}
         with self._in_use():
             chosen = Pictures(len(names), source, made_of=MadeOf(shared, picture))
-            return stream_taps(denoiser, chosen, names, config, folder, memory, callback)
+            return stream_taps(denoiser, chosen, names, config, folder, memory, progress)
 
-    def own_size(self) -> int:
-        """Side in pixels of the square pictures that the model generates by default, or was trained on."""
-        return max(self._adapter.usual_size())
 
-    def as_gdf(self, config: TapConfig, posterior: str | None = None) -> TapConfig:
-        """The config with what the authors' code takes instead of the defaults here."""
-        self._follows_gdf("gdf")
-        timestep = gdf_timestep(self._adapter.pipe.scheduler, config.timestep)
-        return replace(config, timestep=timestep, posterior=posterior or "sample", size=config.size or self.own_size())
+# --- pictures as the network takes them ------------------------------------------------------------------------------
+def _as_gdf(adapter: Adapter, config: TapConfig, posterior: str | None) -> TapConfig:
+    """The config with what the authors' code takes instead of the defaults here."""
+    timestep = gdf_timestep(adapter.pipe.scheduler, config.timestep)
+    size = config.size or max(adapter.usual_size())
+    return replace(config, timestep=timestep, posterior=posterior or "sample", size=size)
 
-    def _follows_gdf(self, protocol: str) -> bool:
-        """Whether the protocol is GDF's, which is written for the UNets of Stable Diffusion."""
-        asked, family = check_protocol(protocol), self._adapter.family
-        if asked and family.component != "unet":
-            remedy = "the official code's timestep, posterior and joining are those of Stable Diffusion's UNets"
-            raise refuse("protocol", f"'gdf' with {family.name}", "'vitrine'", remedy)
-        return asked
 
-    def _inputs(
-        self, image: Any, config: TapConfig, protocol: str = "vitrine", value_range: Sequence[float] | None = None
-    ) -> torch.Tensor:
-        """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""
-        channels = self._adapter.channels
-        if isinstance(image, torch.Tensor) and image.ndim in (4, 5) and image.shape[1] == channels != 3:
-            return image.float()
-        return self._pixels([image], config.size, protocol, value_range)[0]
+def follows_gdf(adapter: Adapter, protocol: str) -> bool:
+    """Whether the protocol is GDF's, which is written for the UNets of Stable Diffusion."""
+    asked, family = check_protocol(protocol), adapter.family
+    if asked and family.component != "unet":
+        remedy = "the official code's timestep, posterior and joining are those of Stable Diffusion's UNets"
+        raise refuse("protocol", f"'gdf' with {family.name}", "'vitrine'", remedy)
+    return asked
 
-    def _pixels(
-        self, pictures: Sequence[Any], size: int | None, protocol: str, value_range: Sequence[float] | None
-    ) -> list[torch.Tensor]:
-        """Pixels (B, 3, H, W) in [-1, 1] of each entry; what float tensors mean is decided for all entries together."""
-        meant, factor = value_range_of(pictures, value_range), self.side_step
-        if self._follows_gdf(protocol):
-            return [gdf_pixels(entry, size or self.own_size(), factor, meant) for entry in pictures]
-        return [to_pixels(entry, size, factor, meant) for entry in pictures]
 
-    def _latents(self, inputs: torch.Tensor, config: TapConfig, generator: Generators | None = None) -> torch.Tensor:
-        adapter, device = self._adapter, self._adapter.device
-        if inputs.shape[1] == adapter.channels:
-            return inputs.to(device)
-        sides = [side // adapter.factor for side in inputs.shape[-2:]]
-        parts = inputs.split(config.batch)
-        noise: Sequence[torch.Tensor | None] = [None] * len(parts)
-        if generator is not None and config.posterior == "sample":
-            noise = drawn(generator, (len(inputs), adapter.channels, *sides)).split(config.batch)
-        latents = [
-            adapter.encode(pixels.to(device), config.posterior, config.seeds[0], n)
-            for pixels, n in zip(parts, noise, strict=True)
-        ]
-        return torch.cat(latents).to(device)
+def pixels_of(
+    adapter: Adapter, pictures: Sequence[Any], size: int | None, protocol: str, value_range: Sequence[float] | None
+) -> list[torch.Tensor]:
+    """Pixels (B, 3, H, W) in [-1, 1] of each entry; what float tensors mean is decided for all entries together."""
+    meant, factor = value_range_of(pictures, value_range), adapter.side_step
+    if follows_gdf(adapter, protocol):
+        return [gdf_pixels(entry, size or max(adapter.usual_size()), factor, meant) for entry in pictures]
+    return [to_pixels(entry, size, factor, meant) for entry in pictures]
 
-    def _tap(
-        self,
-        denoiser: Denoiser,
-        latents: torch.Tensor,
-        cond: Condition,
-        config: TapConfig,
-        prompts: list[str],
-        generator: Generators | None,
-        callback: Progress,
-    ) -> Activations:
-        noise = None if generator is None else drawn(generator, tuple(latents.shape))[None]
-        rows = len(latents) * len(config.seeds)
-        with self._adapter.pipe.progress_bar(total=rows) as bar:
 
-            def progress(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-                bar.update(step - bar.n)
-                callback(step, total, preview)
+def _inputs(
+    adapter: Adapter,
+    image: Any,
+    config: TapConfig,
+    protocol: str = "vitrine",
+    value_range: Sequence[float] | None = None,
+) -> torch.Tensor:
+    """Pixels (B, 3, H, W) in [-1, 1], or latents (B, 4, h, w) as they came."""
+    if isinstance(image, torch.Tensor) and image.ndim in (4, 5) and image.shape[1] == adapter.channels != 3:
+        return image.float()
+    return pixels_of(adapter, [image], config.size, protocol, value_range)[0]
 
-            result = tap_latents(
-                denoiser, latents, cond, config, progress, noise=noise, prompts=prompts, model=model_id(self)
-            )
-        if generator is not None:
-            each = generator if isinstance(generator, list) else [generator]
-            result.info = replace(result.info, seeds=tuple(g.initial_seed() for g in each))
-        return result
+
+def _latents(
+    adapter: Adapter, inputs: torch.Tensor, config: TapConfig, generator: Generators | None = None
+) -> torch.Tensor:
+    device = adapter.device
+    if inputs.shape[1] == adapter.channels:
+        return inputs.to(device)
+    sides = [side // adapter.factor for side in inputs.shape[-2:]]
+    parts = inputs.split(config.batch)
+    noise: Sequence[torch.Tensor | None] = [None] * len(parts)
+    if generator is not None and config.posterior == "sample":
+        noise = drawn(generator, (len(inputs), adapter.channels, *sides)).split(config.batch)
+    latents = [
+        adapter.encode(pixels.to(device), config.posterior, config.seeds[0], n)
+        for pixels, n in zip(parts, noise, strict=True)
+    ]
+    return torch.cat(latents).to(device)
 
 
 # --- what a call is given, and what it gives back ---------------------------------------------------------------
@@ -376,83 +351,3 @@ def model_id(pipe: DiffusionPipeline) -> str:
     """A hub id as it is; of a local folder only its name, so that saved taps carry no machine's paths."""
     name = loaded_from(pipe.config) or loaded_from(network_of(pipe).config)
     return PurePath(name).name if PurePath(name).is_absolute() or name.startswith(".") else name
-
-
-# --- the forms ---------------------------------------------------------------------------------------------------
-class ActivationTapPipeline(TapPipeline, FromParts):
-    """Tap Stable Diffusion 1.x / 2.x and models of their shape.
-
-    ::
-
-        pipe = ActivationTapPipeline.from_pretrained("stable-diffusion-v1-5/stable-diffusion-v1-5")
-        out = pipe(image, "a photo of a horse", preset="Ours-v1.5", size=512, seeds=range(8))
-        out.activations["up-level1-repeat1-vit-block0-cross-q"].tensor   # (1, 1280, 16, 16)
-        out.activations.save("horse.safetensors")
-    """
-
-    model_cpu_offload_seq = "text_encoder->vae->unet"
-    _stock = "StableDiffusionPipeline"
-    encode_prompt = StableDiffusionPipeline.encode_prompt
-
-    def __init__(
-        self,
-        vae: AutoencoderKL,
-        text_encoder: CLIPTextModel,
-        tokenizer: CLIPTokenizer,
-        unet: UNet2DConditionModel,
-        scheduler: SchedulerMixin,
-    ) -> None:
-        super().__init__()
-        if unet.config.addition_embed_type is not None:
-            shown = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
-            raise refuse("unet", shown, "SD 1.x or 2.x", "use ActivationTapXLPipeline for SDXL")
-        self.register_modules(vae=vae, text_encoder=text_encoder, tokenizer=tokenizer, unet=unet, scheduler=scheduler)
-
-
-class ActivationTapXLPipeline(TapPipeline, FromParts):
-    """Tap SDXL: two text encoders, pooled text, and time ids (H, W, 0, 0, H, W) as GDF gives them."""
-
-    model_cpu_offload_seq = "text_encoder->text_encoder_2->vae->unet"
-    _stock = "StableDiffusionXLPipeline"
-    encode_prompt = StableDiffusionXLPipeline.encode_prompt
-
-    def __init__(
-        self,
-        vae: AutoencoderKL,
-        text_encoder: CLIPTextModel,
-        text_encoder_2: CLIPTextModelWithProjection,
-        tokenizer: CLIPTokenizer,
-        tokenizer_2: CLIPTokenizer,
-        unet: UNet2DConditionModel,
-        scheduler: SchedulerMixin,
-        force_zeros_for_empty_prompt: bool = True,
-    ) -> None:
-        super().__init__()
-        if unet.config.addition_embed_type != "text_time":
-            shown = f"a UNet with addition_embed_type {unet.config.addition_embed_type!r}"
-            raise refuse("unet", shown, "an SDXL base UNet ('text_time')", "use ActivationTapPipeline for SD 1.x, 2.x")
-        self.register_modules(
-            vae=vae,
-            text_encoder=text_encoder,
-            text_encoder_2=text_encoder_2,
-            tokenizer=tokenizer,
-            tokenizer_2=tokenizer_2,
-            unet=unet,
-            scheduler=scheduler,
-        )
-        self.register_to_config(force_zeros_for_empty_prompt=force_zeros_for_empty_prompt)  # encode_prompt reads it
-
-
-class ActivationTapTransformerPipeline(TapPipeline, AroundPipeline):
-    """Tap any model of a known family through its own pipeline, which encodes the prompts.
-
-    ::
-
-        pipe = ActivationTapPipeline.from_pipe(ZImagePipeline.from_pretrained("Tongyi-MAI/Z-Image-Turbo"))
-        pipe(image, "a photo of a horse", addresses="vit-block15-out", timestep=260).activations
-    """
-
-    _needed = ("vae", "transformer", "scheduler")
-
-
-ActivationTapPipeline._forms = {"xl": ActivationTapXLPipeline, "transformer": ActivationTapTransformerPipeline}

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
 
+UNREAD = ("unet", "transformer", "safety_checker", "feature_extractor", "image_encoder")
+"""Components that a job on activations names otherwise, or that none of them depends on."""
 _TEXT = ("text_encoder", "tokenizer")
 
 

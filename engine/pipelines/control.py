@@ -36,7 +36,7 @@ from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
 from .adapter import reads_sizes
-from .conventions import Generators, StepEnd, noise_sources, revision
+from .conventions import Generators, StepEnd, noise_sources, refuse_arguments, revision
 from .joined import TaskPipeline
 
 Sizes = SizeCondition | Sequence[SizeCondition]
@@ -92,7 +92,6 @@ class ControlConditionedPipeline(TaskPipeline):
         >>> out.images, [step.gamma for step in out.log]
     """
 
-    _meaningless = INSTEAD
     _samples_as_stock = False
 
     @classmethod
@@ -168,7 +167,8 @@ class ControlConditionedPipeline(TaskPipeline):
             embeds: encoded prompts by the stock pipeline's names (``prompt_embeds``, ...), instead of ``prompt``.
         """
         embeds_taken = self._embeds()
-        self._refuse_arguments({k: v for k, v in embeds.items() if k not in embeds_taken}, embeds_taken)
+        unknown = {k: v for k, v in embeds.items() if k not in embeds_taken}
+        refuse_arguments([ControlConditionedPipeline.__call__], unknown, INSTEAD, embeds_taken)
         with self._in_use():
             convention_of(self.scheduler, self._network)
             if not hasattr(self.scheduler, "scale_model_input"):

@@ -68,6 +68,27 @@ def refuse_unknown(kind: type, arguments: Mapping[str, Any], known: Sequence[str
         raise refuse("arguments", unknown, accepted, f"{kind.__name__} would ignore them")
 
 
+def refuse_arguments(
+    calls: Sequence[Callable[..., Any]],
+    unknown: Mapping[str, Any],
+    reasons: Mapping[str, str],
+    accepted: Sequence[str] = (),
+) -> None:
+    """An argument that cannot be honoured must not be swallowed.
+
+    Args:
+        calls: of the signatures that say what is accepted.
+        reasons: arguments of the stock pipelines that have no meaning here, and why.
+        accepted: names that are taken beyond those of the signatures.
+    """
+    if unknown:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        parameters = [p for call in calls for p in inspect.signature(call).parameters.values()]
+        known = dict.fromkeys(p.name for p in parameters if p.kind not in kinds and p.name != "self")
+        remedy = "; ".join(dict.fromkeys(reasons[name] for name in sorted(unknown) if name in reasons))
+        raise refuse("arguments", sorted(unknown), [*known, *accepted], remedy or "see the docstring")
+
+
 _DEPRECATED = ("callback", "callback_steps")
 """diffusers takes them from ``**kwargs``."""
 

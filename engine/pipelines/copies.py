@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,7 @@ from .adapter import empty_prompt, encoded, network_of
 from .components import components_of
 from .conventions import accepted_by
 from .nemo import NEMOPipeline
+from .nemo_prompts import conditions, latent_shape
 
 if TYPE_CHECKING:
     from diffusers import DiffusionPipeline
@@ -209,7 +211,7 @@ class PipelineModel:
 
     def __init__(self, pipe: DiffusionPipeline, size: tuple[int, int] | None = None) -> None:
         self.pipe, self._tools, self._switch = pipe, NEMOPipeline.from_pipe(pipe, size=size), LoraSwitch(pipe)
-        self.shape: tuple[int, ...] = self._tools.latent_shape()
+        self.shape: tuple[int, ...] = latent_shape(self._tools)
         self.shift = float(getattr(pipe.scheduler.config, "shift", None) or 1.0)
         # now: later a LoRA is in the network
         self.identity: dict[str, object] = {name: described(part) for name, part in components_of(pipe).items()}
@@ -264,7 +266,7 @@ class PipelineModel:
         tools, adapter = self._tools, self._tools._adapter
         height, width = (side * adapter.factor for side in self.shape[1:])
         with tools._in_use(), torch.no_grad():
-            yield OnModel(tools._denoiser(), tools.conditions, adapter.empty((height, width)))
+            yield OnModel(tools._denoiser(), partial(conditions, tools), adapter.empty((height, width)))
 
     def _loading(self, facts: LoraFacts, note: str) -> Loading:
         """Which of the file's layers are in the network now."""

@@ -33,16 +33,30 @@ from ..emd.export import Student
 from ..errors import refuse
 from ..families import family_of
 from ..io.hub import local_file
-from ..network.condition import Condition
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from .adapter import Adapter
-from .conventions import Generators, noise_sources
+from .conventions import Generators, noise_sources, refuse_arguments
 from .joined import TaskPipeline
 
 if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline, ModelMixin
+    from diffusers import DiffusionPipeline
+
+
+MEANINGLESS = {
+    "negative_prompt": "guidance is distilled into a one-step student",
+    "negative_prompt_embeds": "guidance is distilled into a one-step student",
+    "guidance_rescale": "guidance is distilled into a one-step student",
+    "num_inference_steps": "there is one step",
+    "timesteps": "there is one step, at the preset's timestep",
+    "sigmas": "there is one step, at the preset's timestep",
+    "eta": "there is one step",
+    "callback_on_step_end": "there is one step",
+    "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
+    "max_sequence_length": "prompts are read to the text encoder's end",
+}
+"""What the stock pipelines take and a student does not, and what to do instead."""
 
 
 class EMDOneStepPipeline(TaskPipeline):
@@ -58,18 +72,6 @@ class EMDOneStepPipeline(TaskPipeline):
     """
 
     _samples_as_stock = False
-    _meaningless = {
-        "negative_prompt": "guidance is distilled into a one-step student",
-        "negative_prompt_embeds": "guidance is distilled into a one-step student",
-        "guidance_rescale": "guidance is distilled into a one-step student",
-        "num_inference_steps": "there is one step",
-        "timesteps": "there is one step, at the preset's timestep",
-        "sigmas": "there is one step, at the preset's timestep",
-        "eta": "there is one step",
-        "callback_on_step_end": "there is one step",
-        "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
-        "max_sequence_length": "prompts are read to the text encoder's end",
-    }
 
     def load_student(
         self,
@@ -118,18 +120,6 @@ class EMDOneStepPipeline(TaskPipeline):
         net.load_state_dict(tensors)
         self.register_modules(**{self._adapter.family.component: net})
 
-    def prompted(self, prompts: Sequence[str] | None, size: tuple[int, int], **encoded: Any) -> Condition:
-        """One batch row for each prompt, for pictures of ``size`` (height, width) in pixels.
-
-        Args:
-            encoded: instead of ``prompts``, what the pipeline's ``encode_prompt`` gives: ``prompt_embeds`` ...
-        """
-        return self._adapter.condition(prompts, size, **encoded)
-
-    def unprompted(self, size: tuple[int, int]) -> Condition:
-        """What guidance starts from, one batch row."""
-        return self._adapter.empty(size)
-
     @torch.no_grad()
     def __call__(  # type: ignore[override]
         self,
@@ -167,7 +157,7 @@ class EMDOneStepPipeline(TaskPipeline):
         """
         adapter = self._adapter
         masks = {name: unknown.pop(name) for name in adapter.masks if name in unknown}
-        self._refuse_arguments(unknown, adapter.masks)
+        refuse_arguments([EMDOneStepPipeline.__call__], unknown, MEANINGLESS, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
         preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))
@@ -178,7 +168,7 @@ class EMDOneStepPipeline(TaskPipeline):
         texts = len(prompts or []) if prompt_embeds is None else len(prompt_embeds)
         pictures = _pictures(texts, num_images_per_prompt, [seeds, generator, latents])
         sources = noise_sources(seeds, generator, latents, pictures)
-        shape = (pictures, *self._shape(preset, height, width))
+        shape = (pictures, *latent_shape(adapter, height, width, preset))
         with self._in_use():
             z = latents if latents is not None else randn_tensor(shape, generator=sources, dtype=torch.float32)
             z = z.to(adapter.device)
@@ -186,7 +176,7 @@ class EMDOneStepPipeline(TaskPipeline):
             embeds = {"prompt_embeds": prompt_embeds, "pooled_prompt_embeds": pooled_prompt_embeds, **masks}
             cond = adapter.condition(prompts, size, **embeds)
             cond = cond.take(torch.arange(pictures) // (pictures // texts))
-            images = self.decoded(one_step(self._denoiser(), z, cond, preset), output_type)
+            images = decoded(self, one_step(self._denoiser(), z, cond, preset), output_type)
         output: Any = StableDiffusionPipelineOutput(images, None)
         return output if return_dict else output.to_tuple()
 
@@ -214,46 +204,40 @@ class EMDOneStepPipeline(TaskPipeline):
         check_student(sampling, self._network)
         prompts = [prompt] * len(seeds) if isinstance(prompt, str) else prompt
         noise_sources(seeds, None, None, len(prompts))
-        shape = self.latent_shape()
         adapter = self._adapter
+        shape = latent_shape(adapter)
         size = (shape[1] * adapter.factor, shape[2] * adapter.factor)
         with self._in_use():
             z = seeded_noise(seeds, shape).to(adapter.device)
-            cond = self.prompted(prompts, size)
+            cond = adapter.condition(prompts, size)
             begin = None if base is None else Base(base, cond, first or FirstSteps())
             x0 = few_steps(self._denoiser(), z, cond, sampling, seeds, begin, progress)
-            images = self.decoded(x0, output_type)
+            images = decoded(self, x0, output_type)
         return StableDiffusionPipelineOutput(images, None)
 
-    @property
-    def network(self) -> ModelMixin:
-        """The UNet or transformer."""
-        return self._network
 
-    def latent_shape(self, height: int | None = None, width: int | None = None) -> tuple[int, ...]:
-        """(C, h, w) of a picture's latents, by default of a picture of the usual size."""
-        return self._shape(StudentPreset(), height, width)
+def decoded(pipe: Any, x0: torch.Tensor, output_type: str) -> Any:
+    """Pictures of a pipeline's latents, or with ``"latent"`` the latents as they are."""
+    require_finite(x0, "latents")
+    if output_type == "latent":
+        return x0
+    processor = pipe.image_processor if hasattr(pipe, "image_processor") else pipe.video_processor
+    return processor.postprocess(Adapter(pipe).decode(x0), output_type=output_type)
 
-    def decoded(self, x0: torch.Tensor, output_type: str) -> Any:
-        """Pictures, or with ``"latent"`` the latents as they are."""
-        require_finite(x0, "latents")
-        if output_type == "latent":
-            return x0
-        processor = self.image_processor if hasattr(self, "image_processor") else self.video_processor
-        return processor.postprocess(self._adapter.decode(x0), output_type=output_type)
 
-    def _shape(self, preset: StudentPreset, height: int | None, width: int | None) -> tuple[int, ...]:
-        """Of one picture's latents."""
-        check_sides("height, width", height, width)
-        adapter = self._adapter
-        own = tuple(side * adapter.factor for side in preset.shape[1:])
-        asked = (height, width) if height and width else own or adapter.usual_size()
-        asked = (height or asked[0], width or asked[1])
-        if preset.shape and asked != own:
-            raise refuse("height, width", asked, f"{own}, the student's", "leave them out")
-        if any(side % adapter.side_step for side in asked):
-            raise refuse("height, width", asked, f"multiples of {adapter.side_step}", "round them")
-        return adapter.channels, asked[0] // adapter.factor, asked[1] // adapter.factor
+def latent_shape(
+    adapter: Adapter, height: int | None = None, width: int | None = None, preset: StudentPreset | None = None
+) -> tuple[int, ...]:
+    """(C, h, w) of a picture's latents, by default of the size that a student was made for, or the usual one."""
+    check_sides("height, width", height, width)
+    made_for = () if preset is None else tuple(side * adapter.factor for side in preset.shape[1:])
+    asked = (height, width) if height and width else made_for or adapter.usual_size()
+    asked = (height or asked[0], width or asked[1])
+    if made_for and asked != made_for:
+        raise refuse("height, width", asked, f"{made_for}, the student's", "leave them out")
+    if any(side % adapter.side_step for side in asked):
+        raise refuse("height, width", asked, f"multiples of {adapter.side_step}", "round them")
+    return adapter.channels, asked[0] // adapter.factor, asked[1] // adapter.factor
 
 
 def _pictures(prompts: int, each: int, sources: Sequence[Any]) -> int:

@@ -20,8 +20,9 @@ from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes
 from ..runtime.processes import ALONE, Workers, processes
 from ..runtime.progress import Progress, silent
+from .adapter import Adapter, network_of
 from .components import text_parts_of
-from .emd import EMDOneStepPipeline
+from .emd import decoded, latent_shape
 from .loading import FLOW, SHIPPED, LoadConfig, load_pipeline
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ class TrainingParts(NamedTuple):
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(B, 3, H, W) pictures in [0, 1] of (B, C, h, w) latents."""
-        pixels: torch.Tensor = EMDOneStepPipeline.from_pipe(self.pipeline).decoded(
-            latents.to(self.pipeline.vae.device), "pt"
-        )
+        pixels: torch.Tensor = decoded(self.pipeline, latents.to(self.pipeline.vae.device), "pt")
         return pixels
 
     def trainer(self, config: EMDTrainConfig, folder: str | Path) -> Trainer:
@@ -87,15 +86,14 @@ def training_parts(
     load = load or LoadConfig()
     _check_device(load)
     pipe, texts = _pipeline_and_prompts(model, _lines(prompts), load)
-    drawn = EMDOneStepPipeline.from_pipe(pipe)
-    shape = drawn.latent_shape(*(size or (None, None)))
-    factor = drawn._adapter.factor
-    pixels = (shape[1] * factor, shape[2] * factor)
+    adapter = Adapter(pipe)
+    shape = latent_shape(adapter, *(size or (None, None)))
+    pixels = (shape[1] * adapter.factor, shape[2] * adapter.factor)
     pipe.to(processes().device)
     with torch.no_grad():
-        encode = partial(_encoded, drawn, pixels)
-        encoded_by = {**text_parts_of(drawn), "size": list(pixels)}
-        null, row = KnownText.of(drawn.unprompted(pixels).to("cpu"), encoded_by), encode(texts[:1])
+        encode = partial(_encoded, adapter, pixels)
+        encoded_by = {**text_parts_of(pipe), "size": list(pixels)}
+        null, row = KnownText.of(adapter.empty(pixels).to("cpu"), encoded_by), encode(texts[:1])
         if row_bytes(row) * len(texts) <= memory_bytes(memory):
             conditions: Condition | StoredText = KnownText.of(in_memory(texts, encode), encoded_by | {"prompts": texts})
         elif folder is None:
@@ -108,9 +106,8 @@ def training_parts(
     return TrainingParts(Denoiser.from_diffusers(pipe), conditions, null, shape, preset, pipe)
 
 
-def _encoded(drawn: Any, pixels: tuple[int, int], texts: Sequence[str]) -> Condition:
-    cond: Condition = drawn.prompted(texts, pixels)
-    return cond
+def _encoded(adapter: Adapter, pixels: tuple[int, int], texts: Sequence[str]) -> Condition:
+    return adapter.condition(texts, pixels)
 
 
 def _lines(prompts: str | Path | Sequence[str] | None) -> list[str]:
@@ -135,5 +132,5 @@ def _pipeline_and_prompts(model: str, prompts: list[str], load: LoadConfig) -> t
     if not prompts:
         raise refuse("prompts", "none", "one prompt a line", "the student learns the prompts it is trained on")
     pipe = load_pipeline(model, None, replace(load, device="cpu"))
-    adapted_layers(EMDOneStepPipeline.from_pipe(pipe).network)
+    adapted_layers(network_of(pipe))
     return pipe, prompts

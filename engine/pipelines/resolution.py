@@ -75,7 +75,7 @@ class ResolutionTransferPipeline(TaskPipeline):
         blocks = inputs_of_blocks(self)
         accepted = [*accepted_by(type(self)), *blocks]
         refuse_unknown(type(self), kwargs, blocks)
-        self._sizes(kwargs, accepted)
+        _fill_in_sizes(self, kwargs, accepted)
         if seeds is not None:
             kwargs["generator"] = generators(seeds)
             single = isinstance(args[0] if args else kwargs.get("prompt"), str)
@@ -91,18 +91,19 @@ class ResolutionTransferPipeline(TaskPipeline):
             pictures: ImagePipelineOutput = stock(*args, **kwargs)
         return pictures
 
-    def _sizes(self, kwargs: dict[str, Any], accepted: Sequence[str]) -> None:
-        """Fill in height and width; a pipeline without them takes its size from the network's config."""
-        width, height = self.transfer.target_size
-        wanted = {"height": height, "width": width}
-        if "height" not in accepted:
-            side, factor = backbone_of(self)[1].config.sample_size, facts_of(self).factor
-            if (side * factor,) * 2 != (width, height):
-                remedy = "build the network with the target's sample_size and give train_size"
-                raise refuse("target size", (width, height), f"{side * factor} a side, as built", remedy)
-            return
-        if "use_resolution_binning" in accepted:
-            kwargs.setdefault("use_resolution_binning", False)  # PixArt would round the size to one of its bins
-        for name, value in wanted.items():
-            if kwargs.setdefault(name, value) != value:
-                raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")
+
+def _fill_in_sizes(pipe: ResolutionTransferPipeline, kwargs: dict[str, Any], accepted: Sequence[str]) -> None:
+    """Fill in height and width; a pipeline without them takes its size from the network's config."""
+    width, height = pipe.transfer.target_size
+    wanted = {"height": height, "width": width}
+    if "height" not in accepted:
+        side, factor = backbone_of(pipe)[1].config.sample_size, facts_of(pipe).factor
+        if (side * factor,) * 2 != (width, height):
+            remedy = "build the network with the target's sample_size and give train_size"
+            raise refuse("target size", (width, height), f"{side * factor} a side, as built", remedy)
+        return
+    if "use_resolution_binning" in accepted:
+        kwargs.setdefault("use_resolution_binning", False)  # PixArt would round the size to one of its bins
+    for name, value in wanted.items():
+        if kwargs.setdefault(name, value) != value:
+            raise refuse(name, kwargs[name], value, "the plan is for one size; make another pipeline object")

@@ -2,43 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 
-from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
 from ..errors import refuse
-from ..runtime.progress import Progress, silent
 from ..w2w import (
-    Inversion,
-    InvertConfig,
     Lora,
     LoraLayer,
     Manifest,
-    PairConfig,
-    Pairs,
-    Posterior,
     SampleConfig,
     Space,
     W2WModel,
-    blended,
-    invert,
-    invert_in,
-    latent_mask,
     sample,
-    train_pair_slider,
     usual_sampling,
 )
 from ..w2w.edit.editing import EditConfig, blend, edit, edit_step, edited_lora
 from ..w2w.train.batched_lora import Clock, late_lora
-from .conventions import refuse_unknown, soft_masks
+from . import w2w_jobs
+from .conventions import refuse_unknown
 from .joined import TaskPipeline
 from .sampling_clock import clock_of
 
@@ -70,6 +56,9 @@ class W2WPipeline(TaskPipeline):
         >>> images = pipe("sks person", space=space, model=person, edits={"beard": 2.0}, num_inference_steps=50).images
     """
 
+    invert_image = w2w_jobs.invert_image
+    train_pair_slider = w2w_jobs.train_pair_slider
+
     @torch.no_grad()
     def __call__(
         self,
@@ -87,7 +76,7 @@ class W2WPipeline(TaskPipeline):
         Args:
             space, model: B models for B pictures, one for each prompt, or one for all; without them the base model
                 samples.
-            edits: label -> strength; they act from timestep ``edit_config.start`` down.
+            edits: label -> strength; they act from timestep ``edit_config.start_timestep`` down.
             seeds: one per picture, instead of ``generator``.
             args, kwargs: as the stock pipeline takes them; a single prompt, with all that belongs to it, is repeated
                 for the models or seeds.
@@ -103,10 +92,6 @@ class W2WPipeline(TaskPipeline):
         wanted = CallRequest(space, model, edits, edit_config, seeds)
         pictures: ImagePipelineOutput = self._sampled(run, wanted, texts, kwargs, clock_of(self, self._network))
         return pictures
-
-    def own_size(self) -> int:
-        """Side in pixels of the square pictures that the network, or else its autoencoder, was trained on."""
-        return max(self._adapter.trained_size())
 
     def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
         """New models, one per seed; without a config as the space's file says, as in the nodes and commands."""
@@ -127,81 +112,6 @@ class W2WPipeline(TaskPipeline):
         """One model between several; ``weights`` (default equal) are normalised to sum 1."""
         coefficients = [row for m in models for row in m.belongs(space).coefficients]
         return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
-
-    def invert_image(
-        self,
-        space: Space,
-        image: Any,
-        prompt: str,
-        config: InvertConfig | None = None,
-        mask: Any = None,
-        progress: Progress = silent,
-        folder: str | Path | None = None,
-    ) -> tuple[W2WModel, Inversion]:
-        """A model for each picture.
-
-        Args:
-            image: one or more pictures, of one size: PIL, arrays (H, W, 3), tensors (B, 3, H, W) in [0, 1].
-            prompt: the one the space was trained with, or what else the pictures show.
-            mask: (B, H, W) in [0, 1], 1 where the subject is, or PIL pictures or arrays of 0..255.
-            folder: keeps the run's state, from which the same call resumes after ``kill -9``, bit for bit.
-
-        Raises:
-            VitrineError: If ``image`` contains no pictures, or ``mask`` not one for each, and as
-                :func:`~vitrine.engine.w2w.invert`.
-            BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
-                result so far.
-        """
-        adapter = self._adapter
-        pixels = to_pixels(image, None, adapter.side_step)
-        masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
-        with self._in_use():
-            with torch.no_grad():
-                means = adapter.encode(pixels)
-                latents = (
-                    Posterior(means, self._deviations(pixels, means))
-                    if config is not None and config.posterior == "sample"
-                    else means
-                )
-                cond = adapter.condition([prompt], (pixels.shape[-2], pixels.shape[-1]))
-            latent_size = None if masks is None else latent_mask(masks, *means.shape[-2:])
-            with _frozen(self._network):
-                run = invert if folder is None else partial(invert_in, folder)
-                result = run(self._denoiser(), space, latents, cond, config, latent_size, progress)
-        return W2WModel(result.coefficients, space.identity, ({"invert": {"steps": result.steps}},)), result
-
-    def train_pair_slider(
-        self,
-        space: Space,
-        before: Any,
-        after: Any,
-        prompt: str,
-        models: torch.Tensor,
-        config: PairConfig | None = None,
-        folder: str | Path | None = None,
-        progress: Progress = silent,
-    ) -> torch.Tensor:
-        """(K,) what turns pictures before into pictures after, for :func:`~vitrine.engine.w2w.with_pair_slider`.
-
-        Args:
-            before, after: pictures of one size, as :meth:`invert_image` takes them; pairs have the same positions.
-            prompt: what the space was trained with, or what the pictures show besides the subject and the attribute.
-            models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
-            folder: keeps the run's state, from which the same call resumes.
-        """
-        adapter = self._adapter
-        shown = blended(to_pixels(before, None, adapter.side_step), to_pixels(after, None, adapter.side_step))
-        with self._in_use():
-            with torch.no_grad():
-                latents = torch.stack([adapter.encode(row) for row in shown])
-                cond = adapter.condition([prompt], (shown.shape[-2], shown.shape[-1]))
-            with _frozen(self._network):
-                pairs = Pairs(latents, cond, models.to(latents.device))
-                return train_pair_slider(self._denoiser(), space, pairs, config, None, folder, progress)
-
-    def _deviations(self, pixels: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
-        """Of the VAE's posterior; latents are scaled linearly, so that noise of 1 adds one deviation."""
-        return self._adapter.encode(pixels, "sample", noise=torch.ones_like(means)) - means
 
     def _sampled(
         self,
@@ -238,7 +148,7 @@ class W2WPipeline(TaskPipeline):
         # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
         repeats = 1 if len(model) == 1 else pictures // len(model)
         before, after = (w.repeat_interleave(repeats, 0).to(self._adapter.device) for w in (before, after))
-        with self._in_use(), late_lora(self._network, manifest, before, after, config.start, now):
+        with self._in_use(), late_lora(self._network, manifest, before, after, config.start_timestep, now):
             return run(**texts, **kwargs)
 
     def _weights(
@@ -276,19 +186,6 @@ def _rows(texts: dict[str, Any], each: int, models: int, seeds: int) -> int:
         elif isinstance(value, torch.Tensor):
             texts[name] = value.repeat_interleave(wanted // each, 0)
     return wanted // each
-
-
-@contextmanager
-def _frozen(module: torch.nn.Module) -> Iterator[None]:
-    """Nothing in the module takes gradients while the block is open."""
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    try:
-        for p in trainable:
-            p.requires_grad_(False)
-        yield
-    finally:
-        for p in trainable:
-            p.requires_grad_(True)
 
 
 def _padded(lora: Lora, ranks: Mapping[str, int]) -> dict[str, LoraLayer]:

@@ -44,7 +44,7 @@ def subjects_in(
         shown = f"{root.name}: no folder with pictures"
         raise refuse("folder", shown, "one folder for each subject", f"put {', '.join(PICTURES)} files into folders")
     pipe = _pipeline(model, load)
-    side = size or pipe.own_size()
+    side = size or max(pipe._adapter.trained_size())
     with torch.no_grad():
         cond = pipe._adapter.condition([prompt], (side, side)).cast(torch.float32).to("cpu")
 

@@ -16,7 +16,7 @@ from .shift import Size, check_size, size_ratio
 
 SCHEDULES = ("resample", "relabel", "none")
 POSITIONS = ("auto", "keep", "grid", "extrapolate", *ROPE_MODES)
-_HELP = "see the help page of Resolution Transfer Loader"
+_HELP = "see the help page of Fit Model to Size (Resolution Transfer)"
 FORMAT = 1
 """Major version of a control checkpoint's metadata (``ccs_format``)."""
 

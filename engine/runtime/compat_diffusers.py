@@ -77,9 +77,6 @@ def end_forward(group: Any) -> None:
 
 
 # --- pipelines ----------------------------------------------------------------------------------------------------
-_OFFLOADING = ("_all_hooks", "_offload_device", "_offload_gpu_id")
-
-
 def execution_device(pipe: Any) -> torch.device:
     """Where a pipeline computes, its modules offloaded or not."""
     device: torch.device = pipe._execution_device
@@ -96,25 +93,9 @@ def run_length(pipe: Any) -> int | None:
     return getattr(pipe, "_num_timesteps", None) or None
 
 
-def parts_of_class(kind: Any) -> tuple[set[str], set[str], set[str]]:
-    """Names of a pipeline class's modules, of its settings, and of the modules that may be None."""
-    modules, settings = kind._get_signature_keys(kind)
-    return set(modules), set(settings), set(kind._optional_components)
-
-
-def types_of_parts(kind: Any) -> dict[str, Any]:
-    """Module name -> the types that a pipeline class takes for it."""
-    types: dict[str, Any] = kind._get_signature_types()
-    return types
-
-
-def follow(pipe: Any, source: Any) -> None:
-    """What ``pipe``, made of the modules of ``source``, must know of it: where it was loaded, and its offloading."""
-    if source.config.get("_name_or_path") is not None:
-        pipe.register_to_config(_name_or_path=source.config["_name_or_path"])
-    for name in _OFFLOADING:  # hooks sit on the modules; who frees them must know of them
-        if hasattr(source, name):
-            setattr(pipe, name, getattr(source, name))
+def modules_of_class(kind: Any) -> set[str]:
+    """Names of the modules that a pipeline class is made from."""
+    return set(kind._get_signature_keys(kind)[0])
 
 
 def probe() -> list[str]:
@@ -127,5 +108,5 @@ def probe() -> list[str]:
     lost = [f"HookRegistry.{n}" for n in ("get_hook",) if not hasattr(HookRegistry, n)]
     lost += [f"ModuleGroup.{n}" for n in ("onload_", "offload_") if not hasattr(ModuleGroup, n)]
     base = getattr(sys.modules.get("diffusers.pipelines.pipeline_utils"), "DiffusionPipeline", None)
-    used = ("_execution_device", "_get_signature_keys", "_get_signature_types", "_optional_components")
+    used = ("_execution_device", "_get_signature_keys")
     return lost + [f"DiffusionPipeline.{n}" for n in used if base is not None and not hasattr(base, n)]

@@ -35,7 +35,7 @@ def check_method(method: str) -> bool:
 Tau = Annotated[
     float | None,
     Option(
-        "Threshold of memorization, from NEMO Calibrate: 0.428 is SD1.4's at 512 px.",
+        "Threshold of memorization, from Calibrate Copy Detection (NEMO): 0.428 is SD1.4's at 512 px.",
         gt=0,
         le=1,
         step=0.001,

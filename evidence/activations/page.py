@@ -1,4 +1,4 @@
-"""The demo's section on the Activation Tap: what layers encode about an image, and which of them the filter keeps."""
+"""The demo's section on activations: what layers encode about an image, and which of them the filter keeps."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from ...engine.copies import CheckConfig, CopyCheck
 from ...engine.diffusion.denoiser import Denoiser
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.network.condition import Condition
+from ...engine.pipelines.nemo_prompts import conditions
 from ...engine.runtime.progress import Progress, silent
 from ...engine.w2w.train.lora_trainer import LoraTrainConfig, Subject, train_loras
 from ..intervals import spearman, spearman_interval
@@ -116,7 +117,7 @@ def scores_of(folder: Path, name: str, model: str | None = None, lora: bool = Tr
     pipe = _pipeline(model)
     with LoraSwitch(pipe).loaded(folder / "loras" / f"{name}.safetensors" if lora else None):
         denoiser = Denoiser.from_diffusers(pipe)
-        cond, empty = pipe.conditions([*_captions(folder, name), ""])
+        cond, empty = conditions(pipe, [*_captions(folder, name), ""])
         ((score,), _) = score_prompts(make_probe(denoiser, config=DETECT), [cond], SHAPE, None)
         return {"nemo": score.value} | vars(pull(denoiser, cond, empty, SHAPE))
 

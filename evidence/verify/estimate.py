@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from ...engine.nemo.noise_similarity import Request, probe_noise
+from ...engine.pipelines.nemo_jobs import probe_of
+from ...engine.pipelines.nemo_prompts import conditions, latent_shape
 from ...engine.runtime.footprint import Peak
 from ...engine.settings.nemo_options import ProbeConfig
 from .records import Estimate
@@ -70,14 +72,14 @@ def pace_of(pipe: Any, tools: Any, config: ProbeConfig) -> Pace:
     """
     weights = sum(_bytes(part) for part in pipe.components.values() if isinstance(part, torch.nn.Module))
     with torch.no_grad():
-        probe = tools.probe(config=config, rows=1)
-        (cond,) = tools.conditions("a photo")
-        request = [Request(cond, probe_noise(config, tools.latent_shape())[:1].to(cond.text), {})]
+        probe = probe_of(tools, config=config, rows=1)
+        (cond,) = conditions(tools, "a photo")
+        request = [Request(cond, probe_noise(config, latent_shape(tools))[:1].to(cond.text), {})]
         with Peak() as held:
             seconds = timed(lambda: probe.signals(request))
         if seconds < _SHORT:
             seconds = timed(lambda: probe.signals(request))
-    return Pace(seconds, held.peak, weights, _decoding(pipe.vae, tools.latent_shape()))
+    return Pace(seconds, held.peak, weights, _decoding(pipe.vae, latent_shape(tools)))
 
 
 def _decoding(vae: Any, shape: tuple[int, int, int]) -> int:

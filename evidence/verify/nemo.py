@@ -15,6 +15,8 @@ import torch
 from ...engine.nemo import Calibration, NeuronSet, NeuronStatistics, threshold, value_sites
 from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.neuron_statistics import import_official
+from ...engine.pipelines.nemo_jobs import probe_of
+from ...engine.pipelines.nemo_prompts import latent_shape
 from ...engine.settings.nemo_options import SearchConfig
 from ..intervals import auroc, auroc_interval, true_positives, true_positives_interval
 from .context import SETTINGS, Context
@@ -97,7 +99,7 @@ def detection(context: Context) -> Measured:
     missing = (
         {} if len(verbatim) > 1 else {p.key: "fewer than two VM prompts among those measured" for p in PUBLISHED[3:]}
     )
-    details = {"metric": scores[0].metric or context.nemo.probe(config=config).metric(context.nemo.latent_shape())}
+    details = {"metric": scores[0].metric or probe_of(context.nemo, config=config).metric(latent_shape(context.nemo))}
     details |= {
         f"{name} scores": [round(float(q), 4) for q in v.quantile(torch.tensor([0.0, 0.5, 0.99, 1.0]))]
         for name, v in (("memorized", positive), ("other", negative))

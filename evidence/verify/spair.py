@@ -229,9 +229,9 @@ def spair_scores(
         cache,
         prompts,
         list(tapped.addresses),
-        size=tapped.size or pipe.own_size(),
+        size=tapped.size or max(pipe._adapter.usual_size()),
         memory=tapped.memory,
-        callback=progress,
+        progress=progress,
         **{name: value for name, value in tapped.tap.items() if value},
     )
     sites = [a for part in taps.parts for a in part]

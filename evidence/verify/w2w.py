@@ -201,7 +201,7 @@ def _photos(context: Context) -> tuple[list[Path], int]:
 
 def _photo(context: Context, path: Path) -> torch.Tensor:
     """(1, 3, S, S) in [0, 1], squeezed to the model's own size."""
-    side = context.w2w.own_size()
+    side = max(context.w2w._adapter.trained_size())
     return (to_pixels(open_picture(path), side) + 1) / 2
 
 

@@ -1,7 +1,7 @@
 """What a text field could contain, for the page's dropdowns: labels of a space, layers of a model.
 
-The page asks ``POST /vitrine/choices``. A node is known since its last run; before it, the file that *Load W2W Space*
-names and the models that ship are looked into.
+The page asks ``POST /vitrine/choices``. A node is known since its last run; before it, the file that
+*Load LoRA Space (W2W)* names and the models that ship are looked into.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .panel_state import PanelStates
 
 _KEY = "vitrine.nemo"
 LAYERS: PanelStates[list[dict[str, Any]]] = PanelStates()
-"""What the panel of a *NEMO Neuron Blocker* shows: see :func:`layers_of`."""
+"""What the panel of a *Block Copying Neurons (NEMO)* shows: see :func:`layers_of`."""
 
 
 def blocked(model: Any, neurons: NeuronSet, config: BlockConfig) -> Any:
@@ -65,7 +65,7 @@ def baked(model: Any, neurons: NeuronSet, factor: float | None) -> Any:
     for name in _weights_of(model, neurons):
         key, old = PREFIX + name, as_numbers(originals.get(name, network.get_parameter(name)))
         if key in late_changes(model):
-            remedy = "put NEMO Bake before Apply W2W Model, or use NEMO Neuron Blocker"
+            remedy = "put NEMO Bake before Apply Person (W2W), or use Block Copying Neurons (NEMO)"
             raise refuse("model", f"{name} of a late model", "weights that no forward changes", remedy)
         if key in model.patches:
             originals[name] = core.calculate_weight(model.patches[key], old.float().clone(), key)

@@ -109,5 +109,5 @@ def _check_additive(patcher: Any, counts: dict[str, int]) -> None:
             decomposed = isinstance(weights, tuple) and len(weights) > 4 and weights[4] is not None  # DoRA
             if of_model != 1 or decomposed or (isinstance(value, tuple) and value[0] == "set"):
                 accepted = "patches that add to the weights, such as LoRAs"
-                remedy = "put the node that multiplies, merges or replaces weights before Apply W2W Model"
+                remedy = "put the node that multiplies, merges or replaces weights before Apply Person (W2W)"
                 raise refuse("model", f"{name} changed as a whole behind a late model", accepted, remedy)

@@ -1,4 +1,4 @@
-"""The panel of *W2W Edit*: a space's map and sliders, and the person they make, drawn without a run.
+"""The panel of *Person Sliders (W2W)*: a space's map and sliders, and the person they make, drawn without a run.
 
 While a hand drags, a one-step student draws, where there is one; on release the model itself does, in a few steps.
 
@@ -48,7 +48,7 @@ RELEASED_STEPS, SAMPLER, SCHEDULER = 6, "dpmpp_2m", "sgm_uniform"
 SHIPPED_CFG, CONNECTED_CFG = 2.0, 6.0
 """Guidance of the shipped people's templates, and of a connected model with a negative prompt."""
 ORDINARY_STEPS = "none: ordinary steps of the model"
-"""Where *W2W Edit* names no student."""
+"""Where *Person Sliders (W2W)* names no student."""
 BASE = "vitrine portraits"
 """What a space of the shipped model says it was built on."""
 
@@ -78,7 +78,7 @@ class PersonRenderer:
 
 @dataclass(frozen=True, eq=False)
 class PanelSession:
-    """A *W2W Edit* that has run.
+    """A *Person Sliders (W2W)* that has run.
 
     Attributes:
         space, map_of: the space, and how it is laid out.
@@ -154,7 +154,7 @@ def sampled(
     seed: int,
     check: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """IMAGE (1, H, W, 3): what *Apply W2W Model*, *KSampler* in a few steps and *VAE Decode* make of the first model.
+    """IMAGE (1, H, W, 3): what *Apply Person (W2W)*, *KSampler* in a few steps and *VAE Decode* make of one model.
 
     Args:
         check: called before each step; may raise.
@@ -182,7 +182,7 @@ def rendered(
     seed: int,
     check: Callable[[], None] = lambda: None,
 ) -> torch.Tensor:
-    """IMAGE (1, H, W, 3): what *Apply W2W Model*, *EMD One-Step Generator* and *VAE Decode* make of the first model.
+    """IMAGE (1, H, W, 3): what *Apply Person (W2W)*, *One-Step Sampler (EMD)* and *VAE Decode* make of the first model.
 
     Args:
         check: called between two stages; may raise.

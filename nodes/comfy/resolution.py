@@ -52,7 +52,7 @@ def metadata_stamp(name: str) -> str:
 def facts_of(model: Any) -> ModelFacts:
     """What the plan has to know of a MODEL."""
     if model.get_attachment(_KEY):
-        remedy = "take the MODEL from before the other Resolution Transfer Loader"
+        remedy = "take the MODEL from before the other Fit Model to Size (Resolution Transfer)"
         raise refuse("model", "one that is moved to another size already", "a model as it was loaded", remedy)
     sampling, network = model.get_model_object("model_sampling"), backbone_of(model)
     config = model.model.model_config
@@ -152,7 +152,7 @@ def _at_its_size(clone: Any, factor: int, plan: Plan) -> Any:
     def check(latents: torch.Tensor) -> None:
         size = tuple(latents.shape[-2:])
         if latents.ndim > 3 and size != wanted:
-            accepted = f"{width} x {height}, for which Resolution Transfer Loader made this MODEL ready"
+            accepted = f"{width} x {height}, for which Fit Model to Size (Resolution Transfer) made this MODEL ready"
             remedy = "sample other sizes, such as the first pass of a hires fix, with the MODEL from before it"
             raise refuse("latent size", f"{size[1] * factor} x {size[0] * factor}", accepted, remedy)
 

@@ -1,4 +1,4 @@
-// The neurons of NEMO Neuron Blocker, layer by layer: lit ones are blocked. A click on one says what it holds; the button
+// The neurons of Block Copying Neurons (NEMO), layer by layer: lit ones are blocked. A click on one says what it holds; the button
 // there, or a second click, leaves it alone or blocks it again. The text field "spared" stays the value.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, foldable, styled, THEME, undoStep } from "./panel.js";

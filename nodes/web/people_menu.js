@@ -1,4 +1,4 @@
-// Right click on W2W Edit: save the person as a LoRA at once, and copy the sliders as a text that another node takes.
+// Right click on Person Sliders (W2W): save the person as a LoRA at once, and copy the sliders as a text that another node takes.
 import { app } from "../../scripts/app.js";
 import { undoStep } from "./panel.js";
 import { fieldsOf } from "./people.js";
@@ -32,7 +32,7 @@ function savePerson(node) {
 
 const say = (summary) => app.extensionManager?.toast?.add({ severity: "info", summary, life: 4000 });
 
-/** As the text "more" of another W2W Edit takes it. */
+/** As the text "more" of another Person Sliders (W2W) takes it. */
 async function copySliders(node) {
   const text = fieldsOf(node).used().map(([label, strength]) => `${label}: ${strength}`).join(", ");
   if (!text) return say(t("All sliders are at 0"));

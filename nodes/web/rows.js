@@ -1,4 +1,4 @@
-// W2W Edit shows the slider rows that are in use and one free one; none while the panel is open, whose sliders are the
+// Person Sliders (W2W) shows the slider rows that are in use and one free one; none while the panel is open, whose sliders are the
 // same: so nothing moves under the mouse as they are pulled. Values of hidden rows are saved and sent as ever.
 import { chain, linked, reread } from "./panel.js";
 import { app } from "../../scripts/app.js";

@@ -93,15 +93,15 @@ class Scene:
         return self.comfy.call("VitrineW2WSample", space=self.space, seed=seed, **told)[0]
 
     def block(self, model):
-        told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+        told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
         return self.comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NEURONS, **told)[0]
 
     def edit_late(self, model, start=700.0):
         told = {"space": self.space, "w2w_model": self.person, "late_model": self.other, "strength": 1.0}
-        return self.comfy.call("VitrineApplyW2WModel", model=model, start=start, **told)[0]
+        return self.comfy.call("VitrineApplyW2WModel", model=model, start_timestep=start, **told)[0]
 
     def tap(self, model):
-        return self.comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESS, steps="all")
+        return self.comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESS, record_steps="all")
 
     def ksampler(self, model, steps=3, cfg=3.0, seed=5):
         """Latents of core KSampler."""
@@ -115,12 +115,12 @@ class Scene:
         probe = {"seeds": 3, "timestep_index": 4, "latent": self.latent}
         captions = {"model": self.model, "clip": self.clip, "prompts": CAPTIONS}
         picture = {"model": self.model, "vae": self.vae, "positive": self.positive}
-        own = {"selection": "addresses below", "addresses": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
+        own = {"selection": "layers below", "layers": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
         images, _, masks = self.pictures
         calibration = self.comfy.call("VitrineNEMOCalibrate", **captions, **probe)[0]
         both = self.tap(self.block(self.edit_late(self.model)))[0]
         reference = {"samples": torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(2))}
-        student = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
+        student = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, "noise": "unit"}
         call = self.comfy.call
         return {
             "KSampler": lambda: [self.ksampler(self.model)],
@@ -128,7 +128,7 @@ class Scene:
             "KSampler, late W2W model": lambda: [self.ksampler(self.late)],
             "KSampler, taps": lambda: [self.ksampler(self.tapped)],
             "KSampler, all three": lambda: [self.ksampler(both)],
-            "Activation Tap": lambda: tensors(
+            "Look Inside (Activation Tap)": lambda: tensors(
                 call("VitrineActivationTap", image=images, dtype="float32", **picture, **own)[0]),
             "Find Same Points": lambda: [
                 call("VitrineFindCorrespondence", source=images[:1], target=images[1:], points="0.4 0.4",
@@ -137,36 +137,36 @@ class Scene:
                 call("VitrineSegmentLikeThis", examples=images, masks=masks, images=images, hidden=0, **picture,
                      **own)[1]],
             "Rank Layers": lambda: [
-                call("VitrineRankActivations", images=images, masks=masks, places="mid-*-q, up-level0-repeat0-*-q",
+                call("VitrineRankActivations", images=images, masks=masks, layers="mid-*-q, up-level0-repeat0-*-q",
                      timestep=50.0, noise=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
             "Word Map": lambda: list(
                 call("VitrineWordMap", clip=self.clip, image=images, word="hair", seed=0, timestep=300.0, prompt=PROMPT,
                      **picture)),
-            "NEMO Calibrate": lambda: list(
+            "Calibrate Copy Detection (NEMO)": lambda: list(
                 call("VitrineNEMOCalibrate", measure="statistics", **captions, **probe)[0].statistics.means.values()),
-            "NEMO Calibrate, score": lambda: [
+            "Calibrate Copy Detection (NEMO), score": lambda: [
                 torch.tensor(call("VitrineNEMOCalibrate", measure="score", **captions, **probe)[1])],
-            "NEMO Detect": lambda: [
+            "Detect a Copied Prompt (NEMO)": lambda: [
                 call("VitrineNEMODetect", model=self.model, positive=self.positive, negative=self.negative,
                      method="one step", vae=self.vae, **probe)[3]],
-            "NEMO Find Neurons": lambda: [
+            "Find Copying Neurons (NEMO)": lambda: [
                 call("VitrineNEMOFindNeurons", model=self.model, positive=self.positive, calibration=calibration,
                      effect_fraction=0.9, mode="chain", scope="down+mid", **probe)[2]],
-            "NEMO Verify": lambda: [
+            "Verify Blocking (NEMO)": lambda: [
                 call("VitrineNEMOVerify", model=self.model, positive=self.positive, neurons=NEURONS, tau=0.3, seed=101,
                      attack_steps=3, reference=reference, **probe)[2][0][0]],
-            "EMD One-Step Generator": lambda: [
+            "One-Step Sampler (EMD)": lambda: [
                 call("VitrineEMDOneStepGenerator", model=self.late, positive=self.positive, latent=self.latent, seed=1,
                      **student)[0]["samples"]],
-            "Control-Conditioned Sampler": lambda: [self.controlled()],
-            "EMD Train Student": self.distilled,
-            "W2W Invert": lambda: [
+            "Size-Conditioned Sampler (Control)": lambda: [self.controlled()],
+            "Train One-Step Student (EMD)": self.distilled,
+            "Person from Picture (W2W)": lambda: [
                 call("VitrineW2WInvert", space=self.space, image=images[:1], mask=masks[:1], preset="custom", steps=3,
                      lr=0.6, batch=2, components=0, prior=0.0, seed=0, **picture)[0].coefficients],
-            "Train W2W Slider": lambda: [
+            "Slider from Pictures (W2W)": lambda: [
                 call("VitrineTrainW2WSlider", space=self.space, before=images[:2], after=images[2:], label="own",
-                     steps=2, seed=0, start=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
-            "Build W2W Space": self.built,
+                     steps=2, seed=0, start_timestep=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
+            "Build LoRA Space (W2W)": self.built,
         }  # fmt: skip
 
     def controlled(self):
@@ -193,7 +193,9 @@ class Scene:
         told = {"base": "portraits", "prompts": "a smiling face\na pale face", "steps": 3, "batch": 2, "rank": 2}
         told |= {"K": 2, "guidance": 2.0, "timestep": 625.0, "diff_instruct": False, "seed": 0}
         return [
-            self.again("EMD Train Student", lambda name: self.comfy.call("VitrineEMDDistill", name=name, **told)[0])
+            self.again(
+                "Train One-Step Student (EMD)", lambda name: self.comfy.call("VitrineEMDDistill", name=name, **told)[0]
+            )
         ]
 
     def built(self):
@@ -203,7 +205,7 @@ class Scene:
                 write_lora(self.folder / "hard" / f"p{i}.safetensors", materialise(self.space, row), "kohya")
         told = {"folder": "hard", "mode": "factors", "components": 0, "base": ""}
         make = lambda name: self.comfy.call("VitrineBuildW2WSpace", name=name, **told)[0]  # noqa: E731
-        made = self.again("Build W2W Space", make)
+        made = self.again("Build LoRA Space (W2W)", make)
         return [made.coefficients, made.components]
 
     def again(self, kind, make):

@@ -13,7 +13,7 @@ MANY = 9
 MOST = 7
 """Widgets that a node shows before *advanced* is pressed, in both modes of the page."""
 UNUSED_ROWS = {f"{part}_{row}" for part in ("label", "strength") for row in (3, 4)}
-"""Of W2W Edit, which shows a row when the one before is used (test_slider_rows.py)."""
+"""Of Person Sliders (W2W), which shows a row when the one before is used (test_slider_rows.py)."""
 NEVER = {"seed", "steps", "cfg"}
 """What a KSampler shows too: seen on every node that draws."""
 

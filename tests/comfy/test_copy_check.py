@@ -1,4 +1,4 @@
-"""NEMO Copy Check in real ComfyUI: copies named, files written, interrupted within a step, and a LoRA to take off."""
+"""Check for Copies (NEMO) in ComfyUI: copies named, files written, interrupted within a step, a LoRA to take off."""
 
 from pathlib import Path
 

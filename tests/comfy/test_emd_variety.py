@@ -1,4 +1,4 @@
-"""EMD Variety in real ComfyUI: colours or a CLIP vision network, with and without a reference."""
+"""Measure Variety (EMD) in real ComfyUI: colours or a CLIP vision network, with and without a reference."""
 
 import json
 

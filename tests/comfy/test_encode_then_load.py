@@ -3,6 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.nemo import NeuronSet, ProbeConfig
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import caption, sample_scenes
 from vitrine_tests.comfy.guided_graphs import VALUES, _values
 
@@ -72,7 +73,7 @@ def calibrated(measure, value):
 
 def tapped(comfy, model, clip, vae, timestep=961.0, positive=None):
     picture = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(1))
-    asked = {"image": picture, "selection": "addresses below", "addresses": VALUES, "timestep": timestep, "seed": 0}
+    asked = {"image": picture, "selection": "layers below", "layers": VALUES, "timestep": timestep, "seed": 0}
     positive = encoded(clip) if positive is None else positive
     taps = comfy.call(
         "VitrineActivationTap", model=model, vae=vae, positive=positive, ensemble=1, dtype="float32", **asked
@@ -105,15 +106,15 @@ def reported(comfy, model, clip, vae):
     from vitrine.nodes.comfy.copies import ComfyModel
 
     with torch.inference_mode(), ComfyModel(model, clip, vae, LATENT).at(0) as measured:
-        (cond,) = measured.conditions([CAPTIONS[0]])
+        (cond,) = conditions(measured, [CAPTIONS[0]])
         return measured.denoiser.predict(torch.ones(1, 4, 16, 16), 500.0, cond).x0
 
 
 NODES = {
-    "NEMO Calibrate, statistics": calibrated("statistics", lambda made: made.statistics.means[VALUES]),
-    "NEMO Calibrate, samples": calibrated("samples", lambda made: torch.tensor(made.samples.usual)),
-    "NEMO Calibrate, score": calibrated("score", lambda made: torch.tensor(made.score.tau)),
-    "Activation Tap": tapped,
+    "Calibrate Copy Detection (NEMO), statistics": calibrated("statistics", lambda made: made.statistics.means[VALUES]),
+    "Calibrate Copy Detection (NEMO), samples": calibrated("samples", lambda made: torch.tensor(made.samples.usual)),
+    "Calibrate Copy Detection (NEMO), score": calibrated("score", lambda made: torch.tensor(made.score.tau)),
+    "Look Inside (Activation Tap)": tapped,
     "pictures between two predictions": mapped,
     "Copy Check, score": scored,
     "LoRA Report": reported,
@@ -142,17 +143,17 @@ def by_hooks(comfy, model, clip):
 
 def by_blocker(comfy, model, clip):
     neurons = NeuronSet({VALUES: tuple(range(40))})
-    how = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    how = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     return comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **how)[0], clip
 
 
 def by_late_person(comfy, model, clip):
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     people = [
-        comfy.call("VitrineW2WSample", space=space, seed=n, factor=3.0, components=0, truncation=0.0, wanted="")[0]
+        comfy.call("VitrineW2WSample", space=space, seed=n, spread=3.0, components=0, truncation=0.0, wanted="")[0]
         for n in (1, 2)
     ]
-    asked = {"space": space, "w2w_model": people[0], "late_model": people[1], "start": 990.0, "strength": 1.0}
+    asked = {"space": space, "w2w_model": people[0], "late_model": people[1], "start_timestep": 990.0, "strength": 1.0}
     return comfy.call("VitrineApplyW2WModel", model=model, **asked)[0], clip
 
 
@@ -162,7 +163,8 @@ def test_statistics_are_those_of_a_tap(comfy, parts, change):
     plain, _, clip, vae = parts
     model, clip = change(comfy, plain, clip)
     taps = torch.stack([tapped(comfy, model, clip, vae, positive=encoded(clip, text))[0] for text in CAPTIONS])
-    wanted, without = taps.abs().mean((0, 1)), NODES["NEMO Calibrate, statistics"](comfy, *parts[:1], *parts[2:])
+    wanted = taps.abs().mean((0, 1))
+    without = NODES["Calibrate Copy Detection (NEMO), statistics"](comfy, *parts[:1], *parts[2:])
     assert float((wanted - without).norm() / without.norm()) > 0.1, "it has no effect here"
-    measured = NODES["NEMO Calibrate, statistics"](comfy, model, clip, vae)
+    measured = NODES["Calibrate Copy Detection (NEMO), statistics"](comfy, model, clip, vae)
     assert float((measured - wanted).norm() / wanted.norm()) < 1e-4

@@ -41,7 +41,7 @@ def keys():
     lines = ["| what the prompt carries | one forward |", "|---|---|"]
     for name in CARRIED:
         lines.append(f"| {name} | as in KSampler{', where it changes nothing' if name in WITHOUT_EFFECT else ''} |")
-    parts = "as in KSampler in *EMD One-Step Generator*, refused elsewhere"
+    parts = "as in KSampler in *One-Step Sampler (EMD)*, refused elsewhere"
     return [*lines, *(f"| {name} | {parts} |" for name in REGIONAL), *(f"| {name} | refused |" for name in REFUSED)]
 
 

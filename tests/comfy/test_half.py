@@ -10,13 +10,13 @@ pytestmark = pytest.mark.nightly
 BOUNDS = {torch.float16: 0.02, torch.bfloat16: 0.15}
 """Largest relative distance (RMS) of a node's tensors from those in float32."""
 FREE = {
-    "NEMO Find Neurons",
+    "Find Copying Neurons (NEMO)",
     "Find Same Points",
     "Segment Like This",
-    "EMD Train Student",
+    "Train One-Step Student (EMD)",
     "Rank Layers",
-    "W2W Invert",
-    "Train W2W Slider",
+    "Person from Picture (W2W)",
+    "Slider from Pictures (W2W)",
 }
 """Their results are choices, or training: a rounding may tip them. They must run and be finite."""
 

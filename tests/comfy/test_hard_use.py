@@ -17,9 +17,11 @@ ROOT = Path(__file__).parents[2]
 COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 LONG = (
     "KSampler", "KSampler, neurons blocked", "KSampler, late W2W model", "KSampler, taps", "KSampler, all three",
-    "Activation Tap", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map", "NEMO Calibrate",
-    "NEMO Calibrate, score", "NEMO Detect", "NEMO Find Neurons", "NEMO Verify", "EMD One-Step Generator",
-    "Control-Conditioned Sampler", "EMD Train Student", "W2W Invert", "Train W2W Slider", "Build W2W Space",
+    "Look Inside (Activation Tap)", "Find Same Points", "Segment Like This", "Rank Layers", "Word Map",
+    "Calibrate Copy Detection (NEMO)", "Calibrate Copy Detection (NEMO), score", "Detect a Copied Prompt (NEMO)",
+    "Find Copying Neurons (NEMO)", "Verify Blocking (NEMO)", "One-Step Sampler (EMD)",
+    "Size-Conditioned Sampler (Control)", "Train One-Step Student (EMD)", "Person from Picture (W2W)",
+    "Slider from Pictures (W2W)", "Build LoRA Space (W2W)",
 )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def small(seed, kind, size=64):
                 "space": ["5", 0],
                 "w2w_model": ["6", 0],
                 "strength": 1.0,
-                "start": 700.0,
+                "start_timestep": 700.0,
                 "late_model": ["7", 0],
             },
         ),
@@ -104,14 +106,14 @@ def small(seed, kind, size=64):
                 "positive": ["2", 0],
                 "latent": ["4", 0],
                 "seed": seed,
-                "contract": "auto",
+                "preset": "auto",
                 "student": "vitrine/vitrine-portraits-emd-student.safetensors",
                 "timestep": 999.0,
                 "noise": "unit",
             },
         )
     else:
-        graph["9"] = ("VitrineTapDuringSampling", {"model": ["8", 0], "addresses": "mid-vit-out", "steps": "0 2"})
+        graph["9"] = ("VitrineTapDuringSampling", {"model": ["8", 0], "layers": "mid-vit-out", "record_steps": "0 2"})
         graph["11"] = ("KSampler", {
             "model": ["9", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0], "seed": seed,
             "steps": 4, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0})  # fmt: skip
@@ -251,12 +253,12 @@ def test_weights_that_stay_outside(scene, monkeypatch, room):
 
     names = (
         "KSampler, all three",
-        "NEMO Find Neurons",
-        "Activation Tap",
+        "Find Copying Neurons (NEMO)",
+        "Look Inside (Activation Tap)",
         "Word Map",
-        "NEMO Verify",
-        "W2W Invert",
-        "Train W2W Slider",
+        "Verify Blocking (NEMO)",
+        "Person from Picture (W2W)",
+        "Slider from Pictures (W2W)",
     )
     usual = {name: scene.table[name]() for name in names}
     before = hard.weights_of(scene.model), hard.marks_on(scene.model)

@@ -12,7 +12,7 @@ from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeli
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
 
 PLACES = "up-level0-repeat0-vit-block0-cross-q\nup-level0-repeat0-res-increment"
-TAP = {"selection": "addresses below", "addresses": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
+TAP = {"selection": "layers below", "layers": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_points_travel_to_the_right_part_and_agree_with_the_pipeline(comfy, part
     assert len(rows) == 6 and drawn.shape == (2, 64, 128, 3)
     pipe = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
     tap = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
-    matches = pipe(pictures.images[:1], pictures.images[1:3], asked, **tap)
+    matches = pipe.match(pictures.images[:1], pictures.images[1:3], asked, **tap)
     ours = torch.cat([torch.cat([m.points, m.similarity[:, None]], 1) for m in matches])
     assert torch.allclose(torch.tensor(rows), ours, atol=1e-3)
     truth = torch.cat([pictures.keypoints[1, :3], pictures.keypoints[2, :3]])
@@ -70,7 +70,7 @@ def test_masks_are_learned_from_three_pictures(comfy, parts, pictures):
     assert float((hard == wanted[3:]).float().mean()) > 0.9
     pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
     tap = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
-    ours = pipe(pictures.images[:3], wanted[:3].long(), pictures.images[3:], **tap)
+    ours = pipe.segment(pictures.images[:3], wanted[:3].long(), pictures.images[3:], **tap)
     assert float((ours.float() == hard).float().mean()) > 0.999
 
 
@@ -83,7 +83,7 @@ def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
     points = torch.tensor([[float(v) for v in line.split()[:2]] for line in found.splitlines()])
     assert float((points - pictures.keypoints[1, :3]).norm(dim=1).median()) < 0.1 and drawn.shape == (1, 64, 107, 3)
     pipe = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
-    (match,) = pipe(pictures.images[:1], tall, asked, addresses=PLACES.split(), timestep=50, seeds=[0, 1])
+    (match,) = pipe.match(pictures.images[:1], tall, asked, addresses=PLACES.split(), timestep=50, seeds=[0, 1])
     assert torch.allclose(points, match.points, atol=1e-3)
     wanted = (pictures.parts == PARTS.index("background")).float()
     told = {"examples": image(pictures, [0, 1]), "masks": wanted[:2], "images": tall.permute(0, 2, 3, 1), "hidden": 0}
@@ -98,7 +98,7 @@ def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
         ({"points": "here"}, "two numbers"),
         ({"points": ""}, "two numbers"),
         ({"points": "900 900"}, "inside the picture"),
-        ({"addresses": "up-level9-out"}, "Did you mean"),
+        ({"layers": "up-level9-out"}, "Did you mean"),
         ({"selection": "Ours-XL"}, "Did you mean"),
     ],
 )
@@ -155,10 +155,10 @@ def test_a_few_clicks_make_masks_and_the_pipeline_makes_the_same(comfy, parts, p
     assert float(((hard > 0.5) == person).float().mean()) > 0.8 and bool(((soft > 0.5).float() == hard).all())
     pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
     tap = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
-    ours = pipe(pictures.images[:1], None, pictures.images[3:], points=CLICKS, **tap)
+    ours = pipe.segment(pictures.images[:1], None, pictures.images[3:], points=CLICKS, **tap)
     assert float((ours.float() == hard).float().mean()) > 0.999
     with pytest.raises(VitrineError, match="one or the other"):
-        pipe(pictures.images[:2], None, pictures.images[3:], points=CLICKS, **tap)
+        pipe.segment(pictures.images[:2], None, pictures.images[3:], points=CLICKS, **tap)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
     stock.scheduler, tap["protocol"] = scheduler, "gdf"
     told = TAP | {"seed": 3, "ensemble": 1, "protocol": "gdf"}
     node, *_ = comfy.call("VitrineActivationTap", image=image(pictures, [0, 1]), dtype="float32", **parts, **told)
-    ours = ActivationTapPipeline.from_pipe(stock)(pictures.images[:2], output_type="none", **tap).activations
+    ours = ActivationTapPipeline.from_pipe(stock).tap(pictures.images[:2], output_type="none", **tap).activations
     assert node.info.timestep == ours.info.timestep == 51
     for address in PLACES.split():
         assert float((node[address].tensor - ours[address].tensor).abs().max()) < 1e-4
@@ -236,7 +236,7 @@ def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
         points="\n".join(f"{x} {y}" for x, y in points.tolist()),
         softness=0.02,
     )
-    matches = CorrespondencePipeline.from_pipe(stock)(pictures.images[:1], pictures.images[1:3], points, **tap)
+    matches = CorrespondencePipeline.from_pipe(stock).match(pictures.images[:1], pictures.images[1:3], points, **tap)
     rows = torch.tensor([[float(v) for v in line.split()[:3]] for line in lines.splitlines()])
     assert torch.allclose(
         rows, torch.cat([torch.cat([m.points, m.similarity[:, None]], 1) for m in matches]), atol=1e-3
@@ -251,7 +251,7 @@ def test_gdfs_protocol_is_the_pipelines(comfy, parts, pictures):
         images=image(pictures, [4, 5]),
         hidden=0,
     )
-    labels = SegmentationPipeline.from_pipe(stock)(pictures.images[:2], masks[:2], pictures.images[4:], **tap)
+    labels = SegmentationPipeline.from_pipe(stock).segment(pictures.images[:2], masks[:2], pictures.images[4:], **tap)
     assert float((drawn != labels).float().mean()) < 0.002
 
 

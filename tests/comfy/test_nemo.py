@@ -8,6 +8,8 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import BlockConfig, Calibration, FewStepConfig, NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.nemo.adjust import recommended
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_jobs import adjust_prompt, verify_blocking
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
 PLANT = plants()[0].captions[0]
@@ -184,9 +186,9 @@ def test_a_search_is_judged_by_samples_as_the_pipelines_is(comfy, pipe, parts, l
     assert found.info["verdict"] == result.verdict and result.verdict in ("cured", "reduced")
     assert found.factor == result.curve.chosen.dose.factor and doses.shape == (1, 320, 560, 3)
     assert "4 samples differ by" in report and "first seed 1" in report and "<- chosen" in report
-    other = pipe.adjust(PLANT, ours)
+    other = adjust_prompt(pipe, PLANT, ours)
     assert torch.allclose(moved[0][0], other.condition.text, atol=1e-3) and other.text() in report
-    assert not torch.allclose(moved[0][0], pipe.conditions([PLANT])[0].text, atol=1e-2)
+    assert not torch.allclose(moved[0][0], conditions(pipe, [PLANT])[0].text, atol=1e-2)
     assert report.splitlines()[-1] == recommended(result.curve, other)
 
 
@@ -223,7 +225,13 @@ def test_blocked_sampling_equals_the_pipelines_and_the_baked_model(comfy, pipe, 
     model, clip, _ = parts
     plain = sample(comfy, model, clip)
     (blocked,) = comfy.call(
-        "VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=0.0, branch="both", start=0.0, end=1.0
+        "VitrineNEMONeuronBlocker",
+        model=model,
+        neurons=neurons,
+        factor=0.0,
+        branch="both",
+        start_percent=0.0,
+        end_percent=1.0,
     )
     ours = sample(comfy, blocked, clip)
     (baked,) = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)
@@ -241,7 +249,12 @@ def test_node_and_pipeline_block_alike(comfy, pipe, parts, neurons, config):
     from diffusers import EulerDiscreteScheduler
 
     model, clip, _ = parts
-    told = {"factor": config.factor or 0.0, "branch": config.branch, "start": config.start, "end": config.end}
+    told = {
+        "factor": config.factor or 0.0,
+        "branch": config.branch,
+        "start_percent": config.start_percent,
+        "end_percent": config.end_percent,
+    }
     told["tokens"] = ", ".join(map(str, config.tokens or ()))
     (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)
     theirs = sample(comfy, blocked, clip, steps=8)
@@ -258,7 +271,7 @@ def test_node_and_pipeline_block_alike(comfy, pipe, parts, neurons, config):
 
 def test_off_is_identity(comfy, parts, neurons):
     model = parts[0]
-    told = {"branch": "both", "start": 0.0, "end": 1.0}
+    told = {"branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     assert comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, factor=1.0, **told)[0] is model
     assert comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NeuronSet({}), factor=0.0, **told)[0] is model
     told |= {"factor": 0.0, "model": model, "neurons": neurons}
@@ -268,7 +281,7 @@ def test_off_is_identity(comfy, parts, neurons):
 
 def test_an_unset_factor_is_the_neurons_own(comfy, parts, neurons):
     model, clip, _ = parts
-    told = {"branch": "both", "start": 0.0, "end": 1.0, "model": model}
+    told = {"branch": "both", "start_percent": 0.0, "end_percent": 1.0, "model": model}
     dosed = NeuronSet(neurons.neurons, neurons.fingerprint, factor=-0.5)
 
     def blocked(of, factor):
@@ -283,7 +296,7 @@ def test_an_unset_factor_is_the_neurons_own(comfy, parts, neurons):
 
 def test_spared_neurons_are_not_blocked(comfy, parts, neurons):
     model, clip, _ = parts
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0, "model": model}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0, "model": model}
     address, (first, *_) = next(iter(neurons.neurons.items()))
     (spared,) = comfy.call("VitrineNEMONeuronBlocker", neurons=neurons, spared=f"{address} {first}", **told)
     (less,) = comfy.call("VitrineNEMONeuronBlocker", neurons=neurons.without({address: (first,)}), **told)
@@ -300,7 +313,7 @@ def test_a_lora_after_the_blocker_does_not_revive(comfy, parts, neurons):
     weight = model.model_state_dict()[chosen]
     rows = torch.zeros_like(weight)
     rows[list(range(40))] = torch.randn(40, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    told = {"neurons": neurons, "factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"neurons": neurons, "factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=model, **told)
     with_lora = blocked.clone()
     with_lora.add_patches({chosen: (rows,)}, 1.0)  # a LoRA on exactly the blocked channels
@@ -316,7 +329,7 @@ def test_a_lora_after_the_blocker_does_not_revive(comfy, parts, neurons):
 def test_neurons_are_saved_loaded_and_refused(comfy, parts, neurons, tmp_path):
     (path,) = comfy.call("VitrineSaveNeurons", neurons=neurons, name="forty")
     assert comfy.call("VitrineLoadNeurons", file="forty.json")[0] == neurons and path.endswith("forty.json")
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     with pytest.raises(ValueError, match="find the neurons on this model"):
         comfy.call("VitrineNEMONeuronBlocker", model=parts[0], neurons=some("feedfeedfeedfeed"), **told)
     with pytest.raises(ValueError, match="one a line"):
@@ -350,7 +363,7 @@ def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, la
     text, cured, adversarial = comfy.call(
         "VitrineNEMOVerify", positive=positive, seed=101, attack_steps=2, reference=latents, **told
     )
-    ours = pipe.verify(PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
+    ours = verify_blocking(pipe, PLANT, neurons, 0.5, probe=ProbeConfig(seeds=3, timestep_index=4))
     assert f"{ours.untouched.value:.3f} untouched, {ours.blocked.value:.3f} blocked" in text
     assert cured == (ours.untouched.memorized and not ours.blocked.memorized) and "optimised embedding" in text
     moved = float((adversarial[0][0] - positive[0][0]).abs().max())
@@ -363,7 +376,14 @@ def test_verify_equals_the_pipelines_and_the_attack_works(comfy, pipe, parts, la
 
 def test_blocking_at_chosen_tokens(comfy, pipe, parts, neurons):
     model, clip, _ = parts
-    told = {"model": model, "neurons": neurons, "factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
+    told = {
+        "model": model,
+        "neurons": neurons,
+        "factor": 0.0,
+        "branch": "cond",
+        "start_percent": 0.0,
+        "end_percent": 1.0,
+    }
     everywhere, all_of_them, few = (
         sample(comfy, comfy.call("VitrineNEMONeuronBlocker", **told, tokens=t)[0], clip) for t in ("", "0-23", "1-2, 9")
     )

@@ -1,4 +1,4 @@
-"""NEMO Compare Copies, a memorized picture of Render Portrait, and words instead of positions in Find Neurons."""
+"""Compare Copies (NEMO), a memorized picture of Render Portrait, and words instead of positions in Find Neurons."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The neurons of *NEMO Neuron Blocker* by layer, in ComfyUI's real page: lit, asked what they hold, left alone."""
+"""The neurons of *Block Copying Neurons (NEMO)* by layer, in ComfyUI's page: lit, asked what they hold, left alone."""
 
 import asyncio
 import json

@@ -1,7 +1,7 @@
 """Panels of nodes with equal ids in the real page: copies of a subgraph, two workflows, two tabs.
 
-*W2W Edit*'s panel stands for all: they share what asks for a node's session (``web/requests.js``). What it shows is
-compared with the picture that its own run saved.
+*Person Sliders (W2W)*'s panel stands for all: they share what asks for a node's session (``web/requests.js``).
+What it shows is compared with the picture that its own run saved.
 """
 
 import asyncio

@@ -25,14 +25,16 @@ def pictures(comfy, monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["NEMO Verify", "W2W Invert", "EMD Train Student"])
+@pytest.mark.parametrize(
+    "name", ["Verify Blocking (NEMO)", "Person from Picture (W2W)", "Train One-Step Student (EMD)"]
+)
 def test_long_nodes_show_what_they_have_come_to(runs, pictures, name):
     runs[name]()
     shown = [np.asarray(p) for _, _, p in pictures if p is not None]
-    assert len(shown) >= (1 if name == "EMD Train Student" else 3), "Distill: after its last step"
+    assert len(shown) >= (1 if name == "Train One-Step Student (EMD)" else 3), "Distill: after its last step"
     for picture in shown:
         assert picture.shape == (512, 512, 3) and picture.std() > 5
-        cell = 8 if name == "EMD Train Student" else 32  # of a picture of 64 pixels, of latents of 16 cells: crisp
+        cell = 8 if name == "Train One-Step Student (EMD)" else 32  # of 64 pixels, of latents of 16 cells: crisp
         assert (picture[:cell, :cell] == picture[0, 0]).all()
     assert len(shown) == 1 or not np.array_equal(shown[0], shown[-1])
 

@@ -1,10 +1,12 @@
 """Rank Layers and preset files in real ComfyUI, against the pipeline."""
 
+from dataclasses import replace
+
 import pytest
 import torch
-from vitrine.engine.activations.ranking import FilterRule
+from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 
 PLACES = "up-level0-repeat0-*-q, up-level0-repeat0-vit-out, down-level0-repeat0-res-out, up-level0-upsampler-out"
@@ -24,7 +26,7 @@ def pictures():
 def rank(comfy, parts, pictures, prompt="a smiling dark face", **told):
     model, clip, vae = parts
     positive = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, prompt)[0]
-    settings = {"places": PLACES, "timestep": 50.0, "noise": 0.8, "granularity": 2.0, "budget": 0, "most": 2} | told
+    settings = {"layers": PLACES, "timestep": 50.0, "noise": 0.8, "granularity": 2.0, "budget": 0, "most": 2} | told
     return comfy.call(
         "VitrineRankActivations",
         model=model,
@@ -38,14 +40,12 @@ def rank(comfy, parts, pictures, prompt="a smiling dark face", **told):
 
 def test_the_node_ranks_as_the_pipeline_does(comfy, parts, pictures):
     preset, addresses, report, kept, dropped = rank(comfy, parts, pictures)
-    pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
+    pipe = ActivationTapPipeline.from_pipe(load_portraits().pipeline())
     ours = pipe.rank(
         pictures[0] * 2 - 1,
         pictures[1].long(),
         "a smiling dark face",
-        patterns=PLACES,
-        most=2,
-        rule=FilterRule(0.8, 2.0),
+        config=RankingConfig(PLACES, rule=FilterRule(0.8, 2.0), most=2),
     )
     assert addresses.split("\n") == list(ours.chosen) and preset.preset.addresses == ours.chosen
     for address, score in preset.preset.numbers["single"].items():
@@ -61,20 +61,19 @@ def test_splits_classes_and_keypoints_rank_as_the_pipelines_do(comfy, parts, pic
     images, labels = drawn.images, (drawn.parts > 0).long()
     labels[[0, 3], :6, :6] = 2
     labels[:, -1] = 255
-    words = {"prompt": "a smiling dark face", "places": PLACES, "most": 1}
+    words = {"prompt": "a smiling dark face", "layers": PLACES, "most": 1}
     preset = rank(comfy, parts, (images, labels / 255), split="crossed", folds=2, classes=3, memory="64MiB", **words)[0]
     stock = load_portraits().pipeline()
-    told = {"patterns": PLACES, "most": 1, "rule": FilterRule(0.8, 2.0)}
-    ours = SegmentationPipeline.from_pipe(stock).rank(
-        images * 2 - 1, labels, words["prompt"], split="crossed", folds=2, **told
-    )
+    pipe, config = ActivationTapPipeline.from_pipe(stock), RankingConfig(PLACES, rule=FilterRule(0.8, 2.0), most=1)
+    crossed = replace(config, split="crossed", folds=2)
+    ours = pipe.rank(images * 2 - 1, labels, words["prompt"], config=crossed)
     assert preset.preset.addresses == ours.chosen
     for address, score in preset.preset.numbers["single"].items():
         assert abs(score - ours.search.singles[address]) < 2e-3
     points = drawn.keypoints
     lines = ["; ".join("-" if x != x else f"{x:.6f} {y:.6f}" for x, y in row) for row in points.tolist()]
     preset = rank(comfy, parts, (images, None), keypoints="\n".join(lines), **words)[0]
-    ours = CorrespondencePipeline.from_pipe(stock).rank(images * 2 - 1, points, words["prompt"], **told)
+    ours = pipe.rank(images * 2 - 1, None, words["prompt"], keypoints=points, config=config)
     assert preset.preset.addresses == ours.chosen
     for address, score in preset.preset.numbers["single"].items():
         assert abs(score - ours.search.singles[address]) < 0.02  # one point more or less
@@ -95,8 +94,8 @@ def test_presets_are_saved_loaded_and_refused(comfy, parts, pictures):
         vae=parts[2],
         image=image,
         positive=positive,
-        selection="addresses below",
-        addresses=addresses,
+        selection="layers below",
+        layers=addresses,
         timestep=timestep,
         seed=0,
         ensemble=1,

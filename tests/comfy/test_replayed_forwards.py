@@ -69,7 +69,7 @@ def cases(comfy, beside, tmp_path_factory):
         return torch.cat([a.tensor.flatten() for i in record for h in sorted(record[i]) for a in record[i][h].values()])
 
     def one_by_one():
-        told = {"selection": "addresses below", "addresses": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 12}
+        told = {"selection": "layers below", "layers": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 12}
         taps = call(
             "VitrineActivationTap",
             model=model,
@@ -100,13 +100,13 @@ LONG = (
     "Find Same Points",
     "Segment Like This",
     "Rank Layers",
-    "NEMO Calibrate",
-    "NEMO Calibrate, score",
-    "NEMO Detect",
-    "NEMO Find Neurons",
-    "NEMO Verify",
-    "EMD One-Step Generator",
-    "W2W Invert",
+    "Calibrate Copy Detection (NEMO)",
+    "Calibrate Copy Detection (NEMO), score",
+    "Detect a Copied Prompt (NEMO)",
+    "Find Copying Neurons (NEMO)",
+    "Verify Blocking (NEMO)",
+    "One-Step Sampler (EMD)",
+    "Person from Picture (W2W)",
 )
 """Nodes whose forwards are not those of a sampler: some read values, some need gradients."""
 NAMES = (
@@ -119,9 +119,9 @@ NAMES = (
     "rotary",
     *LONG,
 )
-NEVER = ("NEMO Verify", "W2W Invert", "NEMO Calibrate")
+NEVER = ("Verify Blocking (NEMO)", "Person from Picture (W2W)", "Calibrate Copy Detection (NEMO)")
 """Autograd stops a replay by an error of its own; of the statistics' forwards no block is replayed in three runs."""
-DAILY = ("tap", "during", "block", "late model", "receptive field", "NEMO Verify")
+DAILY = ("tap", "during", "block", "late model", "receptive field", "Verify Blocking (NEMO)")
 
 
 def test_the_stand_in_replays(cases):

@@ -1,4 +1,4 @@
-"""Resolution Transfer Loader in real ComfyUI: against the pipeline, and what it leaves alone."""
+"""Fit Model to Size (Resolution Transfer) in real ComfyUI: against the pipeline, and what it leaves alone."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""*W2W Edit* shows the slider rows in use and one free one, in ComfyUI's real page; hidden rows stay in graphs."""
+"""*Person Sliders (W2W)* shows the slider rows in use and a free one, in ComfyUI's page; hidden rows stay in graphs."""
 
 import asyncio
 

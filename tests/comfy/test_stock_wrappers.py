@@ -10,7 +10,7 @@ from vitrine_tests.lanes import nightly_but
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 ADDRESS = "up-level1-repeat0-vit-block0-cross-q"
-STUDENT = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
+STUDENT = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, "noise": "unit"}
 PLAIN = {"MODEL", "INT", "FLOAT", "BOOLEAN", "STRING", "COMBO"}
 ON_A_RUN = (
     "APG", "CFGNorm", "CFGOverride", "CFGZeroStar", "ContextWindowsManual", "DifferentialDiffusion", "EasyCache",
@@ -26,7 +26,8 @@ ON_A_FORWARD = (
     "MultiGPU_WorkUnits", "PatchModelAddDownscale", "ScaleROPE", "SelectModelDevice", "TomePatchModel",
     "UNetCrossAttentionMultiply", "UNetSelfAttentionMultiply", "UNetTemporalAttentionMultiply",
 )  # fmt: skip
-PAIRS = [(name, ours) for name in (*ON_A_RUN, *ON_A_FORWARD) for ours in ("Activation Tap", "EMD One-Step")]
+OURS = ("Look Inside (Activation Tap)", "EMD One-Step")
+PAIRS = [(name, ours) for name in (*ON_A_RUN, *ON_A_FORWARD) for ours in OURS]
 ELSEWHERE = {
     "other model families": (
         "ChromaRadianceOptions",
@@ -95,15 +96,15 @@ def scene(comfy, own_lora):
     many = {"samples": torch.zeros(18, 4, 16, 16)}  # more rows than a context window has frames
 
     def tap(model):
-        inputs = {"model": model, "vae": vae, "image": image, "positive": positive, "selection": "addresses below"}
-        settings = {"addresses": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
+        inputs = {"model": model, "vae": vae, "image": image, "positive": positive, "selection": "layers below"}
+        settings = {"layers": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
         return comfy.call("VitrineActivationTap", **inputs, **settings)[0][ADDRESS].tensor
 
     def one_step(model):
         inputs = {"model": model, "positive": positive, "latent": many, "seed": 1}
         return comfy.call("VitrineEMDOneStepGenerator", **inputs, **STUDENT)[0]["samples"]
 
-    return model, {"Activation Tap": (tap, tap(model)), "EMD One-Step": (one_step, one_step(model))}
+    return model, {"Look Inside (Activation Tap)": (tap, tap(model)), "EMD One-Step": (one_step, one_step(model))}
 
 
 @pytest.mark.parametrize(("name", "ours"), nightly_but(PAIRS, PAIRS[::3]))
@@ -150,7 +151,7 @@ def test_a_forward_is_told_what_core_tells_it(comfy, scene):
     text = [[torch.zeros(1, 24, 64), {}]]
     with torch.inference_mode():
         comfy.sample.sample(watched, latent + 1, 1, 1.0, "euler", "normal", text, text, latent, disable_pbar=True)
-    nodes["Activation Tap"][0](watched)
+    nodes["Look Inside (Activation Tap)"][0](watched)
     core, ours = seen[0], seen[-1]
     assert len(seen) == 2 and set(core) == set(ours)
     assert len(ours["uuids"]) == len(core["uuids"]) == 1 and ours["cond_or_uncond"] == core["cond_or_uncond"] == [0]

@@ -1,4 +1,4 @@
-"""The size a model was trained at, as both doors say it, and what may stand in front of Resolution Transfer Loader."""
+"""The size a model was trained at, as both doors say it, and what may stand in front of *Fit Model to Size*."""
 
 import logging
 

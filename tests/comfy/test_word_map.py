@@ -44,7 +44,9 @@ def test_the_map_is_the_pipelines_and_is_where_the_word_is(comfy, told, scene):
         pipe = ActivationTapPipeline.from_pipe(load_portraits().pipeline())
         pipe.set_progress_bar_config(disable=True)
         at = 1 + PROMPT.split().index(word)
-        taps = pipe(scene.images, PROMPT, list(text_maps(pipe.unet)), timestep=300.0, output_type="none").activations
+        taps = pipe.tap(
+            scene.images, PROMPT, list(text_maps(pipe.unet)), timestep=300.0, output_type="none"
+        ).activations
         taps = {a: SimpleNamespace(tensor=tap.tensor[..., [at]]) for a, tap in taps.items()}
         torch.testing.assert_close(mask, word_map(taps, (64, 64)), atol=2e-4, rtol=0)
         inside = scene.parts[0] == PARTS.index(part)

@@ -6,10 +6,11 @@ import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 from PIL import Image
+from torch.nn import functional
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.correspondence import draw_matches, parse_points
 from vitrine.engine.activations.presets import FeaturePreset
-from vitrine.engine.activations.ranking import FilterRule
+from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
 from vitrine.engine.copies import CheckConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
@@ -36,14 +37,17 @@ from vitrine.engine.pipelines import (
     CorrespondencePipeline,
     EMDOneStepPipeline,
     NEMOPipeline,
+    ResolutionTransferPipeline,
     SegmentationPipeline,
     W2WPipeline,
     copy_check,
 )
 from vitrine.engine.pipelines.emd_training import training_parts
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import render
 from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
+from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import (
     BuildConfig,
     EditConfig,
@@ -77,13 +81,13 @@ def see_what_the_model_sees(graph, comfy):
     tap, during = graph(10), graph(5)
     pipe = pipeline(ActivationTapPipeline)
     plain = pipeline(NEMOPipeline)
-    with tap_steps(plain.unet, during.addresses, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
+    with tap_steps(plain.unet, during.layers, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
         pictures = ksampler(graph, 6, plain)
     assert graph(7).step in record
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
-    told = {"addresses": tap.addresses.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
-    taps = pipe(pictures, graph.text(tap.positive), **told).activations
-    first, second = (taps[a].tensor for a in tap.addresses.split())
+    told = {"addresses": tap.layers.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
+    taps = pipe.tap(pictures, graph.text(tap.positive), **told).activations
+    first, second = (taps[a].tensor for a in tap.layers.split())
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
 
@@ -99,18 +103,13 @@ def find_the_same_part(graph, comfy):
         known.images,
         masks,
         graph.text(rank.positive),
-        patterns=rank.places,
-        timestep=rank.timestep,
-        rule=rule,
-        budget=rank.budget or None,
-        most=rank.most,
-        strips=True,
+        config=RankingConfig(rank.layers, rank.timestep, rule, rank.budget or None, rank.most, strips=True),
     )
     strips = {7: made.kept[:24], 8: list(made.dropped)[:24]}
     found = {i: torch.stack([made.strip(a, 64) for a in names]) for i, names in strips.items()}
     source, target = portraits(graph(13)).images, portraits(new).images
     points, seeds = parse_points(find.points, 64, 64), list(range(find.seed, find.seed + find.ensemble))
-    matches = pipeline(CorrespondencePipeline)(
+    matches = pipeline(CorrespondencePipeline).match(
         source,
         target,
         points,
@@ -139,7 +138,7 @@ def find_the_same_part(graph, comfy):
 
 # --- NEMO ----------------------------------------------------------------------------------------------------------
 def found_neurons(graph, pipe):
-    """(neurons, calibration) as NEMO Calibrate and NEMO Find Neurons make them."""
+    """(neurons, calibration) as Calibrate Copy Detection (NEMO) and Find Copying Neurons (NEMO) make them."""
     told, find = graph.one("VitrineNEMOCalibrate"), graph.one("VitrineNEMOFindNeurons")
     probe = ProbeConfig(seeds=find.seeds, timestep_index=find.timestep_index)
     parts = PARTS if told.measure == "everything" else (told.measure,)
@@ -157,7 +156,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
     untouched = ksampler(graph, 10, pipe)
     reference = ksampler_latents(graph, 10, pipe)[:1]
     probe = make_probe(Denoiser.from_diffusers(pipe), "all", ProbeConfig(check.seeds, check.timestep_index))
-    (cond,) = pipe.conditions([graph.text(check.positive)])
+    (cond,) = conditions(pipe, [graph.text(check.positive)])
     config = VerifyConfig(calibration.score.tau, check.seed, AttackConfig(steps=check.attack_steps))
     done = verify(probe, cond, neurons, (4, 16, 16), config, reference=reference)
     attacked = done.embedding.text.expand(len(untouched), -1, -1)
@@ -167,7 +166,7 @@ def stop_the_model_copying_a_picture(graph, comfy):
 
 
 def compared_copies(graph, before, after):
-    """*NEMO Compare Copies*: the memorized picture, samples before and after."""
+    """*Compare Copies (NEMO)*: the memorized picture, samples before and after."""
     from vitrine.nodes.nemo_block import side_by_side
 
     (plant,) = [p for p in plants() if p.name == graph(25).memorized]
@@ -178,7 +177,7 @@ def compared_copies(graph, before, after):
 
 
 def check_a_model_for_copies(graph, comfy, folder):
-    """*NEMO Copy Check*'s pictures: each prompt's nearest sample beside what of it is copied."""
+    """*Check for Copies (NEMO)*'s pictures: each prompt's nearest sample beside what of it is copied."""
     node, pipe = graph.one("VitrineNEMOCopyCheck"), pipeline(StableDiffusionPipeline)
     pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config, timestep_spacing="linspace")
     sigmas = euler_sigmas(pipe.scheduler, node.scheduler, node.steps)
@@ -222,6 +221,37 @@ def ksampler_latents(graph, node_id, pipe):
 
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
+def sample_at_twice_the_size(graph, comfy):
+    """The first pass enlarged, and a second one at the last of its levels: by the model as it is, and as planned."""
+    base, t, scale = pipeline(StableDiffusionPipeline), graph(5), graph(12)
+    assert scale.upscale_method == "bicubic"
+    small = ksampler(graph, 10, base)
+    larger = functional.interpolate(small, scale_factor=scale.scale_by, mode="bicubic")
+    with torch.no_grad():
+        latents = base.vae.encode(larger * 2 - 1).latent_dist.mode() * base.vae.config.scaling_factor
+    how = {"schedule": t.schedule, "receptive_field": t.receptive_field}
+    plan = ResolutionTransferConfig((t.target_width, t.target_height), (64, 64), **how)
+    pictures = {18: larger}
+    for shown, sampler, pipe in ((20, 14, base), (21, 15, ResolutionTransferPipeline.from_pipe(base, plan))):
+        s = graph(sampler)
+        scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config)
+        sigmas = euler_sigmas(scheduler, s.scheduler, int(s.steps / s.denoise))[-s.steps - 1 :]
+        scheduler.set_timesteps(sigmas=sigmas)
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(s.seed))
+        pipe.scheduler = scheduler
+        pictures[shown] = pipe(
+            [graph.text(s.positive)] * len(latents),
+            negative_prompt=[graph.text(s.negative)] * len(latents),
+            latents=(latents + noise * sigmas[0]) / scheduler.init_noise_sigma,
+            sigmas=sigmas,
+            guidance_scale=s.cfg,
+            height=larger.shape[-2],
+            width=larger.shape[-1],
+            output_type="pt",
+        ).images
+    return pictures
+
+
 def sample_in_one_step(graph, comfy):
     student, base = pipeline(EMDOneStepPipeline), pipeline(NEMOPipeline)
     preset = student.load_student(student_file("student"))
@@ -232,7 +262,7 @@ def sample_in_one_step(graph, comfy):
 # --- W2W -----------------------------------------------------------------------------------------------------------
 def sampled(graph, node_id, space):
     s = graph(node_id)
-    how = SampleConfig(s.factor, s.components or None, s.truncation or None, attributes="joined")
+    how = SampleConfig(s.spread, s.components or None, s.truncation or None, attributes="joined")
     return pipeline_models().sample_models(space, [s.seed], how)
 
 
@@ -249,7 +279,7 @@ def pull_sliders_on_a_person(graph, comfy):
     pipe, space, invert = pipeline(W2WPipeline), people_space(), graph(23)
     person = sampled(graph, 7, space)
     edited = pipe.edit_model(space, person, sliders(graph(8)))
-    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start=graph(11).start)}
+    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start_timestep=graph(11).start_timestep)}
     drawn = portraits(graph(21))
     config = InvertConfig(
         invert.components or None,
@@ -274,7 +304,7 @@ def make_a_slider_from_pictures(graph, comfy):
     drawn = portraits(graph(4))
     paint = torch.tensor([colour >> 16, colour >> 8 & 255, colour & 255]).view(3, 1, 1) / 255
     after = torch.where((drawn.parts == part_number(graph(4).part))[:, None], paint, drawn.images)
-    config = PairConfig(steps=train.steps, start=train.start, seed=train.seed)
+    config = PairConfig(steps=train.steps, start_timestep=train.start_timestep, seed=train.seed)
     nobody = torch.zeros(1, space.dimension)
     change = pipe.train_pair_slider(space, drawn.images, after, graph.text(train.positive), nobody, config)
     trained = with_pair_slider(space, train.label, change)
@@ -289,7 +319,7 @@ def make_a_slider_from_pictures(graph, comfy):
 def tapped(graph, base, pipe, **how):
     """Pictures and the drawings of two recorded steps of one column of a composition: nodes base .. base + 7."""
     steps = graph(base + 2).step, graph(base + 3).step
-    place = graph(base).addresses
+    place = graph(base).layers
     with tap_steps(pipe.unet, place, set(steps), rows=DIFFUSERS_GUIDED) as record:
         pictures = ksampler(graph, base + 1, pipe, **how)
     drawn = [colours(record[step]["cond"][place].tensor) for step in steps]
@@ -305,7 +335,7 @@ def look_inside_a_copied_picture(graph, comfy):
 def change_a_person_halfway_through(graph, comfy):
     pipe, space = pipeline(W2WPipeline), people_space()
     person = sampled(graph, 6, space)
-    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start=graph(9).start)}
+    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start_timestep=graph(9).start_timestep)}
     who = {"space": space, "model": person}
     return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
 
@@ -339,14 +369,18 @@ def reuse_saved_neurons_people_and_layers(graph, comfy):
     stored = Activations.load(saved.path_of("vitrine_activations", graph(26).file))
     tap = graph(23)
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
-    taps = pipeline(ActivationTapPipeline)(
-        portraits(graph(21)).images,
-        graph.text(tap.positive),
-        addresses=list(preset.addresses),
-        timestep=preset.timestep,
-        seeds=seeds,
-        output_type="none",
-    ).activations
+    taps = (
+        pipeline(ActivationTapPipeline)
+        .tap(
+            portraits(graph(21)).images,
+            graph.text(tap.positive),
+            addresses=list(preset.addresses),
+            timestep=preset.timestep,
+            seeds=seeds,
+            output_type="none",
+        )
+        .activations
+    )
     first = next(taps[a] for a in taps if taps[a].grid is not None)
     people = ksampler(graph, 17, pipeline(W2WPipeline), space=space, model=person)
     pipe.unet.load_state_dict(bake(pipe.unet, neurons, graph(6).factor), strict=False)
@@ -363,7 +397,7 @@ def make_your_own_slider_threshold_and_space(graph, comfy, folder):
     moved = person.moved_to(edit(space, person.coefficients, sliders(graph(8))))
     slider = ksampler(graph, 10, pipeline(W2WPipeline), space=space, model=moved)
     nemo, config = pipeline(NEMOPipeline), ProbeConfig(seeds=score.seeds, timestep_index=score.timestep_index)
-    (cond,), noise = nemo.conditions([graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
+    (cond,), noise = conditions(nemo, [graph.text(score.positive)]), probe_noise(config, (4, 16, 16))
     probe = make_probe(Denoiser.from_diffusers(nemo), config=config)
     with torch.no_grad():
         clean = probe.denoiser.predict(noise, probe.t, cond.take(torch.zeros(len(noise), dtype=torch.long))).x0
@@ -385,12 +419,12 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
         emphasis=drawn.emphasis,
         inherit=drawn.inherit,
     )
-    person = pipe.sample_models(space, [drawn.seed], replace(how, factor=drawn.factor * how.factor))
+    person = pipe.sample_models(space, [drawn.seed], replace(how, spread=drawn.spread * how.spread))
     return {11: ksampler(graph, 9, pipe, space=space, model=pipe.edit_model(space, person, sliders(graph(7))))}
 
 
 def first_pictures(s, folder):
-    """What EMD Train Student shows: the student's pictures of seeds 0 .. 3 after a small run."""
+    """What Train One-Step Student (EMD) shows: the student's pictures of seeds 0 .. 3 after a small run."""
     from vitrine.engine.diffusion.noise import seeded_noise
 
     parts = training_parts(s.base, s.prompts.splitlines())

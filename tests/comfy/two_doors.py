@@ -22,7 +22,7 @@ def test_a_tap(comfy, doors, pictures):
         "VitrineActivationTap", **doors.parts, image=image(pictures, [0, 1]), dtype="float32", **doors.node
     )
     pipe = ActivationTapPipeline.from_pipe(doors.stock)
-    ours = pipe(pictures.images[:2], **doors.tap, **doors.encoded, output_type="none").activations
+    ours = pipe.tap(pictures.images[:2], **doors.tap, **doors.encoded, output_type="none").activations
     assert list(taps) == list(ours) == doors.tap["addresses"]
     assert all(close(taps[a].tensor, ours[a].tensor) for a in ours)
 
@@ -34,7 +34,7 @@ def test_points_travel(comfy, doors, pictures):
     table, _ = comfy.call("VitrineFindCorrespondence", **doors.parts, **pair, **doors.node)
     rows = torch.tensor([[float(v) for v in line.split()[:2]] for line in table.splitlines()])
     pipe = CorrespondencePipeline.from_pipe(doors.stock)
-    (match,) = pipe(pictures.images[:1], pictures.images[1:2], points, **doors.tap, **doors.encoded)
+    (match,) = pipe.match(pictures.images[:1], pictures.images[1:2], points, **doors.tap, **doors.encoded)
     assert torch.allclose(rows, match.points, atol=1e-3)
 
 
@@ -43,6 +43,6 @@ def test_masks_travel(comfy, doors, pictures):
     lesson = {"examples": image(pictures, [0, 1]), "masks": background[:2], "images": image(pictures, [2, 3])}
     hard, _ = comfy.call("VitrineSegmentLikeThis", **doors.parts, **lesson, hidden=0, **doors.node)
     pipe = SegmentationPipeline.from_pipe(doors.stock)
-    ours = pipe(pictures.images[:2], background[:2].long(), pictures.images[2:], **doors.tap, **doors.encoded)
+    ours = pipe.segment(pictures.images[:2], background[:2].long(), pictures.images[2:], **doors.tap, **doors.encoded)
     assert float((ours.float() == hard).float().mean()) > 0.99, "pixels on edges follow rounding, by threads"
     assert float((hard == background[2:]).float().mean()) > 0.8, "it was trained"

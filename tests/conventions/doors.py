@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from vitrine.engine import pipelines as ours
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, fingerprint_of, value_sites
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import InvertConfig
 from vitrine_tests.machine.calls import RESIDUAL, _checkpoint_file, _neurons, _space, around, drawn
@@ -109,23 +110,23 @@ def _one_step_sized(pipe: Any, prompt: Any = PROMPT, **arguments: Any) -> Any:
 
 def _tap(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
-    return pipe(image, "" if prompt is None else prompt, RESIDUAL, **{"output_type": "none", **arguments})
+    return pipe.tap(image, "" if prompt is None else prompt, RESIDUAL, **{"output_type": "none", **arguments})
 
 
 def _tap_block(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
-    return pipe(image, "" if prompt is None else prompt, "vit-block1-out", **{"output_type": "none", **arguments})
+    return pipe.tap(image, "" if prompt is None else prompt, "vit-block1-out", **{"output_type": "none", **arguments})
 
 
 def _match(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
-    return pipe(image[:1], image[1:2], [[0.3, 0.4]], prompt or "", addresses=RESIDUAL, **arguments)
+    return pipe.match(image[:1], image[1:2], [[0.3, 0.4]], prompt or "", addresses=RESIDUAL, **arguments)
 
 
 def _label(pipe: Any, prompt: Any = PROMPT, *, image: Any = None, masks: Any = None, **arguments: Any) -> Any:
     image = drawn().images[:2] if image is None else image
     masks = (drawn().parts[:1] == 0).long() if masks is None else masks
-    return pipe(image[:1], masks, image[1:2], prompt or "", addresses=RESIDUAL, **arguments)
+    return pipe.segment(image[:1], masks, image[1:2], prompt or "", addresses=RESIDUAL, **arguments)
 
 
 def _verified(pipe: Any, pictures: Any) -> torch.Tensor:
@@ -140,7 +141,9 @@ def _verified(pipe: Any, pictures: Any) -> torch.Tensor:
         raise Stop
 
     try:
-        pipe.verify(PROMPT, _neurons(), 0.5, pictures[:1], ProbeConfig(seeds=3, timestep_index=15), progress=stop)
+        verify_blocking(
+            pipe, PROMPT, _neurons(), 0.5, pictures[:1], ProbeConfig(seeds=3, timestep_index=15), progress=stop
+        )
     except Stop:
         pass
     finally:
@@ -187,9 +190,9 @@ DOORS = {
     for door in (
         Door("Tap", "sd", ours.ActivationTapPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
              refused=TAPS, absent=("masks",)),
-        Door("Tap XL", "sdxl", ours.ActivationTapXLPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
+        Door("Tap XL", "sdxl", ours.ActivationTapPipeline, _tap, False, lambda p, x: read(_tap(p, image=x)),
              refused=TAPS, absent=("masks",)),
-        Door("Tap, transformers", "flux", ours.ActivationTapTransformerPipeline, _tap_block, False,
+        Door("Tap, transformers", "flux", ours.ActivationTapPipeline, _tap_block, False,
              lambda p, x: read(_tap_block(p, image=x)), absent=("masks",), lent=True,
              refused=TAPS),
         Door("Match", "sd", ours.CorrespondencePipeline, _match, False, lambda p, x: read(_match(p, image=x)),

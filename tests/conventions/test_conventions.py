@@ -8,7 +8,6 @@ import os
 import pytest
 from vitrine.engine import pipelines
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines.shared import SharedPipeline
 from vitrine_tests.conventions import page
 from vitrine_tests.conventions.checks import CHECKS, cells
 from vitrine_tests.conventions.doors import DOORS
@@ -36,12 +35,8 @@ def test_convention(name, title):
 
 
 def test_every_pipeline_is_in_the_table():
-    """Those for SDXL or transformers inherit the arguments of those for Stable Diffusion."""
     kinds = {getattr(pipelines, name) for name in pipelines.__all__ if name.endswith("Pipeline")}
-    covered = {door.kind for door in DOORS.values()}
-    alike = {kind for kind in kinds if any(issubclass(base, SharedPipeline) for base in kind.__mro__[1:])}
-    calls = {door.kind.__call__ for door in DOORS.values()}
-    assert kinds - covered <= alike and all(kind.__call__ in calls for kind in kinds - covered)
+    assert kinds == {door.kind for door in DOORS.values()} and len(kinds) == 8
 
 
 def test_the_page_has_the_table():

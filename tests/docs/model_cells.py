@@ -73,8 +73,8 @@ FULL = _at_full_size(
 FULL_XL = _at_full_size(
     "sdxl",
     {
-        "Tap": ("See what the model sees", "ActivationTapXLPipeline"),
-        "match, rank": ("Find the same part", "CorrespondenceXLPipeline", "SegmentationXLPipeline.rank"),
+        "Tap": ("See what the model sees", "ActivationTapPipeline"),
+        "match, rank": ("Find the same part", "CorrespondencePipeline", "SegmentationPipeline.rank"),
         "NEMO": ("Stop the model copying a picture", "NEMOPipeline", "NEMOPipeline.detect"),
         "EMD": ("Sample in one step", "EMDOneStepPipeline"),
         "W2W": ("Turn a folder of LoRAs into sliders", "W2WPipeline", "W2WPipeline.invert_image"),

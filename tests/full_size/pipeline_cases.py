@@ -12,6 +12,7 @@ import diffusers
 import torch
 from vitrine.engine import pipelines
 from vitrine.engine.activations.qualitative_filter import FilterRule
+from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.control import (
     ControlCheckpoint,
     ControlEmbedder,
@@ -26,6 +27,7 @@ from vitrine.engine.control import (
 )
 from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import BuildConfig, EditConfig, InvertConfig, WeightSpace, build_space, with_directions
 from vitrine_tests.full_size.material import CLASSES, checkpoint, configuration, loras, pictures
@@ -36,12 +38,12 @@ CASES: dict[tuple[str, str], Callable[[Loaded], Tensors]] = {}
 """(pipeline or method, family) -> run."""
 
 
-def case(*names: str, families: tuple[str, ...] = ("sd15",)) -> Callable:
-    """Keeps a run for its families; the first name is the pipeline's class on SD1.5, a second one that on SDXL."""
+def case(name: str, families: tuple[str, ...] = ("sd15",)) -> Callable:
+    """Keeps a run for its families under the name of the pipeline's class or method."""
 
     def keep(run: Callable[[Loaded], Tensors]) -> Callable[[Loaded], Tensors]:
         for family in families:
-            CASES[names[-1 if family == "sdxl" else 0], family] = run
+            CASES[name, family] = run
         return run
 
     return keep
@@ -66,10 +68,9 @@ class Loaded:
 
     def of(self, name: str) -> Any:
         """A pipeline of the pack around the loaded models."""
-        kind = getattr(pipelines, f"{name}XLPipeline", None) if self.family == "sdxl" else None
         around = name == "NEMO" and self.family == "sdxl"
         size = {"size": (self.side, self.side)} if around else {}  # of scores; SDXL's own is 1024 px
-        made = (kind or getattr(pipelines, f"{name}Pipeline")).from_pipe(self.pipe, **size)  # finds the model's form
+        made = getattr(pipelines, f"{name}Pipeline").from_pipe(self.pipe, **size)
         made.set_progress_bar_config(disable=True)
         return made
 
@@ -128,29 +129,33 @@ BOTH = ("sd15", "sdxl")
 
 
 # --- activations --------------------------------------------------------------------------------------------------
-@case("ActivationTapPipeline", "ActivationTapXLPipeline", families=BOTH)
+@case("ActivationTapPipeline", families=BOTH)
 def tap(s: Loaded) -> Tensors:
-    out = s.of("ActivationTap")(s.images[:2], PROMPT, preset=SELECTION[s.family], output_type="none")
+    out = s.of("ActivationTap").tap(s.images[:2], PROMPT, preset=SELECTION[s.family], output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 
-@case("CorrespondencePipeline", "CorrespondenceXLPipeline", families=BOTH)
+@case("CorrespondencePipeline", families=BOTH)
 def correspondence(s: Loaded) -> Tensors:
-    (found,) = s.of("Correspondence")(s.images[:1], s.images[1:2], [[0.5, 0.5], [0.2, 0.7]], PROMPT, addresses=PLACE)
+    (found,) = s.of("Correspondence").match(
+        s.images[:1], s.images[1:2], [[0.5, 0.5], [0.2, 0.7]], PROMPT, addresses=PLACE
+    )
     return [found.points, found.similarity]
 
 
-@case("SegmentationPipeline", "SegmentationXLPipeline", families=BOTH)
+@case("SegmentationPipeline", families=BOTH)
 def segmentation(s: Loaded) -> Tensors:
     masks = s.masks[:2].long()
-    return [s.of("Segmentation")(s.images[:2], masks, s.images[2:], PROMPT, addresses=PLACE).float()]
+    return [s.of("Segmentation").segment(s.images[:2], masks, s.images[2:], PROMPT, addresses=PLACE).float()]
 
 
-@case("SegmentationPipeline.rank", "SegmentationXLPipeline.rank", families=BOTH)
+@case("SegmentationPipeline.rank", families=BOTH)
 def rank(s: Loaded) -> Tensors:
     places = "up-level1-repeat0-vit-block0-*"
     rule = FilterRule(None, None, (None, None))  # random weights have no better and worse places
-    ranking = s.of("Segmentation").rank(s.images, s.masks.long(), PROMPT, patterns=places, rule=rule, most=2)
+    ranking = s.of("Segmentation").rank(
+        s.images, s.masks.long(), PROMPT, config=RankingConfig(places, rule=rule, most=2)
+    )
     return [torch.tensor([[p.noise, p.granularity, p.locality] for p in ranking.properties.values()])]
 
 
@@ -183,7 +188,7 @@ def nemo_find(s: Loaded) -> Tensors:
 
 @case("NEMOPipeline.verify")
 def nemo_verify(s: Loaded) -> Tensors:
-    found = s.of("NEMO").verify(PROMPT, s.neurons, 0.5, None, PROBE)
+    found = verify_blocking(s.of("NEMO"), PROMPT, s.neurons, 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
 
 
@@ -192,7 +197,7 @@ def nemo_verify(s: Loaded) -> Tensors:
 def w2w_call(s: Loaded) -> Tensors:
     pipe = s.of("W2W")
     told = {"space": s.space, "model": pipe.sample_models(s.space, [0]), "edits": {"slider": 2.0}}
-    return [pipe(PROMPT, **told, edit_config=EditConfig(start=600), seeds=[3], **s.told).images]
+    return [pipe(PROMPT, **told, edit_config=EditConfig(start_timestep=600), seeds=[3], **s.told).images]
 
 
 @case("W2WPipeline.models")

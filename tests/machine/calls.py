@@ -7,7 +7,6 @@ list of tensors, the same numbers each time: so a test may place the pipeline as
 from __future__ import annotations
 
 import functools
-import inspect
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from vitrine.engine.activations import TapConfig, tap_latents, tap_steps
 from vitrine.engine.activations.qualitative_filter import FilterRule
+from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.control import (
     ControlEmbedder,
     ControlMetadata,
@@ -33,21 +33,16 @@ from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
-    ActivationTapTransformerPipeline,
-    ActivationTapXLPipeline,
     ControlConditionedPipeline,
     CorrespondencePipeline,
-    CorrespondenceTransformerPipeline,
-    CorrespondenceXLPipeline,
     EMDOneStepPipeline,
     NEMOPipeline,
     ResolutionTransferPipeline,
     SegmentationPipeline,
-    SegmentationTransformerPipeline,
-    SegmentationXLPipeline,
     W2WPipeline,
 )
 from vitrine.engine.pipelines.joined import TaskPipeline
+from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
@@ -105,19 +100,9 @@ class Call:
         return {"size": (128, 128) if family.startswith("pixart") else (64, 64)} if kind is NEMOPipeline else {}
 
 
-def around(kind: type, pipe: Any) -> Any:
-    """A pipeline of a class around the parts of another, by the constructor: ``from_pipe`` has tests of its own.
-
-    One that has prompts encoded by the other is made by ``from_pipe``, for only so does it know it.
-    """
-    if issubclass(kind, (ActivationTapTransformerPipeline, TaskPipeline)):
-        made = kind.from_pipe(pipe)
-        made.set_progress_bar_config(disable=True)
-        return made
-    names = set(inspect.signature(kind.__init__).parameters)
-    parts = {k: v for k, v in pipe.components.items() if k in names}
-    settings = {"requires_safety_checker": False, "add_watermarker": False}
-    made = kind(**parts, **{k: v for k, v in settings.items() if k in names})
+def around(kind: type[TaskPipeline], pipe: Any) -> Any:
+    """A task on a pipeline, without its bar."""
+    made = kind.from_pipe(pipe)
     made.set_progress_bar_config(disable=True)
     return made
 
@@ -146,13 +131,13 @@ def drawn() -> Any:
 
 
 # --- activations --------------------------------------------------------------------------------------------------
-TAPS = {"sd": ActivationTapPipeline, "sdxl": ActivationTapXLPipeline}
-TRANSFORMERS = dict.fromkeys(("pixart-1024", "sd3", "flux"), ActivationTapTransformerPipeline)
-MATCHING: dict[str, type | None] = {"sd": CorrespondencePipeline, "sdxl": CorrespondenceXLPipeline}
-MATCHING |= dict.fromkeys(("flux", "sd3", "pixart-1024"), CorrespondenceTransformerPipeline)
-LABELS: dict[str, type | None] = {"sd": SegmentationPipeline, "sdxl": SegmentationXLPipeline}
-RANKED = LABELS | {"flux": SegmentationTransformerPipeline}
-LABELS |= dict.fromkeys(("flux", "sd3", "pixart-1024"), SegmentationTransformerPipeline)
+TAPS = {"sd": ActivationTapPipeline, "sdxl": ActivationTapPipeline}
+TRANSFORMERS = dict.fromkeys(("pixart-1024", "sd3", "flux"), ActivationTapPipeline)
+MATCHING: dict[str, type | None] = {"sd": CorrespondencePipeline, "sdxl": CorrespondencePipeline}
+MATCHING |= dict.fromkeys(("flux", "sd3", "pixart-1024"), CorrespondencePipeline)
+LABELS: dict[str, type | None] = {"sd": SegmentationPipeline, "sdxl": SegmentationPipeline}
+RANKED = LABELS | {"flux": SegmentationPipeline}
+LABELS |= dict.fromkeys(("flux", "sd3", "pixart-1024"), SegmentationPipeline)
 
 
 def _place(pipe: Any) -> str:
@@ -162,20 +147,20 @@ def _place(pipe: Any) -> str:
 
 @entered("tap", TAPS)
 def tap(pipe: Any) -> Tensors:
-    out = pipe(drawn().images[:2], ["a face", "a hat"], addresses=PLACES, seeds=[0, 1], output_type="none")
+    out = pipe.tap(drawn().images[:2], ["a face", "a hat"], addresses=PLACES, seeds=[0, 1], output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 
 @entered("tap.transformer", TRANSFORMERS)
 def tap_transformer(pipe: Any) -> Tensors:
     """Prompts are encoded by the pipeline that it was made from."""
-    out = pipe(drawn().images[:2], ["a face", "a hat"], "vit-block1-out", seeds=[0, 1], output_type="none")
+    out = pipe.tap(drawn().images[:2], ["a face", "a hat"], "vit-block1-out", seeds=[0, 1], output_type="none")
     return [a.tensor for a in out.activations.values()]
 
 
 @entered("tap.pictures", {"sd": ActivationTapPipeline})
 def tap_pictures(pipe: Any) -> Tensors:
-    out = pipe(drawn().images[:1], addresses=RESIDUAL, generator=generator(), posterior="sample", size=32)
+    out = pipe.tap(drawn().images[:1], addresses=RESIDUAL, generator=generator(), posterior="sample", size=32)
     assert len(out.pictures) == 1
     return [a.tensor for a in out.activations.values()]
 
@@ -210,14 +195,14 @@ def edit_while_sampling(pipe: Any, steps: int = 2) -> Tensors:
 @entered("correspondence", MATCHING)
 def correspondence(pipe: Any) -> Tensors:
     pictures = drawn().images
-    found = pipe(pictures[:1], pictures[1:3], drawn().keypoints[0, :3], addresses=_place(pipe), flip=True)
+    found = pipe.match(pictures[:1], pictures[1:3], drawn().keypoints[0, :3], addresses=_place(pipe), flip=True)
     return [t for m in found for t in (m.points, m.similarity)]
 
 
 @entered("segmentation", LABELS)
 def segmentation(pipe: Any) -> Tensors:
     pictures, masks = drawn().images, (drawn().parts == 0).long()
-    return [pipe(pictures[:2], masks[:2], pictures[2:], addresses=_place(pipe)).float()]
+    return [pipe.segment(pictures[:2], masks[:2], pictures[2:], addresses=_place(pipe)).float()]
 
 
 @entered("rank", RANKED)
@@ -226,7 +211,7 @@ def rank(pipe: Any) -> Tensors:
     rule = FilterRule(None, None, (None, None))
     unet = type(backbone(pipe)).__name__.startswith("UNet")
     place = "up-level0-repeat0-vit-block0-ffn-out" if unet else "vit-block1-ffn-out"
-    ranking = pipe.rank(drawn().images, masks, PROMPT, patterns=place, rule=rule, most=2)
+    ranking = pipe.rank(drawn().images, masks, PROMPT, config=RankingConfig(place, rule=rule, most=2))
     assert ranking.search is not None
     scores = [[p.noise, p.granularity, p.locality] for p in ranking.properties.values()]
     return [torch.tensor(scores), torch.tensor([ranking.search.singles[a] for a in ranking.properties])]
@@ -280,14 +265,14 @@ def nemo_find(pipe: Any) -> Tensors:
 
 @entered("nemo.verify", NEMO)
 def nemo_verify(pipe: Any) -> Tensors:
-    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, None, PROBE)
+    found = verify_blocking(pipe, plants()[2].captions[0], _neurons(), 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
 
 
 @entered("nemo.attack", NEMO, slow=True)
 def nemo_attack(pipe: Any) -> Tensors:
     """Verification with a picture: 50 steps of gradients through the network, and the VAE."""
-    found = pipe.verify(plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
+    found = verify_blocking(pipe, plants()[2].captions[0], _neurons(), 0.5, drawn().images[:1], PROBE)
     assert found.attacked is not None
     return [torch.tensor([found.untouched.value, found.blocked.value, found.attacked.value])]
 
@@ -311,7 +296,7 @@ def _space() -> WeightSpace:
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     person = pipe.sample_models(_space(), [0, 1])
     told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4]}
-    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start=600)}
+    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start_timestep=600)}
     return [pipe(PROMPT, space=_space(), model=person, **edits, **told).images]
 
 

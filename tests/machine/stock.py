@@ -18,6 +18,7 @@ from diffusers import (
     FluxPipeline,
     PixArtAlphaPipeline,
     StableDiffusion3Pipeline,
+    StableDiffusionPipeline,
     StableDiffusionXLPipeline,
 )
 from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
@@ -37,6 +38,13 @@ def _parts(seed: int) -> Any:
     made = build_models(seed)
     made.vae.register_to_config(shift_factor=0.1)  # SD3 and Flux need one, the others have none in their formula
     return made
+
+
+def stable_diffusion(parts: Any, scheduler: Any) -> Any:
+    """A stock pipeline of the networks of a portraits model."""
+    return StableDiffusionPipeline(
+        parts.vae, parts.text_encoder, parts.tokenizer, parts.unet, scheduler, None, None, requires_safety_checker=False
+    )
 
 
 def _projected(parts: Any, seed: int) -> CLIPTextModelWithProjection:

@@ -13,6 +13,7 @@ from vitrine.engine.families import family_of
 from vitrine.engine.families.packing import masked
 from vitrine.engine.io.files import save_safetensors
 from vitrine.engine.pipelines import EMDOneStepPipeline
+from vitrine.engine.pipelines.emd import latent_shape
 from vitrine.engine.portraits.flow import load_flow_portraits
 from vitrine_tests.pipelines.encoded import SOURCES, source
 from vitrine_tests.pipelines.test_family_taps import by_hand
@@ -96,8 +97,8 @@ def test_unless_a_size_is_asked_for_it_is_the_stock_pipelines(case):
     if "StableDiffusion3" in type(stock).__name__ or "PixArt" in type(stock).__name__:
         height = width = 16 * 8  # of the network's own sample_size
     f = pipe._adapter.factor
-    assert pipe._shape(StudentPreset(), None, None)[1:] == (height // f, width // f)
-    assert pipe._shape(StudentPreset(), 64, None)[1:] == (64 // f, width // f)
+    assert latent_shape(pipe._adapter)[1:] == (height // f, width // f)
+    assert latent_shape(pipe._adapter, 64)[1:] == (64 // f, width // f)
 
 
 def test_a_student_in_a_file(tmp_path):

@@ -110,7 +110,7 @@ def test_a_whole_network_loads_and_leaves_the_source_alone(part, tmp_path):
     assert pipe.load_student(file, base="mine") == preset
     found = drawn(pipe, preset=preset, **size)
     with torch.no_grad():
-        cond = pipe.prompted([PROMPT], (64, 64))
+        cond = pipe._adapter.condition([PROMPT], (64, 64))
         net = Denoiser.from_diffusers(changed, stock.scheduler)
         wanted = one_step(net, seeded_noise([1], tuple(before.shape[1:])), cond, preset)
     assert torch.equal(found, wanted) and not torch.allclose(found, before, atol=1e-3)

@@ -32,7 +32,7 @@ def texts(name, told):
 
 
 def tapped(pipe, images, **how):
-    return pipe(images, **HOW | how).activations[PLACE].tensor
+    return pipe.tap(images, **HOW | how).activations[PLACE].tensor
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -40,7 +40,7 @@ def test_encoded_prompts_are_what_the_network_reads(name):
     stock, told = source(name)
     pipe, images = ActivationTapPipeline.from_pipe(stock), pictures(2, 32)
     found = tapped(pipe, images, **texts(name, told))
-    latents = pipe._latents(images * 2 - 1, TapConfig(PLACE))
+    latents = pipe._adapter.encode(images * 2 - 1)
     cond = masked(told["prompt_embeds"], told[MASKS[name]])
     wanted = tap_latents(Denoiser.from_diffusers(stock), latents, cond, TapConfig(PLACE, 300))[PLACE].tensor
     assert torch.equal(found, wanted)
@@ -73,11 +73,11 @@ def test_matching_takes_them_too(name):
     stock, told = source(name)
     images, how = pictures(2, 32), HOW | texts(name, told)
     how.pop("output_type")
-    found = CorrespondencePipeline.from_pipe(stock)(images[:1], images[:1], [[0.25, 0.75]], temperature=0, **how)
+    found = CorrespondencePipeline.from_pipe(stock).match(images[:1], images[:1], [[0.25, 0.75]], temperature=0, **how)
     assert torch.allclose(found[0].points, torch.tensor([[0.25, 0.75]]), atol=0.26)
     masks = torch.zeros(2, 32, 32, dtype=torch.long)
     masks[:, :, 16:] = 1
-    assert SegmentationPipeline.from_pipe(stock)(images, masks, images, **how).shape == (2, 32, 32)
+    assert SegmentationPipeline.from_pipe(stock).segment(images, masks, images, **how).shape == (2, 32, 32)
 
 
 @pytest.mark.parametrize("name", PARTS)

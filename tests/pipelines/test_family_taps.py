@@ -27,7 +27,7 @@ from transformers import (
     UMT5EncoderModel,
 )
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.activations.ranking import FilterRule
+from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
@@ -167,11 +167,11 @@ def by_hand(source, images):
 
 def test_a_tap_is_what_the_stock_pipelines_own_parts_give(source):
     pipe, images = ActivationTapPipeline.from_pipe(source), pictures()
-    out = pipe(images, "a photo of a cat", "vit-block1-out", timestep=300, seeds=(0, 1), output_type="pil")
+    out = pipe.tap(images, "a photo of a cat", "vit-block1-out", timestep=300, seeds=(0, 1), output_type="pil")
     taps, latents = out.activations["vit-block1-out"], by_hand(source, images)
     assert taps.tensor.shape[0] == 2 and len(out.pictures["vit-block1-out"]) == 2
     factor = 64 // latents.shape[-1]
-    assert factor == pipe.vae_scale_factor and taps.grid == (64 // factor // pipe._adapter.latent.patch,) * 2
+    assert factor == pipe._adapter.factor and taps.grid == (64 // factor // pipe._adapter.latent.patch,) * 2
     with torch.no_grad():
         cond = pipe._adapter.condition(["a photo of a cat"], (64, 64))
     config = TapConfig("vit-block1-out", 300, seeds=(0, 1))
@@ -181,50 +181,51 @@ def test_a_tap_is_what_the_stock_pipelines_own_parts_give(source):
 
 def test_another_prompt_gives_another_tap(source):
     pipe, images = ActivationTapPipeline.from_pipe(source), pictures(1)
-    one, other = (pipe(images, text, "vit-block1-out", timestep=300).activations for text in ("a cat", "a horse"))
+    one, other = (pipe.tap(images, text, "vit-block1-out", timestep=300).activations for text in ("a cat", "a horse"))
     assert not torch.equal(one["vit-block1-out"].tensor, other["vit-block1-out"].tensor)
 
 
 def test_correspondence_and_segmentation_run_on_it(source):
     images, how = pictures(), {"addresses": "vit-block1-out", "timestep": 300}
-    found = CorrespondencePipeline.from_pipe(source)(images[:1], images[:1], [[0.25, 0.75]], temperature=0, **how)
+    found = CorrespondencePipeline.from_pipe(source).match(images[:1], images[:1], [[0.25, 0.75]], temperature=0, **how)
     assert torch.allclose(found[0].points, torch.tensor([[0.25, 0.75]]), atol=0.13)
     masks = torch.zeros(2, 64, 64, dtype=torch.long)
     masks[:, :, 32:] = 1
-    labels = SegmentationPipeline.from_pipe(source)(images, masks, images, **how)
+    labels = SegmentationPipeline.from_pipe(source).segment(images, masks, images, **how)
     assert labels.shape == (2, 64, 64) and set(labels.unique().tolist()) <= {0, 1}
-    ranked(SegmentationPipeline.from_pipe(source), images, masks, timestep=300)
+    ranked(SegmentationPipeline.from_pipe(source), images, masks)
 
 
 def ranked(pipe, images, masks, **how):
     """Of places that every transformer has, those are chosen that were measured."""
     twice = {"images": torch.cat([images, images.flip(0)]), "labels": torch.cat([masks, masks])}
-    ranking = pipe.rank(*twice.values(), patterns="vit-block1-*", rule=FilterRule(None, None, (None, None)), **how)
+    config = RankingConfig("vit-block1-*", 300, FilterRule(None, None, (None, None)))
+    ranking = pipe.rank(*twice.values(), config=config, **how)
     assert ranking.search is not None and ranking.chosen and set(ranking.chosen) <= set(ranking.properties)
 
 
 def test_sizes_that_make_no_whole_tokens_are_refused(source):
     pipe = ActivationTapPipeline.from_pipe(source)
-    step = pipe.vae_scale_factor * pipe._adapter.latent.patch
+    step = pipe._adapter.side_step
     with pytest.raises(VitrineError, match=f"multiples of {step}"):
-        pipe(pictures(1, 64 + step // 2), addresses="vit-block1-out", timestep=300)
+        pipe.tap(pictures(1, 64 + step // 2), addresses="vit-block1-out", timestep=300)
 
 
 def test_every_pipeline_has_a_size_of_its_own(source):
-    pipe = ActivationTapPipeline.from_pipe(source)
-    side = pipe.own_size()
-    assert side > 0 and side % (pipe.vae_scale_factor * pipe._adapter.latent.patch) == 0
+    adapter = ActivationTapPipeline.from_pipe(source)._adapter
+    side = max(adapter.usual_size())
+    assert side > 0 and side % adapter.side_step == 0
     sample_size = source.transformer.config.get("sample_size")
-    assert sample_size is None or side == sample_size * pipe.vae_scale_factor
+    assert sample_size is None or side == sample_size * adapter.factor
 
 
 def test_gdfs_protocol_is_refused_in_a_sentence(source):
     refused = pytest.raises(VitrineError, match="protocol: given 'gdf' with .*; accepted: 'vitrine'")
     with refused:
-        ActivationTapPipeline.from_pipe(source)(pictures(1), addresses="vit-block1-out", protocol="gdf")
+        ActivationTapPipeline.from_pipe(source).tap(pictures(1), addresses="vit-block1-out", protocol="gdf")
     how = {"addresses": "vit-block1-out", "protocol": "gdf"}
     with refused:
-        CorrespondencePipeline.from_pipe(source)(pictures(1), pictures(1), [[0.5, 0.5]], **how)
+        CorrespondencePipeline.from_pipe(source).match(pictures(1), pictures(1), [[0.5, 0.5]], **how)
 
 
 def test_condition_keeps_what_is_fixed():

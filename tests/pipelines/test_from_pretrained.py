@@ -8,6 +8,7 @@ from vitrine.engine import pipelines
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Calibration
 from vitrine.engine.pipelines.loading import LoadConfig, formed, load_pipeline
+from vitrine.engine.pipelines.nemo_prompts import predicted_pixels
 from vitrine_tests.lanes import nightly_but
 from vitrine_tests.machine.stock import modules, stock
 
@@ -52,7 +53,7 @@ def test_a_folder_gives_the_form_of_its_model(kind, saved):
 
 
 def test_a_size_to_score_at_is_kept(sdxl):
-    assert pipelines.NEMOPipeline.from_pretrained(sdxl, size=(48, 64))._pixels() == (48, 64)
+    assert predicted_pixels(pipelines.NEMOPipeline.from_pretrained(sdxl, size=(48, 64))) == (48, 64)
 
 
 def test_a_folder_of_another_family_is_refused(sdxl):
@@ -81,5 +82,3 @@ def test_a_stock_class_takes_its_own_alone():
     assert formed(own, StableDiffusionXLPipeline) is own and formed(own, None) is own
     with pytest.raises(VitrineError, match="given StableDiffusionXLPipeline; accepted: StableDiffusionPipeline"):
         formed(own, StableDiffusionPipeline)
-    with pytest.raises(VitrineError, match="SegmentationXLPipeline is for another model family"):
-        formed(stock("sd"), pipelines.SegmentationXLPipeline)

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import EulerDiscreteScheduler, PNDMScheduler
+from diffusers import EulerDiscreteScheduler, PNDMScheduler, StableDiffusionXLPipeline
 from PIL import Image
 from transformers import CLIPTextModelWithProjection
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
-    ActivationTapXLPipeline,
     CorrespondencePipeline,
     SegmentationPipeline,
 )
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
 from vitrine_tests import models
+from vitrine_tests.machine.stock import stable_diffusion
 
 pytestmark = pytest.mark.rounding
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
@@ -36,7 +36,7 @@ PLACES = {
 def sd():
     m = load_portraits()
     scheduler = PNDMScheduler(**SCHEDULE, skip_prk_steps=True)
-    return ActivationTapPipeline(m.vae, m.text_encoder, m.tokenizer, m.unet, scheduler)
+    return ActivationTapPipeline.from_pipe(stable_diffusion(m, scheduler))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,8 @@ def sdxl():
         projection_class_embeddings_input_dim=64 + 6 * 8,
     )
     scheduler = EulerDiscreteScheduler(**SCHEDULE, timestep_spacing="leading")
-    return ActivationTapXLPipeline(m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, scheduler)
+    parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, scheduler)
+    return ActivationTapPipeline.from_pipe(StableDiffusionXLPipeline(*parts, add_watermarker=False))
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def agree(taps, expected):
 
 def tapped(pipe, image, **settings):
     settings = {"addresses": list(PLACES), "output_type": "none", "seeds": [7], "protocol": "gdf"} | settings
-    return pipe(image, "a portrait", **settings).activations
+    return pipe.tap(image, "a portrait", **settings).activations
 
 
 @pytest.mark.parametrize(("kind", "offset"), [("sd", 1), ("sdxl", 0)])
@@ -147,7 +148,7 @@ def test_features_are_joined_without_normalisation(sd, pictures):
     first, second = by_hand(sd, resized(pictures, 64), "", 51, 7, 64), [[0.3, 0.4], [0.6, 0.7]]
     joined = torch.cat([F.interpolate(v, (128, 128), mode="bilinear") for v in first.values()], 1)
     told = {"addresses": list(PLACES), "timestep": 50, "seeds": [7], "protocol": "gdf", "temperature": 0.0}
-    (match,) = pipe(pictures[0], pictures[1], second, **told)
+    (match,) = pipe.match(pictures[0], pictures[1], second, **told)
     points = torch.tensor(second) * 2 - 1
     queries = F.grid_sample(joined[:1], points[None, None], align_corners=False)[0, :, 0].T
     cosines = F.normalize(queries, dim=1) @ F.normalize(joined[1].flatten(1), dim=0)
@@ -156,7 +157,7 @@ def test_features_are_joined_without_normalisation(sd, pictures):
     assert torch.allclose(match.points, torch.stack([best % 128 + 0.5, best // 128 + 0.5], 1) / 128)
     mask = (torch.arange(100)[:, None] > 50).long().expand(1, 100, 70)
     segmentation, told = SegmentationPipeline.from_pipe(sd), {k: v for k, v in told.items() if k != "temperature"}
-    assert segmentation(pictures[:1], mask, pictures[1:], size=64, **told).shape == (1, 100, 70)
+    assert segmentation.segment(pictures[:1], mask, pictures[1:], size=64, **told).shape == (1, 100, 70)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers import StableDiffusionXLPipeline
 from vitrine.engine.activations.correspondence import feature_maps
 from vitrine.engine.activations.segmentation import mask_like_clicks
 from vitrine.engine.errors import VitrineError
@@ -26,17 +27,17 @@ def drawn():
 def test_a_picture_matches_itself_and_flips_are_averaged(stock, drawn):
     pipe = CorrespondencePipeline.from_pipe(stock)
     asked = drawn.keypoints[0, :3]
-    (same,) = pipe(drawn.images[:1], drawn.images[:1], asked, temperature=0.0, **TAP)
+    (same,) = pipe.match(drawn.images[:1], drawn.images[:1], asked, temperature=0.0, **TAP)
     assert float((same.points - asked).abs().max()) <= 0.5 / 8 + 1e-6 and bool(same.mutual.all())
-    (plain,) = pipe(drawn.images[:1], drawn.images[1:2], asked, **TAP)
-    (flipped,) = pipe(drawn.images[:1], drawn.images[1:2], asked, flip=True, **TAP)
+    (plain,) = pipe.match(drawn.images[:1], drawn.images[1:2], asked, **TAP)
+    (flipped,) = pipe.match(drawn.images[:1], drawn.images[1:2], asked, flip=True, **TAP)
     assert not torch.equal(plain.similarity, flipped.similarity)
 
 
 def test_background_is_learned_from_two_pictures(stock, drawn):
     pipe = SegmentationPipeline.from_pipe(stock)
     truth = (drawn.parts == 0).long()
-    labels = pipe(drawn.images[:2], truth[:2], drawn.images[2:], **TAP)
+    labels = pipe.segment(drawn.images[:2], truth[:2], drawn.images[2:], **TAP)
     assert labels.shape == (2, 64, 64) and float((labels == truth[2:]).float().mean()) > 0.8
 
 
@@ -56,7 +57,7 @@ def test_clicks_find_a_person_better_than_their_colours_do(stock):
     """Four clicks of a kind on one portrait, masks of 20 others; the figures of the node's help page."""
     drawn = render(sample_scenes(range(7_100_000, 7_100_024)))
     tap = TAP | {"addresses": ["up-level0-repeat0-vit-block0-cross-q", *TAP["addresses"]], "output_type": "none"}
-    features = feature_maps(ActivationTapPipeline.from_pipe(stock)(drawn.images, "", **tap).activations)
+    features = feature_maps(ActivationTapPipeline.from_pipe(stock).tap(drawn.images, "", **tap).activations)
     colours, person = drawn.images - drawn.images.mean(), drawn.parts > 0
     overlap = torch.zeros(4, 3)
     for n in range(4):
@@ -71,9 +72,9 @@ def test_clicks_find_a_person_better_than_their_colours_do(stock):
 def test_bad_input_is_refused(stock, drawn):
     pipe = SegmentationPipeline.from_pipe(stock)
     with pytest.raises(VitrineError, match="one per picture"):
-        pipe(drawn.images[:2], torch.zeros(2, 32, 32), drawn.images[2:], **TAP)
+        pipe.segment(drawn.images[:2], torch.zeros(2, 32, 32), drawn.images[2:], **TAP)
     with pytest.raises(VitrineError, match="at least one"):
-        CorrespondencePipeline.from_pipe(stock)(drawn.images[:1], drawn.images[1:], torch.zeros(0, 2), **TAP)
+        CorrespondencePipeline.from_pipe(stock).match(drawn.images[:1], drawn.images[1:], torch.zeros(0, 2), **TAP)
 
 
 @pytest.mark.nightly
@@ -81,7 +82,7 @@ def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
     from transformers import CLIPTextModelWithProjection
     from vitrine.engine.activations.qualitative_filter import FilterRule
-    from vitrine.engine.pipelines import CorrespondenceXLPipeline, SegmentationXLPipeline
+    from vitrine.engine.activations.ranking import RankingConfig
     from vitrine.engine.portraits import build_models
 
     m = build_models(seed=3)
@@ -97,11 +98,13 @@ def test_sdxl_has_the_same_pipelines(drawn):
     )
     parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
     place = {"addresses": ["up-level0-repeat0-vit-block1-out"], "timestep": 50, "seeds": [0]}
-    (match,) = CorrespondenceXLPipeline(*parts)(drawn.images[:1], drawn.images[:1], [[0.4, 0.4]], **place)
+    source = StableDiffusionXLPipeline(*parts, add_watermarker=False)
+    (match,) = CorrespondencePipeline.from_pipe(source).match(drawn.images[:1], drawn.images[:1], [[0.4, 0.4]], **place)
     assert match.points.shape == (1, 2) and bool(match.mutual.all())
     masks = (drawn.parts > 0).long()
-    pipe = SegmentationXLPipeline(*parts)
-    found = pipe(drawn.images[:2], masks[:2], drawn.images[2:], classes=2, **place)
+    pipe = SegmentationPipeline.from_pipe(source)
+    found = pipe.segment(drawn.images[:2], masks[:2], drawn.images[2:], classes=2, **place)
     assert found.shape == (2, 64, 64)
-    ranking = pipe.rank(drawn.images, masks, patterns="up-level0-*-out", rule=FilterRule(None, None, (None, None)))
+    config = RankingConfig("up-level0-*-out", rule=FilterRule(None, None, (None, None)))
+    ranking = pipe.rank(drawn.images, masks, config=config)
     assert ranking.search is not None and set(ranking.chosen) <= set(ranking.properties)

@@ -20,6 +20,8 @@ from vitrine.engine.nemo import (
     value_sites,
 )
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_jobs import import_statistics
+from vitrine.engine.pipelines.nemo_prompts import conditions, latent_shape
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.tracing.fingerprint import width_of
 
@@ -55,10 +57,10 @@ def test_off_is_identity_and_blocking_leaves_no_trace(pipe, no_hooks_left):
 
 def test_branch_and_part_of_sampling(pipe):
     neurons, stock = forty(pipe), latents(pipe)
-    never = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.0, end=0.0))
+    never = latents(pipe, neurons=neurons, block_config=BlockConfig(start_percent=0.0, end_percent=0.0))
     assert torch.equal(stock, never)
     whole, cond = (latents(pipe, neurons=neurons, block_config=BlockConfig(branch=b)) for b in ("both", "cond"))
-    late = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.5))
+    late = latents(pipe, neurons=neurons, block_config=BlockConfig(start_percent=0.5))
     assert len({tuple(x.flatten()[:4].tolist()) for x in (stock, whole, cond, late)}) == 4
 
 
@@ -87,9 +89,9 @@ def test_a_call_of_another_size_is_blocked_as_its_own_is(pipe, size, no_hooks_le
 def test_scores_and_searches_of_another_size(pipe):
     source, probe = load_portraits().pipeline(), ProbeConfig(seeds=3, timestep_index=4)
     wide = NEMOPipeline.from_pipe(source, size=(48, 96))
-    assert wide.latent_shape() == (4, 12, 24) and NEMOPipeline.from_pipe(source).latent_shape() == (4, 16, 16)
+    assert latent_shape(wide) == (4, 12, 24) and latent_shape(NEMOPipeline.from_pipe(source)) == (4, 16, 16)
     texts = [plants()[2].captions[0], "a smiling face"]
-    conds = wide.conditions(texts)
+    conds = conditions(wide, texts)
     expected = score_prompts(make_probe(Denoiser.from_diffusers(source), config=probe), conds, (4, 12, 24), 0.5)[0]
     scores = wide.detect(texts, None, "one step", probe)
     assert all(torch.equal(a.per_seed, b.per_seed) for a, b in zip(scores, expected, strict=True))
@@ -162,7 +164,7 @@ def test_statistics_of_another_model_are_refused(pipe):
     with pytest.raises(VitrineError, match="gather them on this model"):
         pipe.find(["x"], Calibration(replace(made.statistics, fingerprint="feedfeedfeedfeed")))
     with pytest.raises(VitrineError, match="one prompt at least"):
-        pipe.conditions([])
+        conditions(pipe, [])
     with pytest.raises(VitrineError, match="this model"):
         latents(pipe, neurons=NeuronSet({PLACE: (1,)}, "feedfeedfeedfeed"))
 
@@ -187,7 +189,7 @@ def test_samples_say_whether_copies_are_gone(pipe):
 def test_a_text_is_one_prompt_not_its_letters(pipe):
     statistics, small = pipe.calibrate(caption(sample_scenes(range(6))), ["statistics"]), ProbeConfig(seeds=2)
     assert len(pipe.detect("a hat", None, "one step", small)) == 1
-    assert len(pipe.conditions("a hat")) == 1
+    assert len(conditions(pipe, "a hat")) == 1
     (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0, protocol="nemo"), small)
     assert result.prompt == "a hat"
     with pytest.raises(VitrineError, match="captions: given 1"):
@@ -200,11 +202,11 @@ def test_published_statistics_belong_to_models_of_sd14s_shape(pipe, tmp_path, mo
     weights = [pipe.unet.get_submodule(site.path).weight for site in sites]
     torch.save(tuple([[torch.rand(len(w)) + k for w in weights] for k in (0, 1)]), tmp_path / "statistics.pt")
     with pytest.raises(VitrineError, match="statistics"):
-        pipe.import_statistics(tmp_path / "statistics.pt")
+        import_statistics(pipe, tmp_path / "statistics.pt")
     monkeypatch.setattr(neuron_statistics, "OFFICIAL_SHAPES", tuple(tuple(w.shape) for w in weights))
-    read = pipe.import_statistics(tmp_path / "statistics.pt")
+    read = import_statistics(pipe, tmp_path / "statistics.pt")
     assert list(read.statistics.means) == [site.address for site in sites] and read.statistics.count == 50_000
     assert read.score.tau == 0.428 and read.samples is None
     torch.save(([], []), tmp_path / "none.pt")
     with pytest.raises(VitrineError, match="layers"):
-        pipe.import_statistics(tmp_path / "none.pt")
+        import_statistics(pipe, tmp_path / "none.pt")

@@ -25,6 +25,7 @@ from vitrine.engine.nemo import (
 )
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_prompts import conditions, latent_shape
 from vitrine.engine.tracing.fingerprint import width_of
 from vitrine_tests.lanes import nightly_but
 from vitrine_tests.machine import stock
@@ -93,7 +94,7 @@ def test_a_call_of_another_size_is_blocked_as_its_own_is(source):
 def test_parts_of_a_run_follow_the_scheduler(source):
     pipe, neurons = NEMOPipeline.from_pipe(source), some_neurons(source)
     early, late, whole = (
-        sampled(pipe, neurons=neurons, block_config=BlockConfig(start=start, end=end))
+        sampled(pipe, neurons=neurons, block_config=BlockConfig(start_percent=start, end_percent=end))
         for start, end in ((0.0, 0.5), (0.5, 1.0), (0.0, 1.0))
     )
     assert torch.equal(whole, sampled(pipe, neurons=neurons))
@@ -105,7 +106,7 @@ def test_statistics_scores_and_searches_are_the_engines(source):
     pipe = NEMOPipeline.from_pipe(source, size=(side(source), side(source)))
     texts = ["a photo of a cat", "a horse", "a photo of"]
     denoiser, sites = Denoiser.from_diffusers(source), value_sites(network(source))
-    conds, shape = pipe.conditions(texts), pipe.latent_shape()
+    conds, shape = conditions(pipe, texts), latent_shape(pipe)
     assert shape[1] == side(source) // pipe.vae_scale_factor and all(isinstance(c, Condition) for c in conds)
     calibration = pipe.calibrate(texts, ["statistics"])
     statistics = calibration.statistics

@@ -8,6 +8,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig
 from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.pipelines import NEMOPipeline
+from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import load_portraits, plants
 
 
@@ -19,7 +20,7 @@ def pipe():
 def test_guidance_reaches_the_probe(pipe):
     prompt, config = plants()[2].captions[0], ProbeConfig(seeds=3, timestep_index=15, guidance=3.0)
     (score,) = pipe.detect([prompt], None, "one step", config)
-    cond, empty = pipe.conditions([prompt, ""])
+    cond, empty = conditions(pipe, [prompt, ""])
     probe = make_probe(Denoiser.from_diffusers(pipe), config=config, empty=empty)
     ((wanted,), _) = score_prompts(probe, [cond], (4, 16, 16), None)
     assert torch.equal(score.per_seed, wanted.per_seed)

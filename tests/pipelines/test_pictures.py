@@ -29,15 +29,15 @@ def pil(picture, size):
 
 
 def activation(pipe, *args, **settings):
-    return pipe(*args, addresses=PLACE, output_type="none", **settings).activations[PLACE].tensor
+    return pipe.tap(*args, addresses=PLACE, output_type="none", **settings).activations[PLACE].tensor
 
 
 @pytest.mark.parametrize("size", [None, 64])
 def test_points_travel_between_pictures_of_different_sizes(stock, drawn, size):
     pipe = CorrespondencePipeline.from_pipe(stock)
     asked = drawn.keypoints[0, :3]
-    (same,) = pipe(drawn.images[:1], drawn.images[1:2], asked, **TAP)
-    (found,) = pipe(drawn.images[:1], pil(drawn.images[1], (64, 96)), asked, size=size, **TAP)
+    (same,) = pipe.match(drawn.images[:1], drawn.images[1:2], asked, **TAP)
+    (found,) = pipe.match(drawn.images[:1], pil(drawn.images[1], (64, 96)), asked, size=size, **TAP)
     assert float((found.points - same.points).norm(dim=1).median()) < (0.02 if size else 0.1)
 
 
@@ -46,9 +46,9 @@ def test_size_makes_one_batch_of_targets_of_different_sizes(stock, drawn):
     asked = drawn.keypoints[0, :3]
     targets = [pil(drawn.images[1], (70, 90)), pil(drawn.images[2], (128, 128))]
     with pytest.raises(VitrineError, match="set size="):
-        pipe(drawn.images[:1], targets, asked, **TAP)
-    together = pipe(pil(drawn.images[0], (50, 60)), targets, asked, size=64, **TAP)
-    alone = [pipe(pil(drawn.images[0], (50, 60)), t, asked, size=64, **TAP)[0] for t in targets]
+        pipe.match(drawn.images[:1], targets, asked, **TAP)
+    together = pipe.match(pil(drawn.images[0], (50, 60)), targets, asked, size=64, **TAP)
+    alone = [pipe.match(pil(drawn.images[0], (50, 60)), t, asked, size=64, **TAP)[0] for t in targets]
     assert all(torch.allclose(a.points, b.points, atol=1e-4) for a, b in zip(together, alone, strict=True))
 
 
@@ -57,29 +57,29 @@ def test_masks_are_learned_and_given_in_the_pictures_own_sizes(stock, drawn):
     truth = (drawn.parts == 0).long()
     larger = truth[1].repeat_interleave(2, 0).repeat_interleave(2, 1)
     known = [pil(drawn.images[0], (64, 64)), pil(drawn.images[1], (128, 128))]
-    labels = pipe(known, [truth[0], larger], pil(drawn.images[2], (128, 64)), size=64, **TAP)
+    labels = pipe.segment(known, [truth[0], larger], pil(drawn.images[2], (128, 64)), size=64, **TAP)
     assert labels.shape == (1, 64, 128)
     assert float((labels[:, :, ::2] == truth[2:3]).float().mean()) > 0.8
-    mixed = pipe(
+    mixed = pipe.segment(
         known, [truth[0], larger], [pil(p, (64 + 8 * i, 64)) for i, p in enumerate(drawn.images)], size=64, **TAP
     )
     assert mixed.shape == (4, 64, 64)
     with pytest.raises(VitrineError, match="one per picture"):
-        pipe(known, [truth[0], truth[1]], known, size=64, **TAP)
+        pipe.segment(known, [truth[0], truth[1]], known, size=64, **TAP)
 
 
 def test_the_factor_is_the_vaes(stock, drawn):
     """The portraits' VAE divides by 4, so that 60 pixels are welcome; 62 are refused by every door."""
     fine, odd = (pil(drawn.images[0], (side, side)) for side in (60, 62))
-    (match,) = CorrespondencePipeline.from_pipe(stock)(fine, fine, [[0.5, 0.5]], **TAP)
+    (match,) = CorrespondencePipeline.from_pipe(stock).match(fine, fine, [[0.5, 0.5]], **TAP)
     assert bool(match.mutual.all())
     segmentation = SegmentationPipeline.from_pipe(stock)
     mask = torch.zeros(1, 60, 60, dtype=torch.long)
     mask[:, 30:] = 1
-    assert segmentation(fine, mask, fine, **TAP).shape == (1, 60, 60)
+    assert segmentation.segment(fine, mask, fine, **TAP).shape == (1, 60, 60)
     calls = [
-        lambda: CorrespondencePipeline.from_pipe(stock)(odd, odd, [[0.5, 0.5]], **TAP),
-        lambda: segmentation(odd, torch.ones(1, 62, 62).long(), odd, **TAP),
+        lambda: CorrespondencePipeline.from_pipe(stock).match(odd, odd, [[0.5, 0.5]], **TAP),
+        lambda: segmentation.segment(odd, torch.ones(1, 62, 62).long(), odd, **TAP),
         lambda: segmentation.rank([odd, odd]),
     ]
     for call in calls:
@@ -115,9 +115,9 @@ def test_bright_tensors_keep_their_meaning(stock, drawn):
     dark = drawn.images[1] * 2 - 1
     assert torch.allclose(activation(pipe, [signed[0], dark])[:1], expected, atol=1e-4), "one call, one range"
     with pytest.raises(VitrineError, match="value_range"):
-        pipe(signed, addresses=PLACE, value_range=(0, 255))
+        pipe.tap(signed, addresses=PLACE, value_range=(0, 255))
     with pytest.raises(VitrineError, match="image values"):
-        pipe(dark, addresses=PLACE, value_range=(0, 1))
+        pipe.tap(dark, addresses=PLACE, value_range=(0, 1))
     assert value_range_of([bright, [dark]]) == (-1, 1) and value_range_of([bright]) == (0, 1)
 
 
@@ -126,9 +126,9 @@ def test_bright_pictures_are_converted_once(stock, drawn):
     bright = 0.5 + drawn.images[:2] / 2
     pipe = CorrespondencePipeline.from_pipe(stock)
     asked = drawn.keypoints[0, :3]
-    (tensors,) = pipe(bright[:1], bright[1:], asked, **TAP)
+    (tensors,) = pipe.match(bright[:1], bright[1:], asked, **TAP)
     arrays = bright.permute(0, 2, 3, 1).numpy()
-    (expected,) = pipe(arrays[:1], np.concatenate([arrays[1:], np.zeros_like(arrays[:1])]), asked, **TAP)[:1]
+    (expected,) = pipe.match(arrays[:1], np.concatenate([arrays[1:], np.zeros_like(arrays[:1])]), asked, **TAP)[:1]
     assert torch.allclose(tensors.similarity, expected.similarity, atol=1e-4)
 
 

@@ -91,15 +91,16 @@ def test_they_are_one_model(both):
 
 def test_taps_matches_and_masks(both):
     images, how = pictures(), {"timestep": 261, "seeds": (0, 1)}
-    eps, v = (ActivationTapPipeline.from_pipe(p)(images, PROMPT, PLACE, **how).activations[PLACE] for p in both)
+    eps, v = (ActivationTapPipeline.from_pipe(p).tap(images, PROMPT, PLACE, **how).activations[PLACE] for p in both)
     assert agree(v.tensor, eps.tensor) and eps.grid == v.grid
     found = [
-        CorrespondencePipeline.from_pipe(p)(images[:1], images, [[0.25, 0.75]], addresses=[PLACE], **how) for p in both
+        CorrespondencePipeline.from_pipe(p).match(images[:1], images, [[0.25, 0.75]], addresses=[PLACE], **how)
+        for p in both
     ]
     assert all(agree(b.points, a.points, 1e-3) for a, b in zip(*found, strict=True))
     masks = torch.zeros(2, 64, 64, dtype=torch.long)
     masks[:, :, 32:] = 1
-    eps, v = (SegmentationPipeline.from_pipe(p)(images, masks, images, addresses=[PLACE], **how) for p in both)
+    eps, v = (SegmentationPipeline.from_pipe(p).segment(images, masks, images, addresses=[PLACE], **how) for p in both)
     assert float((eps == v).float().mean()) > 0.99 and set(eps.unique().tolist()) == {0, 1}
 
 

@@ -152,7 +152,7 @@ def test_a_lora_or_a_member_becomes_a_model(comfy, space, tmp_path):
     assert "captures 100.0%" in report and "person-0011 1.00" in report
     member, report = comfy.call("VitrineLoadW2WModel", file="", space=space, member="person-0011")
     assert torch.equal(member.coefficients[0], space.coefficients[11]) and "training model" in report
-    with pytest.raises(VitrineError, match="Load W2W Space"):
+    with pytest.raises(VitrineError, match="Load LoRA Space (W2W)"):
         comfy.call("VitrineLoadW2WModel", file="", member="person-0011")
 
 
@@ -180,7 +180,14 @@ def test_a_transformers_lora_is_a_patch_under_its_own_names(comfy):
 def test_a_model_of_another_space_or_base_is_refused(comfy, loaded, space, person):
     stranger = W2WModel(torch.zeros(1, 5), "0" * 16)
     with pytest.raises(VitrineError, match="space"):
-        comfy.call("VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=stranger, strength=1.0, start=1000.0)
+        comfy.call(
+            "VitrineApplyW2WModel",
+            model=loaded[0],
+            space=space,
+            w2w_model=stranger,
+            strength=1.0,
+            start_timestep=1000.0,
+        )
 
 
 def test_the_file_is_the_packs(space):

@@ -1,4 +1,4 @@
-"""W2W Invert in real ComfyUI: the pipeline's numbers, interruptions, posterior samples."""
+"""Person from Picture (W2W) in real ComfyUI: the pipeline's numbers, interruptions, posterior samples."""
 
 import shutil
 from pathlib import Path

@@ -7,10 +7,11 @@ from PIL import Image
 from vitrine.engine.activations import ActivationReader, TapConfig
 from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranked_pictures import read_masks
+from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.activations.streaming import footprint, stream_taps
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.pipelines import SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 from vitrine_tests import models
 from vitrine_tests.killed import killed, killing
@@ -45,7 +46,7 @@ def test_all_places_of_sdxl_at_1024_within_a_budget(tmp_path):
 
 @pytest.fixture(scope="module")
 def pipe():
-    return SegmentationPipeline.from_pipe(load_portraits().pipeline())
+    return ActivationTapPipeline.from_pipe(load_portraits().pipeline())
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def folder(tmp_path_factory):
     return read_masks(root / "pictures", root / "masks", 2)
 
 
-TOLD = {"patterns": "up-level0-repeat0-*-q", "rule": FilterRule(None, None, (None, None)), "most": 1}
+TOLD = {"config": RankingConfig("up-level0-repeat0-*-q", rule=FilterRule(None, None, (None, None)), most=1)}
 
 
 @needs_peak

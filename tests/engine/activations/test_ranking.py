@@ -23,7 +23,7 @@ from vitrine.engine.activations.site_search import SPLITS, folds_of, greedy_sear
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.pipelines import CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
 from vitrine_tests import models
 
@@ -94,7 +94,7 @@ def test_the_rule_says_why():
 # --- ranking -------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def pipe():
-    return SegmentationPipeline.from_pipe(load_portraits().pipeline())
+    return ActivationTapPipeline.from_pipe(load_portraits().pipeline())
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ PLACES = "up-level0-repeat0-*-q up-level0-repeat0-vit-out down-level0-repeat0-re
 
 def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
     images, masks = pictures
-    ranking = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path, strips=True)
+    ranking = pipe.rank(images, masks, "a face", config=RankingConfig(PLACES, most=2, strips=True), state=tmp_path)
     assert "down-level0-repeat0-res-out" in ranking.dropped and 1 <= len(ranking.chosen) <= 2
     scores = list(ranking.search.singles.values())
     assert scores == sorted(scores, reverse=True) and ranking.search.score >= scores[0]
@@ -117,7 +117,7 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
     text = ranking.summary()
     assert "dropped down-level0-repeat0-res-out: diffusion noise" in text and "score" in text
     before = {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.safetensors")}
-    again = pipe.rank(images, masks, "a face", patterns=PLACES, most=2, state=tmp_path)
+    again = pipe.rank(images, masks, "a face", config=RankingConfig(PLACES, most=2), state=tmp_path)
     assert again.chosen == ranking.chosen
     assert before == {p.name: p.stat().st_mtime_ns for p in tmp_path.glob("*.safetensors")}, "finished scores are kept"
     preset = ranking.preset("mine", pipe.unet, 50.0)
@@ -127,7 +127,7 @@ def test_ranking_filters_compares_and_makes_a_preset(pipe, pictures, tmp_path):
 
 
 def test_without_masks_the_filter_alone_decides(pipe, pictures):
-    ranking = pipe.rank(pictures[0], patterns=PLACES, most=1)
+    ranking = pipe.rank(pictures[0], config=RankingConfig(PLACES, most=1))
     assert ranking.search is None and len(ranking.chosen) == 1
     quietest = min(ranking.kept, key=lambda a: ranking.properties[a].noise)
     assert ranking.chosen == (quietest,)
@@ -151,8 +151,8 @@ def test_bad_requests_are_refused_before_any_forward(pipe, pictures):
     for told, word in (
         ({"masks": masks[:5]}, "one mask per picture"),
         ({"masks": masks * 0}, "two or more"),
-        ({"patterns": "up-level9-*"}, "address"),
-        ({"rule": FilterRule(noise=1e-9)}, "loosen"),
+        ({"config": RankingConfig("up-level9-*")}, "address"),
+        ({"config": RankingConfig(rule=FilterRule(noise=1e-9))}, "loosen"),
     ):
         with pytest.raises(VitrineError, match=word):
             pipe.rank(images, **told)
@@ -256,7 +256,7 @@ def test_classes_missing_from_a_half_are_refused_before_any_forward(pipe, pictur
     handle = pipe.unet.register_forward_pre_hook(asked(calls))
     try:
         with pytest.raises(VitrineError, match="missing from a part"):
-            pipe.rank(images, masks, patterns=PLACES)
+            pipe.rank(images, masks, config=RankingConfig(PLACES))
     finally:
         handle.remove()
     assert not calls
@@ -267,9 +267,13 @@ def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
     images, masks = pictures
     masks = masks.clone()
     masks[[1, 6], :8, :8] = 2  # both in a half of their own, and in parts of their own
-    told = {"patterns": "up-level0-repeat0-vit-out up-level0-upsampler-out", "most": 1, "state": tmp_path}
-    rule = FilterRule(None, None, (None, None))
-    scores = [pipe.rank(images, masks, rule=rule, split=split, folds=2, **told) for split in SPLITS]
+    places, rule = "up-level0-repeat0-vit-out up-level0-upsampler-out", FilterRule(None, None, (None, None))
+
+    def by(split):
+        config = RankingConfig(places, rule=rule, most=1, split=split, folds=2)
+        return pipe.rank(images, masks, config=config, state=tmp_path)
+
+    scores = [by(split) for split in SPLITS]
     assert len({r.search.score for r in scores}) == 3, "each split keeps scores of its own"
     assert {p.name for p in tmp_path.glob("scores*")} == {
         "scores-halves-held-out.safetensors",
@@ -279,7 +283,7 @@ def test_three_classes_are_ranked_by_every_split(pipe, pictures, tmp_path):
         "scores-crossed-2-without-1.safetensors",
     }
     assert all(0 < r.held_out < 1 for r in scores)
-    assert pipe.rank(images, masks, rule=rule, split="crossed", folds=2, **told).search == scores[2].search
+    assert by("crossed").search == scores[2].search
 
 
 def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
@@ -287,16 +291,17 @@ def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
     matching = CorrespondencePipeline.from_pipe(load_portraits().pipeline())
     keypoints = render(sample_scenes(range(7_900_000, 7_900_004))).keypoints
     images, place = pictures[0][:4], "up-level0-repeat0-vit-out"
-    told = {"patterns": [place, "up-level0-upsampler-out"], "rule": FilterRule(None, None, (None, None)), "alpha": 0.05}
-    ranking = matching.rank(images, keypoints, "a face", **told)
+    rule = FilterRule(None, None, (None, None))
+    told = {"keypoints": keypoints, "config": RankingConfig([place, "up-level0-upsampler-out"], rule=rule, alpha=0.05)}
+    ranking = matching.rank(images, None, "a face", **told)
     hits = []
     for n in (0, 2):  # 1 and 3 are held out
         other = (n + 2) % 4
         seen = ~(keypoints[n].isnan() | keypoints[other].isnan()).any(1)
-        (match,) = matching(images[n], images[other], keypoints[n][seen], "a face", addresses=place, timestep=50)
+        (match,) = matching.match(images[n], images[other], keypoints[n][seen], "a face", addresses=place, timestep=50)
         hits.append((match.points - keypoints[other][seen]).norm(dim=1) <= 0.05)
     assert ranking.search.singles[place] == pytest.approx(torch.cat(hits).float().mean().item(), abs=0.021)
-    small = matching.rank(images, keypoints, "a face", **told, memory="64MiB", state=tmp_path)
+    small = matching.rank(images, None, "a face", **told, memory="64MiB", state=tmp_path)
     assert small.search.singles == pytest.approx(ranking.search.singles, abs=0.021)
     assert {p.name for p in tmp_path.glob("scores*")} == {"scores-points-0.05-held-out.safetensors"}
     hits = []
@@ -304,7 +309,7 @@ def test_keypoints_rank_places_as_they_match(pictures, tmp_path):
         other = (n + 2) % 4
         seen = ~(keypoints[n].isnan() | keypoints[other].isnan()).any(1)
         settings = {"addresses": list(ranking.chosen), "timestep": 50}
-        (match,) = matching(images[n], images[other], keypoints[n][seen], "a face", **settings)
+        (match,) = matching.match(images[n], images[other], keypoints[n][seen], "a face", **settings)
         hits.append((match.points - keypoints[other][seen]).norm(dim=1) <= 0.05)
     assert ranking.held_out == pytest.approx(torch.cat(hits).float().mean().item(), abs=0.041)
 
@@ -320,7 +325,7 @@ def test_keypoints_that_name_no_place_are_refused(pictures):
         ([Pair(0, 1, points[0], points[1][:2])], "where it went"),
     ):
         with pytest.raises(VitrineError, match=word):
-            matching.rank(pictures[0][:4], bad, patterns=PLACES)
+            matching.rank(pictures[0][:4], keypoints=bad, config=RankingConfig(PLACES))
     with pytest.raises(VitrineError, match="one of them"):
         Pictures(4, None, lambda numbers: None, (Pair(0, 1, points[0], points[1]),))
 

@@ -22,11 +22,12 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from vitrine.cli.main import main
 from vitrine.engine.activations.qualitative_filter import FilterRule
+from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
 from vitrine.engine.jobs.run import LOCK, sole_owner
 from vitrine.engine.nemo import Calibration, NeuronSet
-from vitrine.engine.pipelines import SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.runtime.processes import launched
@@ -35,7 +36,7 @@ from vitrine_tests.engine.small_loras import lora
 from vitrine_tests.hangs import HANGS
 
 TESTS = Path(__file__).parents[2]
-TOLD = {"patterns": "up-level0-repeat0-*-q", "rule": FilterRule(None, None, (None, None)), "most": 1}
+CONFIG = RankingConfig("up-level0-repeat0-*-q", rule=FilterRule(None, None, (None, None)), most=1)
 TEXT = [f"a face number {i}" for i in range(200)]
 
 
@@ -66,10 +67,10 @@ def run_all(inputs, out):
     for command in commands(inputs, out):
         assert main(command) == 0, command
     workers, drawn = launched(), render(sample_scenes(range(7_900_000, 7_900_008)))
-    pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
+    pipe = ActivationTapPipeline.from_pipe(load_portraits().pipeline())
     for memory in (None, "16MiB"):
         state = None if memory is None else out / "ranking"
-        told = TOLD | {"memory": memory, "state": state, "workers": workers}
+        told = {"config": CONFIG, "memory": memory, "state": state, "workers": workers}
         found = pipe.rank(drawn.images * 2 - 1, (drawn.parts > 0).long(), **told)
         facts = {"chosen": found.chosen, "singles": found.search.singles}
         (out / f"rank-{memory}-{workers.index}.json").write_text(json.dumps(facts))

@@ -4,6 +4,7 @@ import pytest
 import torch
 from vitrine.engine.activations.correspondence import feature_maps
 from vitrine.engine.activations.ranked_pictures import Pair, known_pairs
+from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.activations.segmentation import fit_probe, mean_iou
 from vitrine.engine.activations.site_search import (
     Fold,
@@ -13,7 +14,7 @@ from vitrine.engine.activations.site_search import (
     nested,
     stratified,
 )
-from vitrine.engine.pipelines import ActivationTapPipeline, SegmentationPipeline
+from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
 
 pytestmark = pytest.mark.rounding
@@ -23,11 +24,9 @@ PLACES = "up-level0-repeat0-*-q up-level0-repeat0-vit-out down-level0-repeat0-re
 def test_the_saved_score_is_measured_on_pictures_that_chose_nothing():
     drawn = render(sample_scenes(range(7_900_000, 7_900_008)))
     images, masks = drawn.images * 2 - 1, (drawn.parts > 0).long()
-    pipe = SegmentationPipeline.from_pipe(load_portraits().pipeline())
-    ranking = pipe.rank(images, masks, "a face", patterns=PLACES, most=2)
-    taps = ActivationTapPipeline.from_pipe(pipe)(
-        images, "a face", list(ranking.chosen), timestep=50, output_type="none"
-    )
+    pipe = ActivationTapPipeline.from_pipe(load_portraits().pipeline())
+    ranking = pipe.rank(images, masks, "a face", config=RankingConfig(PLACES, most=2))
+    taps = pipe.tap(images, "a face", list(ranking.chosen), timestep=50, output_type="none")
     features = feature_maps(taps.activations)
     probe = fit_probe(features[:4], masks[:4])
     choosing, held = ([4 + n for n in part] for part in stratified([{0, 1}] * 4, 2))

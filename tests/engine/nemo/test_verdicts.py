@@ -1,4 +1,4 @@
-"""Verdicts of NEMO Detect and NEMO Verify: over all subsets of what is measured, none is fine by default."""
+"""Verdicts of detection and of *Verify Blocking (NEMO)*: of no subset of what is measured is one fine by default."""
 
 from dataclasses import replace
 from itertools import product

@@ -10,11 +10,10 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     ControlConditionedPipeline,
-    CorrespondencePipeline,
-    EMDOneStepPipeline,
     NEMOPipeline,
-    SegmentationPipeline,
 )
+from vitrine.engine.pipelines.adapter import Adapter
+from vitrine.engine.pipelines.emd import latent_shape
 from vitrine.engine.pipelines.emd_training import training_parts
 from vitrine.engine.pipelines.w2w_training import subjects_in
 from vitrine.engine.portraits import load_portraits
@@ -32,7 +31,7 @@ def stock():
 
 def calls(stock, tmp_path):
     """Name -> a call with a size."""
-    point = [[[0.5, 0.5]]] * 2
+    point, rank = [[[0.5, 0.5]]] * 2, ActivationTapPipeline.from_pipe(stock).rank
     return {
         "to_pixels": lambda size: to_pixels(PICTURE, size),
         "to_pixels, two sides": lambda size: to_pixels(PICTURE, (64, size)),
@@ -40,11 +39,11 @@ def calls(stock, tmp_path):
         "transfer": lambda size: ResolutionTransferConfig((size, 64)),
         "subjects": lambda size: subjects_in(tmp_path, "portraits", "a face", size),
         "training": lambda size: training_parts(prompts=["a face"], size=(64, size)),
-        "tap": lambda size: ActivationTapPipeline.from_pipe(stock)(PICTURE, "a face", "unet-in", size=size),
-        "rank by points": lambda size: CorrespondencePipeline.from_pipe(stock).rank([PICTURE] * 2, point, size=size),
-        "rank by masks": lambda size: SegmentationPipeline.from_pipe(stock).rank([PICTURE] * 4, [MASK] * 4, size=size),
+        "tap": lambda size: ActivationTapPipeline.from_pipe(stock).tap(PICTURE, "a face", "unet-in", size=size),
+        "rank by points": lambda size: rank([PICTURE] * 2, keypoints=point, size=size),
+        "rank by masks": lambda size: rank([PICTURE] * 4, [MASK] * 4, size=size),
         "control": lambda size: ControlConditionedPipeline.from_pipe(stock)("a face", height=size),
-        "one step": lambda size: EMDOneStepPipeline.from_pipe(stock).latent_shape(size, 64),
+        "one step": lambda size: latent_shape(Adapter(stock), size, 64),
         "nemo": lambda size: NEMOPipeline.from_pipe(stock, size=(size, 64)),
     }
 

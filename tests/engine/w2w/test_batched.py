@@ -221,6 +221,19 @@ def test_a_folder_resumes_where_it_was_stopped(unet, tmp_path):
         train_loras(denoiser(unet), made, names, tmp_path / "a", LoraTrainConfig(steps=3, lr=1e-3))
 
 
+@pytest.mark.parametrize(
+    "name", ["../evil", "a/b", "a\\b", "..", "", ".hidden", "nul", "a:b", "bell\x07", "x" * 300, 7]
+)
+def test_a_name_that_is_no_file_name_is_refused_before_any_work(tmp_path, name):
+    def fail():
+        pytest.fail("a subject was made")
+
+    folder = tmp_path / "loras"
+    with pytest.raises(VitrineError, match="name of a LoRA"):
+        train_loras(None, [fail, fail], ["good", name], folder, LoraTrainConfig(steps=1))
+    assert not folder.exists() and not list(tmp_path.iterdir())
+
+
 def test_targets_that_match_nothing_are_named(unet):
     with pytest.raises(VitrineError, match="to_q"):
         initial_lora(unet, ("query",))

@@ -114,7 +114,7 @@ def test_moments_and_independence_of_the_batch(space):
     trimmed = SampleConfig(components=10, truncation=1.5, attributes="gaussian")
     cut = sample(space, range(300), trimmed)[:, :10] / space.deviations[:10]
     assert cut.abs().max() <= 1.5 + 1e-5
-    assert torch.equal(sample(space, [1], SampleConfig(factor=0.0)), torch.zeros(1, space.dimension))
+    assert torch.equal(sample(space, [1], SampleConfig(spread=0.0)), torch.zeros(1, space.dimension))
 
 
 def test_conditioned_hits_its_targets_by_the_least_change(space):
@@ -231,7 +231,7 @@ def test_delta_spaces_do_the_same_things(loras):
 def test_no_model_is_made_of_what_is_no_number(space, value):
     """1e308 times the spread was infinite, and a LoRA of NaN came out."""
     with pytest.raises(VitrineError, match="factor"):
-        sample(space, [0], SampleConfig(factor=value))
+        sample(space, [0], SampleConfig(spread=value))
     row = sample(space, [0])[0]
     with pytest.raises(VitrineError, match="strength of"):
         edit(with_directions(space, {"hat": torch.ones(space.dimension)}), row[None], {"hat": value})

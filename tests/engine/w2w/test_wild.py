@@ -13,9 +13,9 @@ from vitrine_tests.engine.wild import CASES, FP8, tiny
 PAGE = Path(__file__).parents[3] / "docs" / "wild-loras.md"
 HEAD = """# LoRA files as people have them
 
-What *Build W2W Space* and `vitrine w2w build` make of each kind of file, compared with PEFT's own change of the weights
-where it is read. Written by `VITRINE_WRITE_DOCS=1 pytest tests/engine/w2w/test_wild.py`, from files that the
-tests make with the programs named, or under their names.
+What *Build LoRA Space (W2W)* and `vitrine w2w build` make of each kind of file, compared with PEFT's own change of
+the weights where it is read. Written by `VITRINE_WRITE_DOCS=1 pytest tests/engine/w2w/test_wild.py`, from files that
+the tests make with the programs named, or under their names.
 
 | written by | file | outcome |
 |---|---|---|
