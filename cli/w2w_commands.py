@@ -233,7 +233,7 @@ class Label:
 
 def _setting(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
-    known = ("factor", "components", "truncation", "rng", "attributes", "emphasis", "inherit")
+    known = ("spread", "components", "truncation", "rng", "attributes", "emphasis", "inherit")
     try:
         kinds = {"components": int, "rng": str, "attributes": str}
         return known[known.index(name)], kinds.get(name, float)(value)

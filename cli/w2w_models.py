@@ -295,7 +295,7 @@ class PairSlider:
     """The base model of the space: a Stable Diffusion 1.x / 2.x folder or hub id."""
     prompt: str = "sks person"
     """The prompt that the LoRAs were trained with, or a description of the pictures without subject and attribute."""
-    training: Annotated[PairConfig, flags(PairConfig(), "steps", "start")] = PairConfig()
+    training: Annotated[PairConfig, flags(PairConfig(), "steps", "start_timestep")] = PairConfig()
     size: Side | None = None
     """Side in pixels; none: the base model's."""
     out: OutSpace = None

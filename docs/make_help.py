@@ -40,7 +40,7 @@ PERSON, INSIDE, ONE_STEP = (
 COPIED, SIZE = "Stop the model copying a picture (demo)", "Say how large a picture should look (demo)"
 FIND, OWN = "Find the same part (demo)", "Make your own slider, threshold and space (demo)"
 LATE, GUIDED = "Change a person halfway through (demo)", "Make a picture look small or large (demo)"
-LOOK, LARGER = "Look inside a copied picture (demo)", "Sample at twice the size, transformer (demo)"
+LOOK, LARGER = "Look inside a copied picture (demo)", "Sample at twice the size (demo)"
 CALLS, CALL = "60 network calls a picture", "One network call a picture"
 COPY = "Sample, and what of it is copied"
 BOTH = "With and without the neurons"
@@ -59,9 +59,7 @@ def cuts() -> dict[str, list[Cut]]:
         "weighted": [tiles(SIZE, f"Power-cosine, {pixels} px", 1) for pixels in (16, 64, 256)],
         "guided": [tiles(GUIDED, "strength 1"), tiles(GUIDED, "Strength 3: blurrier, as a small original is")],
         "padded": [tiles(GUIDED, "strength 1"), tiles(GUIDED, "padded with its own tokens")],
-        "larger": [
-            tiles(LARGER, f"128 px, {p}", 1) for p in ("positions run on", "positions on a grid", "after fine-tuning")
-        ],
+        "larger": [tiles(LARGER, f"128 px, {p}", 1) for p in ("plain second pass", "second pass with dilation")],
         "one_step": [tiles(ONE_STEP, CALLS), tiles(ONE_STEP, CALL)],
         "student": [tiles(OWN, "The student's first pictures", 4)],
         "noises": [tiles(OWN, "Ten noises, one step each: one picture", 4)],

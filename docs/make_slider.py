@@ -41,7 +41,7 @@ def pictures(frames: list[dict[str, float]]) -> Iterator[list[Image.Image]]:
     settings = {"num_inference_steps": 16, "guidance_scale": 2.0, "output_type": "pt", "seeds": [0, 1, 2, 3]}
     for frame in frames:
         edits = {label: SLIDERS[label] * at for label, at in frame.items() if at}
-        late = {"edits": edits, "edit_config": EditConfig(start=700)} if edits else {}
+        late = {"edits": edits, "edit_config": EditConfig(start_timestep=700)} if edits else {}
         yield to_pil(pipe(PROMPTS, space=space, model=person, **settings, **late).images.float().cpu())
 
 

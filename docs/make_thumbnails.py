@@ -39,7 +39,8 @@ FRAMES: dict[str, list[Frame]] = {
         ("above one call, below forty", two_rows("One person, one call", "For comparison: 40 calls a picture")),
     ],
     "Sample at twice the size (demo)": [
-        ("positions fitted", "256 px, static", 0, 1), ("twice the size, untouched", "256 px, untouched", 0, 1),
+        ("second pass, fitted", "128 px, second pass with dilation", 0, 1),
+        ("second pass, plain", "128 px, plain second pass", 0, 1),
     ],
     "Sample in one step (demo)": [
         ("one network call", "One network call a picture", 0, 4),
@@ -50,10 +51,6 @@ FRAMES: dict[str, list[Frame]] = {
     ],
     "Make a picture look small or large (demo)": [
         ("above plain, below small", two_rows("strength 1", "Strength 3: blurrier, as a small original is")),
-    ],
-    "Sample at twice the size, transformer (demo)": [
-        ("positions and fine-tuning", "128 px, after fine-tuning", 0, 1),
-        ("twice the size, untouched", "128 px, positions run on", 0, 1),
     ],
     "Look inside a copied picture (demo)": [
         ("pictures, and inside", two_rows("Untouched: one picture, four times", "Inside, step 10 of 20")),

@@ -47,7 +47,7 @@ STAGES = (
     Stage("The size a model is conditioned on", "control.page", ("control.flip", "control.cross_size"), 20,
           "The template *Say how large a picture should look*, with SDXL's size conditions."),
     Stage("Other sizes than the trained one", "resolution.page", ("resolution.receptive", "resolution.transfer"), 20,
-          "The template *Sample at twice the size, transformer*; UNets: `receptive_field` `dilate`."),
+          "The template *Sample at twice the size*, a second pass without double heads."),
     Stage("One step instead of thirty", "emd.page", ("emd.student", "emd.mixture"), 10,
           "The template *Sample in one step*; a student of your own model: `vitrine emd train`."),
 )  # fmt: skip

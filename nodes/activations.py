@@ -89,7 +89,7 @@ class ActivationTap(io.ComfyNode):
         image: torch.Tensor,
         positive: list,
         selection: str,
-        addresses: str,
+        layers: str,
         timestep: float,
         seed: int,
         ensemble: int,
@@ -99,7 +99,7 @@ class ActivationTap(io.ComfyNode):
         protocol: str = PROTOCOLS[0],
     ) -> io.NodeOutput:
         """Encode once, tap with ``tap_latents``, show the first site."""
-        config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard), dtype)
+        config = selection_config(selection, layers, timestep, seed, ensemble, (modulate, discard), dtype)
         backbone = backbone_of(model)
         choices.remember(cls.hidden, sites_of(backbone))
         resolve(backbone, list(config.addresses))
@@ -145,8 +145,8 @@ class TapDuringSampling(io.ComfyNode):
             ],
             inputs=[
                 io.Model.Input("model", tooltip="The model to watch; other branches of the graph are not affected."),
-                io.String.Input("addresses", display_name="layers", multiline=True, default=AUTO, tooltip=HELP),
-                io.String.Input("steps", display_name="record_steps", default="0 5 10 15 19",
+                io.String.Input("layers", multiline=True, default=AUTO, tooltip=HELP),
+                io.String.Input("record_steps", default="0 5 10 15 19",
                                 tooltip="Steps of the run to keep, from 0; or 'all'."),
                 io.Int.Input(
                     "first_step", default=0, min=0, max=10_000, optional=True,
@@ -165,19 +165,19 @@ class TapDuringSampling(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, addresses: str, steps: str, first_step: int = 0, selection: str = "addresses above"
+        cls, model: Any, layers: str, record_steps: str, first_step: int = 0, selection: str = "layers above"
     ) -> io.NodeOutput:
         """Clone and wrap; addresses are checked now, not in the middle of sampling."""
         backbone, hidden = backbone_of(model), cls.hidden
         choices.remember(hidden, sites_of(backbone))
-        wanted: Any = published_sites(selection) or addresses
+        wanted: Any = published_sites(selection) or layers
         tapped = [site.address for site in resolve(backbone, wanted)]
 
         def watch(taps: Activations) -> None:
             with suppress(VitrineError):  # a site without a picture, or numbers that overflowed: the run continues
                 show_on(hidden, first_picture(taps))
 
-        recording = record_sampling(model, wanted, parse_steps(steps), watch, first_step)
+        recording = record_sampling(model, wanted, parse_steps(record_steps), watch, first_step)
         said = replaced_attention(model, tapped)
         return io.NodeOutput(*recording, ui=marked(text_on(said) if said else {}, hidden))
 
@@ -188,7 +188,7 @@ def parse_steps(text: str) -> Any:
     if words == ["all"]:
         return lambda step: True
     if not words or not all(w.isdecimal() and len(w) < 10 for w in words):
-        raise refuse("steps", text, "whole numbers from 0, or 'all'", "e.g. 0 5 10")
+        raise refuse("record_steps", text, "whole numbers from 0, or 'all'", "e.g. 0 5 10")
     return {int(w) for w in words}
 
 
@@ -257,7 +257,7 @@ class ActivationPicture(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Activations and an address in, a picture out."""
+        """Activations and a layer in, a picture out."""
         return io.Schema(
             node_id="VitrineActivationPicture",
             display_name="Activation Picture",
@@ -275,9 +275,7 @@ class ActivationPicture(io.ComfyNode):
             ],
             inputs=[
                 ActivationsSocket.Input("activations", tooltip="From a tap."),
-                io.String.Input(
-                    "address", display_name="layer", default="", tooltip="Which layer; empty: the first one."
-                ),
+                io.String.Input("layer", default="", tooltip="Which layer; empty: the first one."),
                 io.Boolean.Input(
                     "shared", default=True, tooltip="One basis for the whole batch: equal colours mean equal features."
                 ),
@@ -291,13 +289,13 @@ class ActivationPicture(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, activations: Activations, address: str, shared: bool, size: int, selection: str = "addresses above"
+        cls, activations: Activations, layer: str, shared: bool, size: int, selection: str = "layers above"
     ) -> io.NodeOutput:
         """Fit and show."""
         choices.remember(cls.hidden, [a for a in activations if activations[a].grid is not None])
         sites = published_sites(selection)
         drawn = (
-            picture(activations, address, shared, size)
+            picture(activations, layer, shared, size)
             if sites is None
             else coloured(feature_maps(activations.select(list(sites))), shared, size)
         )

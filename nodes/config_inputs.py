@@ -57,7 +57,6 @@ def _input(setting: Setting, changes: dict[str, Any]) -> Any:
     shared: dict[str, Any] = {
         "default": option.unset if default in (None, MISSING) else default,
         "tooltip": tooltip_of(option),
-        "display_name": option.label,
         "advanced": option.advanced,
     }
     if option.choices:

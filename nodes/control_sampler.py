@@ -13,6 +13,7 @@ from comfy_api.latest import io, ui
 from ..engine.control import ControlWarning, GammaConfig, GuidanceConfig, SizeCondition, trained_settings
 from ..engine.diffusion.guidance import scale_for_size
 from ..engine.io.charts import curve_picture
+from .comfy.carried import with_foreign
 from .comfy.conditioning import PIXELS, with_sizes
 from .comfy.control import weighted, weighting_of
 from .comfy.control_guider import ControlGuider, run
@@ -22,8 +23,11 @@ from .config_inputs import input_of, inputs_of
 from .control_inputs import CATEGORY, GAMMA, pixels, reference_of
 from .sockets import under_advanced
 
-_STRENGTHS = [input_of(GuidanceConfig, "scale", "cfg", default=5.0), *inputs_of(GuidanceConfig, "control", "nesting")]
-_NEGATIVE_SIZES = input_of(GuidanceConfig, "negative", "negative_sizes", optional=True)
+_STRENGTHS = [
+    input_of(GuidanceConfig, "scale", "cfg", default=5.0),
+    *inputs_of(GuidanceConfig, "size_guidance", "nesting"),
+]
+_NEGATIVE_SIZES = input_of(GuidanceConfig, "negative_sizes", optional=True)
 
 
 class ControlCFGGuider(io.ComfyNode):
@@ -56,12 +60,12 @@ class ControlCFGGuider(io.ComfyNode):
         positive: list,
         negative: list,
         cfg: float,
-        control: float,
+        size_guidance: float,
         nesting: str,
         negative_sizes: str = "picture",
     ) -> io.NodeOutput:
         """Eq. 2; the null control is derived from the positive."""
-        config = GuidanceConfig(cfg, control, nesting, negative=negative_sizes)
+        config = GuidanceConfig(cfg, size_guidance, nesting, negative_sizes=negative_sizes)
         return io.NodeOutput(ControlGuider(model, positive, negative, config))
 
 
@@ -129,7 +133,7 @@ class ControlConditionedSampler(io.ComfyNode):
         seed: int,
         steps: int,
         cfg: float,
-        control: float,
+        size_guidance: float,
         nesting: str,
         sampler_name: str,
         scheduler: str,
@@ -154,12 +158,13 @@ class ControlConditionedSampler(io.ComfyNode):
         model, gamma, warned = _prepared(model, gamma, reference_of(reference, reference_width, reference_height))
         size = tuple(side * PIXELS for side in latent_image["samples"].shape[-2:])
         sizes = SizeCondition((height or size[0], width or size[1]), (crop_top, crop_left), size, flip)
-        config = GuidanceConfig(scale_for_size(cfg, upscale), control, nesting, negative=negative_sizes)
+        config = GuidanceConfig(scale_for_size(cfg, upscale), size_guidance, nesting, negative_sizes=negative_sizes)
         guider = ControlGuider(model, with_sizes(positive, sizes, size), negative, config)
         sigmas = run_sigmas(model, sampler_name, scheduler, steps, denoise)
         sampled = run(guider, latent_image, seed, sampler_name, sigmas)
         drawn = _curve(model, gamma, sigmas)
         summary = "\n".join([*warned, f"guidance {config.scale:g}", *_lines(guider)])
+        summary = with_foreign(summary, positive, negative)
         return io.NodeOutput(sampled, drawn, summary, ui=ui.PreviewImage(drawn, cls=cls))
 
 

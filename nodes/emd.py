@@ -54,7 +54,7 @@ _SEVERAL = {name: s for name, s in STUDENTS.items() if len(s.timesteps) > 1}
 """Published students of several steps."""
 
 
-def _preset(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
+def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
     if choice == _AUTO:
         preset = preset_in(student)
     elif choice == _MANUAL:
@@ -103,7 +103,7 @@ class EMDOneStepGenerator(io.ComfyNode):
                     tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
                 ),
                 io.Combo.Input(
-                    "contract", display_name="preset", options=[_AUTO, *ONE_STEP, *_SEVERAL, _MANUAL], default=_AUTO,
+                    "preset", options=[_AUTO, *ONE_STEP, *_SEVERAL, _MANUAL], default=_AUTO,
                     tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
                     "student; manual takes the two values below.",
                 ),
@@ -152,7 +152,7 @@ class EMDOneStepGenerator(io.ComfyNode):
         latent: dict,
         seed: int,
         student: str,
-        contract: str,
+        preset: str,
         timestep: float,
         noise: str,
         base: Any = None,
@@ -160,30 +160,30 @@ class EMDOneStepGenerator(io.ComfyNode):
         replaces: int = 1,
     ) -> io.NodeOutput:
         """``one_step`` or ``few_steps`` on seeded noise."""
-        several = _sampling(contract, student)
-        preset = StudentPreset() if several else _preset(contract, student, timestep, noise)
+        several = _sampling(preset, student)
+        contract = StudentPreset() if several else _contract(preset, student, timestep, noise)
         if several is None:
-            check_network(preset, backbone_of(model))
+            check_network(contract, backbone_of(model))
             if base is not None:
                 taken = "a student of one step"
                 raise refuse("base", f"connected to {taken}", "a student of several steps", "disconnect it")
         else:
             check_student(several, backbone_of(model))
             refuse_guidance_input(several)
-        runner = with_prediction(with_student(model, student), preset.prediction)
+        runner = with_prediction(with_student(model, student), contract.prediction)
         blank = blank_latents(runner, latent)
         seeds = [seed + i for i in picture_numbers(latent)]
         z = seeded_noise(seeds, tuple(blank.shape[1:])).to(blank.device)
         generator = denoiser_of(runner)
-        cond = condition_of(runner, positive, blank, None if several else preset.timestep, regional=True)
+        cond = condition_of(runner, positive, blank, None if several else contract.timestep, regional=True)
         if several is None:
-            x0 = one_step(generator, z, cond, replace(preset, prediction="model"))
+            x0 = one_step(generator, z, cond, replace(contract, prediction="model"))
         else:
             first = FirstSteps(replaces, 0 if base_steps == 1 else base_steps)
             begins = None if base is None else Base(denoiser_of(base), cond, first)
             x0 = few_steps(generator, z, cond, several, seeds, begins, progress(runner))
         x0 = checked_latents(x0)
-        levels = several or StudentSampling("", (max(preset.timestep, 1.0),))
+        levels = several or StudentSampling("", (max(contract.timestep, 1.0),))
         sigmas, sampler = stock_sampling(runner, levels)
         numbers = {k: latent[k] for k in ("batch_index",) if k in latent}
         return io.NodeOutput(latent_of(runner, x0) | numbers, sigmas, sampler)

@@ -149,7 +149,7 @@ class FindCorrespondence(io.ComfyNode):
         target: torch.Tensor,
         points: str,
         selection: str,
-        addresses: str,
+        layers: str,
         timestep: float,
         seed: int,
         ensemble: int,
@@ -163,7 +163,7 @@ class FindCorrespondence(io.ComfyNode):
         source, target = as_pictures(source, "source")[:1], as_pictures(target, "target")
         height, width = source.shape[1:3]
         wanted = parse_points(points, width, height) if mask is None else mask_points(as_masks(mask, source))
-        config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
+        config = selection_config(selection, layers, timestep, seed, ensemble, (modulate, discard))
         (first,), others = _features(model, vae, (source, target), positive, config, protocol, CORRESPONDENCE_SIZE)
         matches = [find_correspondence(first, other, wanted.to(other), temperature=softness) for other in others]
         lines = [line for match in matches for line in as_lines(match)]
@@ -230,7 +230,7 @@ class SegmentLikeThis(io.ComfyNode):
         examples: torch.Tensor,
         images: torch.Tensor,
         selection: str,
-        addresses: str,
+        layers: str,
         timestep: float,
         seed: int,
         ensemble: int,
@@ -246,7 +246,7 @@ class SegmentLikeThis(io.ComfyNode):
         examples = examples if masks is not None else examples[:1]
         masks = None if masks is None else as_masks(masks, examples, "masks")
         clicks = _labels(examples, masks, points)
-        config = selection_config(selection, addresses, timestep, seed, ensemble, (modulate, discard))
+        config = selection_config(selection, layers, timestep, seed, ensemble, (modulate, discard))
         known, new = _features(model, vae, (examples, images), positive, config, protocol)
         height, width = images.shape[1:3]
         if clicks is not None:

@@ -66,7 +66,7 @@ class NEMONeuronBlocker(io.ComfyNode):
             inputs=under_advanced(("tokens",), [
                 io.Model.Input("model", tooltip="Other branches of the graph are not affected."),
                 NeuronsSocket.Input("neurons", tooltip="From Find Copying Neurons (NEMO) or Load Neurons, same model."),
-                *inputs_of(BlockConfig, "factor", "branch", "start", "end"),
+                *inputs_of(BlockConfig, "factor", "branch", "start_percent", "end_percent"),
                 io.String.Input(
                     "tokens", default="", optional=True,
                     tooltip="Positions in the prompt where it acts, e.g. 3-5, 9 (of CLIP the first word is at 1); "

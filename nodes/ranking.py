@@ -25,7 +25,7 @@ from .comfy.panel_state import HIDDEN, marked
 from .comfy.patches import refuse_other_tokens
 from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
-from .config_inputs import input_of, inputs_of, settings_from
+from .config_inputs import inputs_of, settings_from
 from .sockets import FeaturePresetSocket, under_advanced
 
 CATEGORY = "Vitrine/activations"
@@ -54,7 +54,7 @@ class RankActivations(io.ComfyNode):
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="What the pictures show; empty works."),
                 io.Image.Input("images", tooltip="Two pictures or more; sixteen give steady scores."),
-                input_of(RankingConfig, "patterns", "places"),
+                *inputs_of(RankingConfig, "layers"),
                 *inputs_of(RankingConfig, "timestep"),
                 *inputs_of(FilterRule, "noise", "granularity"),
                 *inputs_of(RankingConfig, "budget", "most"),
@@ -88,7 +88,7 @@ class RankActivations(io.ComfyNode):
         vae: Any,
         positive: list,
         images: torch.Tensor,
-        places: str,
+        layers: str,
         masks: torch.Tensor | None = None,
         classes: int = 2,
         keypoints: str = "",
@@ -102,9 +102,9 @@ class RankActivations(io.ComfyNode):
         labels = None if masks is None else class_numbers(masks, classes)
         points = parse_keypoints(keypoints, len(images), (images.shape[2], images.shape[1])) if keypoints else None
         pairs = None if points is None else known_pairs(points, len(images))
-        refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), places)))
+        refuse_other_tokens(model, (site.address for site in resolve(backbone_of(model), layers)))
         rule = settings_from(FilterRule, options)
-        config = settings_from(RankingConfig, options, patterns=places, rule=rule, strips=True)
+        config = settings_from(RankingConfig, options, layers=layers, rule=rule, strips=True)
         latents = encode(model, vae, images)
         pictures = Pictures.of(latents, condition_of(model, positive, latents, config.timestep), labels, pairs)
         ranking = rank_sites(denoiser_of(model), pictures, config, memory=memory or None, progress=progress())
@@ -183,7 +183,7 @@ class LoadFeaturePreset(io.ComfyNode):
             ],
             outputs=[
                 FeaturePresetSocket.Output(display_name="PRESET", tooltip="As it was saved."),
-                io.String.Output(display_name="layers", tooltip="Connect to layers, and select 'addresses below'."),
+                io.String.Output(display_name="layers", tooltip="Connect to layers, and select 'layers below'."),
                 io.Float.Output(display_name="timestep", tooltip="The network timestep of the choice."),
             ],
         )

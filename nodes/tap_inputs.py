@@ -18,8 +18,8 @@ from .comfy.patches import refuse_other_tokens
 from .comfy.progress import progress
 from .config_inputs import inputs_of
 
-_OWN = "addresses below"
-_TYPED = "addresses above"
+_OWN = "layers below"
+_TYPED = "layers above"
 HELP = (
     "One layer name or pattern a line, e.g. up-level*-cross-q; auto: a layer that every model has. A wrong name is "
     "refused with the nearest valid ones."
@@ -35,7 +35,7 @@ def selection_inputs() -> list[io.Input]:
             default=_OWN,
             tooltip="A published selection of layers, or those typed below.",
         ),
-        io.String.Input("addresses", display_name="layers", multiline=True, default=AUTO, tooltip=HELP),
+        io.String.Input("layers", multiline=True, default=AUTO, tooltip=HELP),
         *inputs_of(TapConfig, "timestep"),
         io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True, tooltip="First noise seed."),
         io.Int.Input("ensemble", default=1, min=1, max=64, tooltip="Average over this many noises (DIFT: 8)."),
@@ -57,12 +57,12 @@ def remedy_inputs() -> list[io.Input]:
 
 
 def added_selection(tooltip: str) -> io.Input:
-    """A published selection instead of the addresses typed above it, where it was added later."""
+    """A published selection instead of the layers typed above it, where it was added later."""
     return io.Combo.Input("selection", options=[_TYPED, *PRESETS], default=_TYPED, optional=True, tooltip=tooltip)
 
 
 def published_sites(choice: str) -> tuple[str, ...] | None:
-    """The layers of a published selection; None where the addresses above count."""
+    """The layers of a published selection; None where the layers above count."""
     return None if choice == _TYPED else preset(choice).addresses
 
 

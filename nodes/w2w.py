@@ -19,7 +19,6 @@ from ..engine.w2w import (
     SpaceMap,
     W2WModel,
     at_place,
-    blend,
     conditioned,
     contents,
     described,
@@ -31,6 +30,9 @@ from ..engine.w2w import (
     sample,
     sliders_of,
     usual_sampling,
+)
+from ..engine.w2w import (
+    blend as blended,
 )
 from .comfy import choices, people
 from .comfy import w2w as comfy_w2w
@@ -57,7 +59,9 @@ def place_in(text: str) -> tuple[float, float] | None:
     try:
         x, y = map(float, words or ("nan", "nan"))
     except ValueError:
-        raise refuse("place", text, "two numbers from -1 to 1, or nothing", "drag the person on the map") from None
+        raise refuse(
+            "map_position", text, "two numbers from -1 to 1, or nothing", "drag the person on the map"
+        ) from None
     return (x, y) if words else None
 
 
@@ -70,7 +74,7 @@ def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:
             strengths[label.strip()] = strengths.get(label.strip(), 0.0) + float(strength)
     protect = tuple(p.strip() for p in str(inputs.get("protect", "")).split(",") if p.strip())
     config = EditConfig(protect)
-    place, rows = place_in(str(inputs.get("place", ""))), model.belongs(space).coefficients
+    place, rows = place_in(str(inputs.get("map_position", ""))), model.belongs(space).coefficients
     if place is not None:
         drawn = usual_map(space)
         rows = torch.stack([at_place(space, drawn, row, place) for row in rows])
@@ -162,7 +166,7 @@ class W2WSample(io.ComfyNode):
                 SPACE,
                 io.Int.Input("seed", default=0, min=0, max=2**32, control_after_generate=True,
                              tooltip="Which model; the same seed always gives the same one."),
-                *inputs_of(SampleConfig, "factor", "components", "truncation"),
+                *inputs_of(SampleConfig, "spread", "components", "truncation"),
                 io.String.Input("wanted", default="", multiline=True,
                                 tooltip="Attributes it must have, in deviations: beard: 1.5, glasses: -1"),
                 *inputs_of(SampleConfig, "attributes"),
@@ -182,7 +186,7 @@ class W2WSample(io.ComfyNode):
         cls,
         space: Space,
         seed: int,
-        factor: float,
+        spread: float,
         wanted: str,
         attributes: str = "auto",
         **options: Any,
@@ -191,7 +195,7 @@ class W2WSample(io.ComfyNode):
         config = usual_sampling(
             space, attributes=None if attributes == "auto" else attributes, **values_of(SampleConfig, options)
         )
-        config = replace(config, factor=factor * config.factor)
+        config = replace(config, spread=spread * config.spread)
         targets = sliders_of(_parts(wanted), ":")
         rows = conditioned(space, sample(space, [seed], config), targets)
         model = W2WModel(rows, space.identity, ({"sample": {"seeds": [seed], **config.to_dict()} | targets},))
@@ -233,12 +237,12 @@ class W2WEdit(io.ComfyNode):
                 "lora slider", "age", "beard", "face edit", "change face", "edit person", "consistent character",
                 "age slider",
             ],
-            inputs=under_advanced(("more", "place"), [
+            inputs=under_advanced(("more", "map_position"), [
                 SPACE, MODEL, *pairs,
                 io.String.Input("protect", default="", tooltip="Labels that must not change, separated by commas."),
                 io.String.Input("more", default="", multiline=True, optional=True,
                                 tooltip="Further sliders, label: strength, separated by commas or lines."),
-                io.String.Input("place", display_name="map_position", default="", optional=True,
+                io.String.Input("map_position", default="", optional=True,
                                 tooltip="Where on the space's map the model is moved, x y from -1 to 1; empty leaves "
                                         "it where it is. Press the button and drag."),
                 io.Model.Input("model", optional=True,
@@ -288,7 +292,7 @@ class W2WBlend(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        """Two models and a share in; one out."""
+        """Two models and a blend in; one out."""
         return io.Schema(
             node_id="VitrineW2WBlend",
             display_name="Blend People (W2W)",
@@ -300,8 +304,7 @@ class W2WBlend(io.ComfyNode):
                 MODEL,
                 W2WModelSocket.Input("other", tooltip="The second model, of the same space."),
                 io.Float.Input(
-                    "share",
-                    display_name="blend",
+                    "blend",
                     default=0.5,
                     min=-1.0,
                     max=2.0,
@@ -313,10 +316,10 @@ class W2WBlend(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, share: float) -> io.NodeOutput:
+    def execute(cls, space: Space, w2w_model: W2WModel, other: W2WModel, blend: float) -> io.NodeOutput:
         """``blend``."""
         rows = [m.only(space) for m in (w2w_model, other)]
-        return io.NodeOutput(w2w_model.moved_to(blend(rows, [1 - share, share])[None], blend=share))
+        return io.NodeOutput(w2w_model.moved_to(blended(rows, [1 - blend, blend])[None], blend=blend))
 
 
 class ApplyW2W(io.ComfyNode):
@@ -344,7 +347,7 @@ class ApplyW2W(io.ComfyNode):
                     step=0.05,
                     tooltip="As for a LoRA; 1 is the model itself.",
                 ),
-                *inputs_of(EditConfig, "start"),
+                *inputs_of(EditConfig, "start_timestep"),
                 W2WModelSocket.Input(
                     "late_model", optional=True, tooltip="The edited model, from Person Sliders (W2W)."
                 ),
@@ -359,13 +362,13 @@ class ApplyW2W(io.ComfyNode):
         space: Space,
         w2w_model: W2WModel,
         strength: float,
-        start: float,
+        start_timestep: float,
         late_model: W2WModel | None = None,
     ) -> io.NodeOutput:
         """Patched at once, or late inside each forward."""
         if late_model is not None:
-            start = min(start, late_model.start)
-        return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start, strength))
+            start_timestep = min(start_timestep, late_model.start)
+        return io.NodeOutput(comfy_w2w.applied(model, space, w2w_model, late_model, start_timestep, strength))
 
 
 NODES: list[type[io.ComfyNode]] = [LoadSpace, W2WSample, W2WEdit, W2WBlend, ApplyW2W]

@@ -39,7 +39,7 @@ class TrainSlider(io.ComfyNode):
                 "before and after", "concept slider", "image pair slider", "train slider", "lora slider",
             ],
             hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("start", "save_as", "lr"), [
+            inputs=under_advanced(("start_timestep", "save_as", "lr"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input(
@@ -51,7 +51,7 @@ class TrainSlider(io.ComfyNode):
                 io.String.Input("label", default="my slider", tooltip="What the slider is called."),
                 *inputs_of(PairConfig, "steps"),
                 input_of(PairConfig, "seed", control_after_generate=True),
-                *inputs_of(PairConfig, "start"),
+                *inputs_of(PairConfig, "start_timestep"),
                 io.String.Input("save_as", default="", tooltip="Save the space under this name; empty saves nothing."),
                 *inputs_of(PairConfig, "lr"),
                 W2WModelSocket.Input("w2w_model", optional=True,

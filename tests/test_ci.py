@@ -2,7 +2,6 @@
 
 import fnmatch
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -50,28 +49,6 @@ def test_lanes():
         assert len({kind for lane in settings for kind in re.findall(rf"{name}=(\w+)", lane)}) == 2, name
     assert "env ${{ matrix.settings }} pytest" in commands(jobs["engine"])
     assert "pytest tests/comfy" in commands(jobs["comfy"]) and ".ci/run readme" in commands(jobs["readme"])
-
-
-def test_the_pages_are_checked_with_every_change():
-    steps, local = commands(CI["jobs"]["docs"]), (ROOT / ".ci" / "run").read_text()
-    assert all(command in text for command in ("mkdocs build --strict", "pytest") for text in (steps, local))
-    assert "pytest tests/docs" in steps and re.search(r"pytest .*tests/docs", local)
-    pinned = (ROOT / "constraints.txt").read_text()
-    assert all(re.search(rf"^{n}==", pinned, re.M) for n in ("mkdocs", "mkdocs-material", "markdown", "import-linter"))
-
-
-def test_the_readmes_commands_run_where_nothing_is_installed():
-    """The script finds both, and hands them an empty environment and home."""
-    script = (ROOT / ".ci" / "run").read_text()
-    (find,) = re.findall(r"^readme_command\(\) \{.*?\n(.*?)\n\}", script, re.S | re.M)
-    found = [
-        subprocess.run(["bash", "-c", f"set -- {n}; {find}"], cwd=ROOT, capture_output=True, text=True, check=True)
-        for n in (1, 2)
-    ]
-    see, check = (run.stdout.strip() for run in found)
-    block = re.search(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S).group(1)
-    assert [see, check] == [line for line in block.splitlines() if line and not line.startswith("#")]
-    assert "vitrine demo" in see and "pytest" in check and 'env -i "${sources[@]}" HOME="$box/home"' in script
 
 
 def test_every_piece_of_the_nightly_lane_is_in_the_night():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import tomllib
-import vitrine
 from vitrine.cli.main import main
 from vitrine.engine.io import packages
 
@@ -41,13 +40,6 @@ def test_nothing_installs_another_project():
     )
     found = [(name, m[0]) for name, text in texts() for m in [*BY_NAME.finditer(text), *REQUIRED.finditer(text)]]
     assert not found
-
-
-def test_extras_name_this_distribution():
-    assert PROJECT["name"] == packages.DISTRIBUTION
-    wanted = " ".join(line for lines in PROJECT["optional-dependencies"].values() for line in lines)
-    assert set(re.findall(r"vitrine[\w-]*", wanted)) == {packages.DISTRIBUTION}
-    assert list(PROJECT["scripts"]) == ["vitrine"]
 
 
 def test_templates_name_this_distribution():
@@ -108,10 +100,3 @@ def test_another_projects_vitrine_is_named(tmp_path):
     theirs = installed(tmp_path / "theirs", "vitrine-0.1.5.dist-info", "vitrine.main:app")
     says = said(theirs)
     assert str(theirs) in says and "vitrine-diffusion" in says and len(says.splitlines()) == 1
-
-
-def test_our_own_is_not(tmp_path):
-    ours = installed(tmp_path / "ours", "vitrine_diffusion-0.1.0.dist-info", "vitrine.cli.main:main")
-    before = installed(tmp_path / "before", "vitrine-0.1.0.dist-info", "vitrine.cli.main:main")
-    assert said(ours, before, tmp_path / "gone") == ""
-    assert vitrine.__name__ == "vitrine"

@@ -69,7 +69,7 @@ save([before, *map(draw, steps), draw(edited)], "edited.png")
 # %% Delay the edit: what is drawn before timestep ``start`` stays. The later, the less changes.
 rows = []
 for start in (1000, 700, 400, -1):
-    rows.append(draw(person, edits=sliders, edit_config=EditConfig(start=start)))
+    rows.append(draw(person, edits=sliders, edit_config=EditConfig(start_timestep=start)))
     print(f"edit from timestep {start}: pictures move by {(rows[-1] - before).abs().mean():.4f}")
 save(rows, "delayed.png")
 

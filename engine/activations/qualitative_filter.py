@@ -67,7 +67,6 @@ class FilterRule(Options):
             step=0.05,
             unset=0.0,
             unset_doc="no bound",
-            label="noise_limit",
         ),
     ] = 0.8
     granularity: Annotated[

@@ -54,11 +54,10 @@ TIE = 0.001
 class RankingConfig(Options):
     """How sites are ranked."""
 
-    patterns: Annotated[
+    layers: Annotated[
         str | tuple[str, ...],
         Option(
             "Layer names or patterns, such as up-*; * ranks all.",
-            label="layers",
         ),
     ] = "*"
     timestep: Annotated[
@@ -204,7 +203,7 @@ def rank_sites(
     """
     config = config or RankingConfig()
     judge = _judge(pictures, config)
-    sites = spatial_sites(denoiser.backbone, config.patterns)
+    sites = spatial_sites(denoiser.backbone, config.layers)
     folder = Path(state) if state is not None and workers.index == 0 else None
     inputs = {**denoiser.inputs, "pictures": pictures, "timestep": config.timestep}
     with Run(state, "ranking", inputs, _BEGUN, workers) as run:

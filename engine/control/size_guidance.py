@@ -25,14 +25,13 @@ class GuidanceConfig(Options):
     """Strengths of Eq. 2."""
 
     scale: Annotated[float, Option("Guidance by the prompt; 1 is none.", bottom=0, top=100, step=0.1)] = 1.0
-    control: Annotated[
+    size_guidance: Annotated[
         float,
         Option(
             "Guidance by size, crop and flip; 1 is none, 1.375 was the paper's best. Costs a third evaluation.",
             bottom=0,
             top=10,
             step=0.025,
-            label="size_guidance",
         ),
     ] = 1.0
     nesting: Annotated[
@@ -53,7 +52,7 @@ class GuidanceConfig(Options):
             remedy="1e-4 is the default; 0 never skips",
         ),
     ] = 1e-4
-    negative: Annotated[
+    negative_sizes: Annotated[
         str,
         Option(
             "Sizes for the negative prompt. picture: its own, as ComfyUI does; positive: those of the prompt, as "
@@ -66,7 +65,7 @@ class GuidanceConfig(Options):
     @property
     def unconditional(self) -> Key:
         """The evaluation that the outer guidance moves away from."""
-        return self.negative == "positive", False
+        return self.negative_sizes == "positive", False
 
 
 class Guided(NamedTuple):
@@ -108,7 +107,7 @@ def control_guidance(
 
     inner_null = (False, True) if config.nesting == "control_inner" else (True, False)
     # Berrada et al. 2024, Eq. 2: lambda [beta eps(c,s) + (1 - beta) eps(0,s)] + (1 - lambda) eps(0,0)
-    inner = _guide(lambda: eps(*inner_null), lambda: eps(True, True), config.control)
+    inner = _guide(lambda: eps(*inner_null), lambda: eps(True, True), config.size_guidance)
     outer = inner if config.scale == 1 else guide(eps(*config.unconditional), inner, config.scale)
     return Guided(outer, len(predictions))
 

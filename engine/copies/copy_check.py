@@ -158,8 +158,14 @@ class CopyCheck:
             lines.append(f"{p.copies} of {len(p.ratios)}{how}: {p.prompt[:80]}{name}")
         if self.names:
             lines.append(f"Copies were looked for that are {LOOKED_FOR}")
+        else:
+            lines.append("No training picture was given: samples of a prompt were compared with each other")
+        scores = [p.score for p in self.prompts if p.score is not None]
         if self.tau is None:
             lines.append("NeMo's score has no verdict: no threshold was calibrated for this model")
+        else:
+            above, count = sum(score > self.tau for score in scores), len(self.prompts)
+            lines.append(f"NeMo's score, measured of {len(scores)} of {count} prompts, calls {above} memorized")
         return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from ..errors import VitrineError, printable
 from ..io.files import named
 from ..io.folders import files_in
 from ..io.lora_layer import LoraLayer
+from ..io.number_checks import all_finite
 from ..w2w.building.folder_summary import NUMBERS
 from ..w2w.loras.adapter_factors import factors_of
 from ..w2w.loras.lora_files import LoraFile, read_header, read_lora
@@ -79,9 +80,15 @@ class LayerHealth:
 
 @dataclass(frozen=True)
 class LoraHealth:
-    """The state of all layers of a file."""
+    """The state of all layers of a file.
+
+    Attributes:
+        layers: those of the network.
+        others_broken: names of the file's other tensors, such as a text encoder's, that are NaN or infinite.
+    """
 
     layers: tuple[LayerHealth, ...]
+    others_broken: tuple[str, ...] = ()
 
     def broken(self, problem: str) -> list[str]:
         """Paths of the layers with the given problem."""
@@ -114,6 +121,7 @@ class LoraHealth:
         norms = {layer.path: round(layer.squared**0.5, 6) for layer in self.layers if layer.squared == layer.squared}
         return {
             "broken": {problem: self.broken(problem) for problem in sorted(problems)},
+            "others_broken": list(self.others_broken),
             "norm": self.total**0.5,
             "effective_rank": round(self.used, 2),
             "by_kind": _rounded(self.fractions("kind")),
@@ -145,7 +153,10 @@ def health_of(file: LoraFile) -> LoraHealth:
             layer = LoraLayer(down, up, float(rank) if entry.alpha is None else entry.alpha)
             squared, used = _squared_and_used(layer)
             layers.append(LayerHealth(path, squared, rank, used, "" if squared else "changes nothing"))
-    return LoraHealth(tuple(layers))
+        own = {key for entry in file.entries.values() for _, key in entry.keys}
+        others = (key for key in opened.keys() if key not in own)  # noqa: SIM118 - it is no mapping
+        broken = tuple(printable(key) for key in others if not all_finite(opened.get_tensor(key)))
+    return LoraHealth(tuple(layers), broken)
 
 
 def _problem(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -329,7 +329,10 @@ class Findings:
 # --- sentences ----------------------------------------------------------------------------------------------------
 def what_it_is(f: Findings) -> Sentence:
     """Sound, and loaded whole."""
-    topic, rule = "what it is", "bad: refused, NaN, or no layer loads; look: layers that change nothing, end their "
+    topic, rule = (
+        "what it is",
+        "bad: refused, NaN anywhere, or no layer loads; look: layers that change nothing, end their ",
+    )
     rule += "number format, or do not load; a base model or an alpha that is not known"
     file = f.facts.file
     if file is None or f.health is None:
@@ -340,12 +343,19 @@ def what_it_is(f: Findings) -> Sentence:
     kinds, base = " and ".join(sorted(f.facts.to_dict()["kinds"])), file.shaped_base or file.said_base
     text = f"{kinds} of {len(file.entries)} layers, {ranks}, for {base or 'a base model that is not known'}."
     text += "" if f.loadings else " Whether it loads was not tried."
+    others = [f"{file.text_layers} layers of text encoders"] if file.text_layers else []
+    others += file.dropped
+    text += f" Looked at for NaN alone: {', '.join(others)}." if others else ""
     broken = f.health.broken("NaN or infinite")
     lost = [loading for loading in f.loadings if not loading.loaded]
-    if broken or lost:
+    if broken or lost or f.health.others_broken:
         where = f" {len(broken)} layers contain NaN or infinity, first {broken[0]}." if broken else ""
+        others_broken = f.health.others_broken
+        if others_broken:
+            where += f" {len(others_broken)} other tensors contain NaN or infinity, first {others_broken[0]}."
         where += "".join(f" {x.library} loads none of its layers." for x in lost)
-        advice = "Retrain with a lower rate or in bfloat16; NaN spreads into every picture." if broken else ""
+        spreads = "Retrain with a lower rate or in bfloat16; NaN spreads into every picture."
+        advice = spreads if broken or others_broken else ""
         return Sentence(topic, BAD, text + where, advice or "Choose the base model that it was trained on.", rule)
     layers = len(file.entries)
     kinds_of_fault = {"changes nothing": "are zero", "at the end of its number format": "end their number format"}

@@ -27,7 +27,7 @@ _RULE = (
 def add_run(page: Report, run: TrainingRun) -> None:
     """The verdict and the drawing, for the top of a page."""
     page.add_heading(f"{run.name}: a run of {len(run.checkpoints)} checkpoints")
-    page.add_verdicts([(run.verdict, f"{run.headline}. {run.text}", [])])
+    page.add_verdicts([(run.verdict, f"{run.headline}. {run.text} {run.measured}", [])])
     page.add_drawing(drawing(run))
 
 

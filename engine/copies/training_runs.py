@@ -38,6 +38,8 @@ FEWEST = 3
 _STILL = 1e-6
 """Length of a stretch over the largest size, below which it is none: rounding of float32."""
 _LABELLED = re.compile(r"(?:steps?|epochs?|iter(?:ation)?s?|checkpoint|ckpt)[-_=. ]*$", re.IGNORECASE)
+_LAST = "last"
+"""Step of the file without a number."""
 _PADDED = 5
 """Digits of a number that begins with 0 and is a step, as kohya's and ai-toolkit's: ``name-000010``."""
 
@@ -92,10 +94,11 @@ _ENDING = re.compile(r"[-_. ]*(?:steps?|epochs?|checkpoint)?[-_=. ]*\d+$", re.IG
 
 
 def _unnumbered(first: Path, paths: Sequence[Path]) -> Path | None:
-    """The file with a run's name and no number, which kohya writes last."""
-    stem = _ENDING.sub("", first.stem)
-    alike = [path for path in paths if path.parent == first.parent and path.stem == stem and path != first]
-    return alike[0] if alike else None
+    """The file with a run's name and no number, which kohya writes last; diffusers' is in the folder above."""
+    *folders, name = telling_parts(first)
+    bare = _ENDING.sub("", name)
+    wanted = (*folders, bare) if bare else tuple(folders)
+    return next((path for path in paths if path != first and telling_parts(path) == wanted), None)
 
 
 # --- what a run did -------------------------------------------------------------------------------------------------
@@ -132,6 +135,7 @@ class TrainingRun:
         text: why, and what to do.
         suggested: index of the checkpoint to try first; None where the weights do not say.
         copies: by checkpoint, see :class:`CopiesAtStep`; empty without a model.
+        left_out: files of the run that cannot be read, or have other layers.
     """
 
     name: str
@@ -142,6 +146,15 @@ class TrainingRun:
     suggested: int | None
     paths: tuple[Path, ...] = field(default=(), repr=False)
     copies: tuple[CopiesAtStep | None, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> str:
+        """Of how many checkpoints the verdict is made."""
+        count, sampled = len(self.checkpoints), sum(row is not None for row in self.copies)
+        text = f"Measured: the weights of {count} of {count + len(self.left_out)} checkpoints"
+        text += f" (not of {', '.join(self.left_out[:3])})" if self.left_out else ""
+        return text + (f", samples of {sampled}." if sampled else "; none was sampled, so copies were not looked for.")
 
     @property
     def first_copy(self) -> int | None:
@@ -159,7 +172,7 @@ class TrainingRun:
         steps = f"{first} to {last}"
         return [
             f"{self.name}: a run of {len(self.checkpoints)} checkpoints, steps {steps}",
-            f"  {self.headline} [{self.verdict}]: {self.text}",
+            f"  {self.headline} [{self.verdict}]: {self.text} {self.measured}",
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -187,6 +200,7 @@ class TrainingRun:
             "verdict": self.verdict,
             "headline": self.headline,
             "text": self.text,
+            "measured": self.measured,
             "try_first": best,
             "first_that_copies": copied,
             "checkpoints": rows,
@@ -315,25 +329,29 @@ def runs_among(files: Sequence[LoraFile], others: Sequence[Path] = ()) -> list[T
     paths = list(dict.fromkeys([*known, *others]))
     runs = []
     for labelled, members in named_runs(paths):
-        if not any(path in known for _, path in members):
-            continue
         steps = [(str(step), path) for step, path in members]
         final = _unnumbered(members[0][1], paths)
-        steps += [("last", final)] if final is not None else []
+        steps += [(_LAST, final)] if final is not None else []
+        if not any(path in known for _, path in steps):
+            continue
         opened = [(label, known[path] if path in known else _header(path)) for label, path in steps]
         usable = [(label, file) for label, file in opened if file is not None]
         alike = _equal_layers(usable)
         if len(alike) < FEWEST or not any(file.path in known for _, file in alike):
             continue
         run = _run_of(alike, labelled)
-        runs += [run] if run is not None else []
+        read = {file.path for _, file in alike}
+        left_out = tuple(printable(path.stem) for _, path in steps if path not in read)
+        runs += [replace(run, left_out=left_out)] if run is not None else []
     return runs
 
 
 def checkpoints_beside(path: Path) -> list[Path]:
     """The checkpoints of a file's run in the order of their steps; the file alone where it is of none."""
     file = _header(path)
-    runs = [] if file is None else runs_among([file], files_in(path.parent, ".safetensors", deep=True))
+    numbered = telling_parts(path)[-1] != path.stem and _ENDING.search(path.parent.name)  # diffusers' checkpoint-500
+    folder = path.parent.parent if numbered else path.parent
+    runs = [] if file is None else runs_among([file], files_in(folder, ".safetensors", deep=True))
     return list(runs[0].paths) if runs else [path]
 
 
@@ -362,11 +380,16 @@ def _run_of(files: Sequence[tuple[str, LoraFile]], labelled: bool) -> TrainingRu
     if not bool(products.diagonal().isfinite().all()):
         return None
     size = products.diagonal().clamp_min(0).sqrt()
+    if files[-1][0] == _LAST:  # diffusers writes the last step twice
+        away = _length(float(products[-1, -1] + products[-2, -2] - 2 * products[-1, -2]))
+        if away <= _STILL * float(size.max()) and float(size.max()) > 0:
+            return _run_of(files[:-1], labelled) if len(files) > FEWEST else None
     alike = [float(products[i, i - 1] / (size[i] * size[i - 1])) for i in range(1, len(files)) if size[i] * size[i - 1]]
     if not labelled and alike and sorted(alike)[len(alike) // 2] < SAME_RUN:
         return None
     names = [printable(file.path.stem) for _, file in files]
-    title = printable(_ENDING.sub("", telling_parts(files[0][1].path)[-1]))
+    *folders, last = telling_parts(files[0][1].path)
+    title = printable(_ENDING.sub("", last) or folders[-1])
     paths = [file.path for _, file in files]
     return training_run(title or names[0], [label for label, _ in files], products, names=names, paths=paths)
 

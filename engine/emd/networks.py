@@ -36,11 +36,11 @@ def adapted_layers(backbone: nn.Module) -> list[str]:
     LoRA's factors would differ, and so are layers shared by all blocks, such as Chroma's modulation network.
     """
     family = family_of(backbone)
+    if family.adapted:
+        return list(family.adapted)
     if not hasattr(backbone, "add_adapter"):
         shown = f"{type(backbone).__name__}, which diffusers has no adapters for"
         raise refuse("backbone", shown, "a diffusers UNet or transformer with add_adapter", "EMD trains through LoRAs")
-    if family.adapted:
-        return list(family.adapted)
     matches = (re.match(r".*?\.\d+(?=\.|$)", getattr(site, "path", "")) for site in layout_of(backbone))
     blocks = tuple({f"{match[0]}." for match in matches if match})
     layers = {  # peft keeps an adapted layer as base_layer, next to its factors
@@ -55,7 +55,7 @@ class Roles:
     """Three denoisers on one network. Each call switches adapters first.
 
     Args:
-        base: the teacher, a Denoiser over a diffusers UNet or transformer; its weights are frozen here.
+        base: the teacher, a Denoiser over a network of a known family; its weights are frozen here.
         rank: LoRA rank of the generator; alpha is the same, so the scale is 1.
         seed: of the adapters' initial weights.
         dtype: of the frozen network's computation; a copy is used if it differs. Adapters stay float32.
@@ -83,14 +83,14 @@ class Roles:
             self._enable_checkpointing()
 
     def _add_adapters(self, layers: list[str], rank: int, seed: int) -> None:
-        from peft import LoraConfig
+        from peft import LoraConfig, inject_adapter_in_model
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for name in (GENERATOR, SCORE):
                 config = LoraConfig(r=rank, lora_alpha=rank, target_modules=layers)
-                self.net.add_adapter(config, adapter_name=name)
+                inject_adapter_in_model(config, self.net, name)  # also where a class lacks diffusers' mixin
                 for parameter in self.parameters(name).values():
                     parameter.data = parameter.data.float()  # peft gives them the backbone's dtype
         self._layers: list[Any] = [m for m in self.net.modules() if isinstance(m, BaseTunerLayer)]
@@ -158,10 +158,17 @@ class Roles:
         """Removes the adapters; the teacher is restored bit for bit."""
         if self._checkpointing:
             self.net.disable_gradient_checkpointing()
-        self.net.enable_adapters()
-        self.net.delete_adapters([GENERATOR, SCORE])
-        if not getattr(self.net, "peft_config", None):  # no other adapters: remove the wrappers, too
-            self.net.unload_lora()
+        wrapped = {path: layer for path, layer in self.net.named_modules() if layer in self._layers}
+        for layer in self._layers:
+            layer.enable_adapters(True)
+            for name in (GENERATOR, SCORE):
+                layer.delete_adapter(name)
+        for name in (GENERATOR, SCORE):
+            del self.net.peft_config[name]
+        if not self.net.peft_config:  # no other adapters: remove the wrappers, too
+            for path, layer in wrapped.items():
+                self.net.set_submodule(path, layer.get_base_layer())
+            del self.net.peft_config
 
 
 def copy_of(base: Denoiser, dtype: torch.dtype) -> Denoiser:

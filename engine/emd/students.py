@@ -69,7 +69,6 @@ class StudentPreset(Options):
             "Manual: the noise the network starts from. unit: full strength (DMD2, LCM, "
             "SwiftBrush). vp: as strong as in a picture noised to that timestep (SiD-LSG).",
             choices=CONVENTIONS,
-            label="start_noise",
             remedy="DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp",
         ),
     ] = "unit"

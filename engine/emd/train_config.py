@@ -66,7 +66,7 @@ class EMDTrainConfig(Options):
     ``chain`` is the E-step; ``EStepConfig.diff_instruct()`` is the baseline.
     """
 
-    steps: Annotated[int, Option("Generator updates in all.", ge=1, top=1_000_000, label="training_steps")] = 2000
+    steps: Annotated[int, Option("Generator updates in all.", ge=1, top=1_000_000)] = 2000
     batch: Annotated[int, Option("Samples in each update.", ge=1, top=256, details="Divided among processes.")] = 16
     timestep: Annotated[
         float,

@@ -48,24 +48,22 @@ class BlockConfig(Options):
             remedy="both is the published way",
         ),
     ] = "both"
-    start: Annotated[
+    start_percent: Annotated[
         float,
         Option(
             "When blocking begins, as a fraction of the run: 0 is its beginning, 1 its end.",
             ge=0,
             le=1,
             step=0.01,
-            label="start_percent",
         ),
     ] = 0.0
-    end: Annotated[
+    end_percent: Annotated[
         float,
         Option(
             "When blocking ends, as a fraction of the run: 0 is its beginning, 1 its end.",
             ge=0,
             le=1,
             step=0.01,
-            label="end_percent",
         ),
     ] = 1.0
     tokens: Annotated[
@@ -83,8 +81,9 @@ class BlockConfig(Options):
         """Some position, and a start that is not after the end."""
         if self.tokens == ():
             raise refuse("tokens", self.tokens, "positions of 0 or more, or None", "None blocks at every token")
-        if self.start > self.end:
-            raise refuse("start, end", (self.start, self.end), "0 <= start <= end <= 1", "use 0 and 1")
+        if self.start_percent > self.end_percent:
+            fractions = self.start_percent, self.end_percent
+            raise refuse("start_percent, end_percent", fractions, "0 <= start <= end <= 1", "use 0 and 1")
 
 
 PUBLISHED = BlockConfig()
@@ -123,7 +122,7 @@ class RunningForward:
         Args:
             cond_rows: called only where it matters.
         """
-        self.active = config.start <= share and (share < config.end or config.end == 1)
+        self.active = config.start_percent <= share and (share < config.end_percent or config.end_percent == 1)
         self.rows = cond_rows() if config.branch == "cond" and self.active else None
 
 

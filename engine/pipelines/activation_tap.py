@@ -1,4 +1,4 @@
-"""Activation Tap as a diffusers pipeline: what a model has inside while it looks at pictures."""
+"""Look Inside (Activation Tap) as a diffusers pipeline: what a model has inside while it looks at pictures."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class W2WPipeline(TaskPipeline):
         Args:
             space, model: B models for B pictures, one for each prompt, or one for all; without them the base model
                 samples.
-            edits: label -> strength; they act from timestep ``edit_config.start`` down.
+            edits: label -> strength; they act from timestep ``edit_config.start_timestep`` down.
             seeds: one per picture, instead of ``generator``.
             args, kwargs: as the stock pipeline takes them; a single prompt, with all that belongs to it, is repeated
                 for the models or seeds.
@@ -148,7 +148,7 @@ class W2WPipeline(TaskPipeline):
         # The pictures of one prompt follow each other, so a model for each prompt is a model for each run of them.
         repeats = 1 if len(model) == 1 else pictures // len(model)
         before, after = (w.repeat_interleave(repeats, 0).to(self._adapter.device) for w in (before, after))
-        with self._in_use(), late_lora(self._network, manifest, before, after, config.start, now):
+        with self._in_use(), late_lora(self._network, manifest, before, after, config.start_timestep, now):
             return run(**texts, **kwargs)
 
     def _weights(

@@ -34,7 +34,6 @@ class Option:
         unset: the widget's value for None.
         unset_doc: what None does; with ``unset`` the tooltip's last sentence.
         details: sentences for Python and the command line only.
-        label: display name of the node input, where it is not the name.
         advanced: whether the node shows it only on request.
         node: whether nodes show it where they name none; else it is for Python and the command line.
         remedy: end of the error message; by default the message names the default value.
@@ -52,7 +51,6 @@ class Option:
     unset: float | str | None = None
     unset_doc: str = ""
     details: str = ""
-    label: str | None = None
     advanced: bool | None = None
     node: bool = True
     remedy: str = ""

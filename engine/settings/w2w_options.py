@@ -104,7 +104,7 @@ class SampleConfig(Options):
     together, and samples the rest.
     """
 
-    factor: Annotated[
+    spread: Annotated[
         float,
         Option(
             "1 varies as the training models do, 0 is their mean.",
@@ -112,7 +112,6 @@ class SampleConfig(Options):
             le=_MOST,
             top=3,
             step=0.05,
-            label="spread",
         ),
     ] = 1.0
     components: Annotated[
@@ -198,7 +197,7 @@ class EditConfig(Options):
             remedy="joint clears all protected directions",
         ),
     ] = "joint"
-    start: Annotated[
+    start_timestep: Annotated[
         float,
         Option(
             "Late model in force from this timestep down: 1000 all the time, 700 keeps layout, "
@@ -206,7 +205,6 @@ class EditConfig(Options):
             ge=-1,
             le=1000,
             step=10,
-            label="start_timestep",
             details="weights2weights, appendix I.",
             remedy="1000 edits the whole run",
         ),
@@ -242,7 +240,7 @@ class InvertConfig(Options):
             unset_doc="all of them",
         ),
     ] = None
-    steps: Annotated[int, Option("custom: Adam steps.", ge=1, top=10_000, label="training_steps")] = 400
+    steps: Annotated[int, Option("custom: Adam steps.", ge=1, top=10_000)] = 400
     lr: Annotated[float, Option("custom: learning rate.", gt=0, bottom=1e-4, top=10, step=0.01)] = 0.1
     batch: Annotated[int, Option("custom: noise levels a step.", ge=1, top=64, details="One in the paper.")] = 1
     weight_decay: Annotated[
@@ -332,7 +330,7 @@ def preset(name: str) -> InvertConfig:
 class PairConfig(Options):
     """Training settings of a slider."""
 
-    steps: Annotated[int, Option("Adam steps of 16 pictures.", ge=1, top=10_000, label="training_steps")] = 150
+    steps: Annotated[int, Option("Adam steps of 16 pictures.", ge=1, top=10_000)] = 150
     batch: Annotated[int, Option("Pictures in each step.", ge=1, node=False)] = 16
     lr: Annotated[
         float,
@@ -345,9 +343,9 @@ class PairConfig(Options):
             details="Of Adam, relative to the RMS of the initial change.",
         ),
     ] = 0.08
-    start: Annotated[float, Option(
+    start_timestep: Annotated[float, Option(
         "Timestep from which the slider will act: Apply Person (W2W)'s.", gt=0, le=1000, bottom=1, step=10,
-        label="start_timestep", details="Those below are trained.", remedy="1000 is usual",
+        details="Those below are trained.", remedy="1000 is usual",
     )] = 1000.0  # fmt: skip
     seed: Annotated[int, Option("Of pictures, noise levels and noise.", bottom=0, top=2**32)] = 0
     save_every: Annotated[int, Option("Steps between saved states, if there is a folder.", ge=1, node=False)] = 25

@@ -10,7 +10,7 @@ from ..registry import ClaimResult, arms, claim
 from . import mixture_claims as _mixture  # noqa: F401  registers what is measured on the mixture
 from . import rare_claims as _rare  # noqa: F401  registers emd.rare_modes
 from . import student_claims as _students  # noqa: F401  registers emd.student
-from . import variety_claims as _variety  # noqa: F401  registers emd.variety
+from . import variety_claims as _variety  # noqa: F401  registers emd.variety_flow
 from .toys import LinearGaussian
 
 PAPER = "Xie et al. 2024 (EM Distillation)"

@@ -1,4 +1,4 @@
-"""Methods that restore a fast student's variety: ``vitrine reproduce emd.variety``."""
+"""Methods that restore a fast student's variety: ``vitrine reproduce emd.variety_flow``."""
 
 from __future__ import annotations
 
@@ -13,25 +13,7 @@ from ...engine.runtime.progress import Progress, silent
 from ..registry import ClaimResult, Table, claim
 from .flow_student import draw_flow
 from .mixture_claims import spread, spread_arms
-from .variety import SEEDS, STUDENT_ALONE, TEACHER, WITH_BASE, Drawn, draw
-
-
-@claim(
-    "emd.variety",
-    paper="Gandikota & Bau 2025 (Diversity Distillation)",
-    figure="mean feature distance between seeds with the base for the first step, over the student's alone",
-    target="above 1 at 95 % over 8 prompts, and prompt agreement not below that of text noise which reaches as far",
-    minutes=1.5,
-    quick_minutes=0.5,
-)
-def variety(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """A student distilled with guidance 7.5, alone, with its base, and with noise on the text: four calls a picture.
-
-    Eight prompts that do not mention five attributes, eight seeds; features of the attribute classifier; the teacher's
-    ten steps are the reference of precision and recall. A student of one step has no step for its base: the shipped
-    students are measured with noise on the text, the only method for them. Quick: three prompts, half the updates.
-    """
-    return _judged(draw(3, 30, progress) if quick else draw(progress=progress))
+from .variety import SEEDS, STUDENT_ALONE, TEACHER, WITH_BASE, Drawn
 
 
 @claim(
@@ -44,10 +26,12 @@ def variety(model: str | None = None, progress: Progress = silent, quick: bool =
     quick_minutes=0.6,
 )
 def variety_flow(model: str | None = None, progress: Progress = silent, quick: bool = False) -> ClaimResult:
-    """As ``emd.variety``, on the flow portraits' four-step student that generates one picture for every seed.
+    """A four-step student of the flow portraits that generates one picture for every seed, and what restores variety.
 
-    It is trained here, in half a minute. The base alone is measured at the same number of calls: four steps without
-    guidance, two with it. Quick: three prompts, two thirds of the updates.
+    Eight prompts that do not mention five attributes, eight seeds, four calls a picture; features of the attribute
+    classifier. The teacher's ten steps are the reference of precision and recall. The student is trained here, in half
+    a minute. The base alone is measured at the same number of calls: four steps without guidance, two with it. Quick:
+    three prompts, two thirds of the updates.
     """
     return _judged(draw_flow(3, 40, progress) if quick else draw_flow(progress=progress))
 

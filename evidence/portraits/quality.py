@@ -217,11 +217,3 @@ def _median_rms(images: torch.Tensor, targets: torch.Tensor) -> float:
     """Median over images of the pixel RMS to the nearest target."""
     distance = torch.cdist(images.flatten(1), targets.flatten(1)) / images[0].numel() ** 0.5
     return float(distance.min(1).values.median())
-
-
-def attribute_table(quality: Quality) -> list[list[str]]:
-    """Rows of (attribute, shown in samples, classifier on renders) for reports."""
-    return [
-        [name, f"{quality.prompted_accuracy[name]:.1%}", f"{quality.classifier_accuracy[name]:.2%}"]
-        for name in quality.prompted_accuracy
-    ]

@@ -17,10 +17,8 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from ...engine.errors import VitrineError, refuse
 from ...engine.settings.setting_checks import Count, OutFile, OutFolder, Writes, check_settings
 from .settings import (
-    AdvancedDecoderTrainConfig,
     AdvancedFlowTrainConfig,
     AdvancedTrainConfig,
-    DecoderTrainConfig,
     FlowTrainConfig,
     TrainConfig,
 )
@@ -69,19 +67,6 @@ class Flow(FlowTrainConfig):
     def run(self) -> int:
         """0 when finished, or stopped by `--max-seconds`."""
         from .flow import STAGES, main
-
-        return _train(main, self, STAGES)
-
-
-@dataclass(frozen=True)
-class Decoder(DecoderTrainConfig):
-    """Train a finished flow model's decoder for sharp images; the same command resumes an interrupted run."""
-
-    advanced: OmitArgPrefixes[AdvancedDecoderTrainConfig] = field(default_factory=AdvancedDecoderTrainConfig)
-
-    def run(self) -> int:
-        """0 when finished, or stopped by `--max-seconds`."""
-        from .decoder import STAGES, main
 
         return _train(main, self, STAGES)
 
@@ -195,24 +180,6 @@ class PairSliders:
         file = self.file or PEOPLE_SPACE
         space = train_shipped_sliders(self.labels, self.work, file, TqdmProgress("sliders"))
         print(f"space: {file}, {len(space.directions)} directions")
-        return 0
-
-
-@dataclass(frozen=True)
-class Card:
-    """Measure a portraits model and write its model card (README.md) next to the weights."""
-
-    folder: Positional[Annotated[Path, Writes("folder"), arg(metavar="FOLDER")]]
-    """Model folder to write the card into; measuring takes minutes."""
-    device: str = "cpu"
-    """Where to sample."""
-
-    def run(self) -> int:
-        """0 on success."""
-        from ...engine.runtime.progress import TqdmProgress
-        from .card import write_card
-
-        print(f"card: {write_card(self.folder, TqdmProgress('measuring'), device=self.device)}")
         return 0
 
 
@@ -354,8 +321,8 @@ def _train(main: Callable[..., Any], config: Any, stages: tuple[str, ...]) -> in
 
 
 RECIPES: dict[str, type] = {
-    "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "decoder": Decoder, "identity": Identity,
-    "students": Students, "plants": Plants, "pair-sliders": PairSliders, "card": Card, "sizes": Sizes,
+    "portraits": Portraits, "avataaars": Avataaars, "flow": Flow, "identity": Identity,
+    "students": Students, "plants": Plants, "pair-sliders": PairSliders, "sizes": Sizes,
     "transfer": Transfer, "export": Export,
 }  # fmt: skip
 

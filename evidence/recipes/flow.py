@@ -1,8 +1,8 @@
 """How the flow portraits are made: renders -> autoencoder -> cached latents -> transformer and text encoder.
 
 As in ``portraits``, every phase resumes from its state bit for bit: a batch depends on (seed, step) only. The pictures
-are drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. Its decoder is
-then taught to draw sharply, and leaves all else as it is: ``decoder``.
+are drawn for the autoencoder alone; what the transformer learns from is a file of latents and token ids. The
+shipped model's decoder was then trained further; that recipe is in commit b54c2ddf.
 
 ``python -m vitrine.evidence.recipes flow --out FOLDER`` on a CPU, or with
 ``--device cuda --dtype bfloat16 --flow-batch 256`` on a GPU.
@@ -35,18 +35,17 @@ from ...engine.portraits.models import save_portraits
 from ...engine.portraits.preview import write_preview
 from ...engine.runtime.processes import accelerator as accelerator_for
 from ...engine.runtime.progress import Progress, silent
-from .card import write_card
 from .phase import OutOfTime, Phase, own_rows, record_of, run_of
 from .portraits import face_map, reconstruct
-from .settings import DecoderTrainConfig, FlowTrainConfig
+from .settings import FlowTrainConfig
 from .training_set import TrainingSet, build_training_set, load_training_set, save_training_set
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 PICTURES, LATENTS = "pictures.safetensors", "latents.safetensors"
-RENDER, AUTOENCODER, ENCODE, TRANSFORMER, CARD = "pictures", "autoencoder", "latents", "transformer", "model card"
-STAGES = RENDER, AUTOENCODER, ENCODE, TRANSFORMER, CARD
+RENDER, AUTOENCODER, ENCODE, TRANSFORMER = "pictures", "autoencoder", "latents", "transformer"
+STAGES = RENDER, AUTOENCODER, ENCODE, TRANSFORMER
 """What is done, in order, as the console names it."""
 
 
@@ -191,7 +190,7 @@ def train_flow(
 
 
 def main(config: FlowTrainConfig, progress: Callable[[str], Progress] = lambda name: silent) -> Path:
-    """Run all phases; the finished model is in ``OUT/flow-portraits`` with its card. Returns that folder.
+    """Run all phases; the finished model is in ``OUT/flow-portraits``. Returns that folder.
 
     Raises:
         OutOfTime: If ``max_seconds`` is used up; an unfinished transformer is exported to ``OUT/unfinished``.
@@ -215,12 +214,10 @@ def _trained(config: FlowTrainConfig, accelerator: Accelerator, progress: Callab
     folder = out / "flow-portraits"
     if accelerator.is_main_process:
         export(config, model, folder, accelerator.device)
-        if config.card_samples:
-            write_card(folder, progress(CARD), samples=config.card_samples, device=accelerator.device)
     return folder
 
 
-def accelerator_of(config: FlowTrainConfig | DecoderTrainConfig) -> Accelerator:
+def accelerator_of(config: FlowTrainConfig) -> Accelerator:
     """Device and precision of the run."""
     made: Accelerator = accelerator_for("bf16" if config.dtype == "bfloat16" else "no", config.device == "cpu")
     return made
@@ -246,13 +243,13 @@ def prepare(
     return latents
 
 
-def drawn_by(config: FlowTrainConfig | DecoderTrainConfig) -> dict[str, object]:
+def drawn_by(config: FlowTrainConfig) -> dict[str, object]:
     """The settings that the training pictures depend on."""
     return {"settings": {"pictures": config.pictures, "colourings": config.advanced.colourings, "side": SIDE}}
 
 
 def pictures(
-    config: FlowTrainConfig | DecoderTrainConfig,
+    config: FlowTrainConfig,
     model: FlowPortraits,
     device: torch.device,
     progress: Callable[[str], Progress],

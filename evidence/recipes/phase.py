@@ -16,7 +16,7 @@ from ...engine.jobs.training import MovingAverage, learning_rate, mean_gradients
 from ...engine.runtime.processes import workers_of
 from ...engine.runtime.progress import Progress
 from ...engine.settings.config import Config
-from .settings import DecoderTrainConfig, FlowTrainConfig, TrainConfig
+from .settings import FlowTrainConfig, TrainConfig
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -32,7 +32,7 @@ class Phase:
     def __init__(
         self,
         name: str,
-        config: TrainConfig | FlowTrainConfig | DecoderTrainConfig,
+        config: TrainConfig | FlowTrainConfig,
         module: nn.Module,
         steps: int,
         lr: float,
@@ -134,7 +134,7 @@ def essential(config: Config) -> dict[str, Any]:
     return {k: v for k, v in config.to_dict().items() if k not in _NOT_IN_NUMBERS and not k.endswith("steps")}
 
 
-def run_of(job: str, config: TrainConfig | FlowTrainConfig | DecoderTrainConfig, accelerator: Accelerator) -> Run:
+def run_of(job: str, config: TrainConfig | FlowTrainConfig, accelerator: Accelerator) -> Run:
     """The owner of a training's folder; what phases and pictures were made of is written next to each of them."""
     return Run(config.out, job, {"settings": essential(config)}, (), workers_of(accelerator))
 

@@ -31,9 +31,8 @@ from ...engine.portraits.preview import write_preview
 from ...engine.runtime.processes import accelerator as accelerator_for
 from ...engine.runtime.processes import launched
 from ...engine.runtime.progress import Progress, silent
-from ..portraits.avataaars import LAYERS, avataaars, open_model
+from ..portraits.avataaars import LAYERS, avataaars
 from ..portraits.classifier import AttributeClassifier, classifier_loss
-from .card import SHEET, write_sheet
 from .phase import OutOfTime, Phase, own_rows, run_of
 from .settings import TrainConfig
 from .training_set import TrainingSet, build_training_set
@@ -243,7 +242,7 @@ def _trained(
 
 
 def _record(config: TrainConfig, out: Path, device: torch.device) -> dict[str, Any]:
-    """Facts for the model card: settings, steps, seconds, last losses, machine."""
+    """The record of a run: settings, steps, seconds, last losses, machine."""
     phases = {}
     for name in ("readout", "vae", "unet"):
         facts = state_facts(out / name)
@@ -259,9 +258,8 @@ def _record(config: TrainConfig, out: Path, device: torch.device) -> dict[str, A
 def train_avataaars(
     layers: str | Path, config: TrainConfig, progress: Callable[[str], Progress] = lambda name: silent
 ) -> Path:
-    """:func:`main` on the faces of a file of layers; returns the model's folder, with layers and a sheet."""
+    """:func:`main` on the faces of a file of layers; returns the model's folder, with its layers."""
     folder = main(config, progress, avataaars(Path(layers)))
     if launched().index == 0:  # the others may be here before the first has written the model
         shutil.copyfile(layers, folder / LAYERS)
-        write_sheet(open_model(folder), folder / SHEET)
     return folder

@@ -131,47 +131,6 @@ class FlowTrainConfig(TrainSettings):
     """Rendered training pictures, besides the memorized ones."""
     flow_steps: int = 12_000
     """Updates of the transformer's phase."""
-    card_samples: int = 512
-    """Prompts that the finished model's card is measured on; 0 writes no card."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the networks' arithmetic; weights, averages and losses are float32 in any case."""
     advanced: AdvancedFlowTrainConfig = field(default_factory=AdvancedFlowTrainConfig)
-
-
-@dataclass(frozen=True)
-class AdvancedDecoderTrainConfig(PhaseSettings):
-    """What rarely changes."""
-
-    decoder_batch: int = 4
-    """Pictures of one step."""
-    decoder_lr: float = 5e-4
-    """AdamW's highest rate, of the decoder and its judge."""
-    decoder_noise: float = 0.05
-    """Deviation of the noise on encoded latents, which are of deviation 1."""
-    denoised_until: float = 0.5
-    """Highest time that the transformer's latents are denoised from, in one step."""
-    edge_weight: float = 0.5
-    """Of the difference between neighbouring pixels, relative to the pixels: sharp outlines."""
-    colourings: int = 120
-    """Of each memorized template."""
-    judge_weight: float = 0.5
-    """Of the patches' score, as a fraction of the pixels' gradient at the last layer."""
-    feature_weight: float = 1.0
-    """Of the distance between the judge's features of the decoded and the true picture."""
-
-
-@dataclass(frozen=True)
-class DecoderTrainConfig(RunSettings):
-    """Settings of the training of a finished flow model's decoder."""
-
-    out: Annotated[str, Writes("folder")] = "decoder-run"
-    """Folder for the state and the finished model."""
-    model: str = ""
-    """Folder of the flow model; empty is the shipped one."""
-    pictures: int = 16_384
-    """Rendered training pictures, besides the memorized ones."""
-    steps: int = 7_000
-    """Updates of the decoder and its judge; the default is the shipped one's."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the networks' arithmetic; weights, averages and losses are float32 in any case."""
-    advanced: AdvancedDecoderTrainConfig = field(default_factory=AdvancedDecoderTrainConfig)

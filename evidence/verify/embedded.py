@@ -20,7 +20,7 @@ from ...engine.activations.presets import PRESETS
 from ...engine.io.files import write_json, write_text, write_whole
 from ...engine.portraits.flow import FLOW_WEIGHTS, SIDE, load_either
 from ...engine.portraits.models import WEIGHTS
-from ...engine.portraits.shipped import PEOPLE_SPACE, student_file
+from ...engine.portraits.shipped import PEOPLE_SPACE
 from ...engine.settings.nemo_options import SearchConfig
 from ..activations.claims import FLOW_PRIOR_LAYERS
 from ..activations.tapped_pictures import TESTING, Model, draw_scene
@@ -71,7 +71,7 @@ def write_data(name: str, folder: Path) -> Path:
 
 
 def _write_pictures(name: str, folder: Path) -> None:
-    """Lists, originals and keypoints of a model with memorized pictures; students and people of the 64 px portraits."""
+    """Lists, originals and keypoints of a model with memorized pictures; people of the 64 px portraits."""
     model = load_either(WORLDS[name])
     measured = flow_claims.halves()[1]
     rows: list[tuple[object, ...]] = []
@@ -91,7 +91,6 @@ def _write_pictures(name: str, folder: Path) -> None:
         _table(folder / file, ("Caption", "Index"), [(c, i) for i, c in enumerate(probed_model.captions(first, count))])
     write_spair(folder / "SPair-71k", model)
     if name == "portraits":
-        _copy(student_file("student"), folder / "students")
         _copy(PEOPLE_SPACE, folder)
         who = [FIRST_IDENTITY + FIRST_HELD_OUT + i for i in range(SITTERS)]
         for number, picture in enumerate(pictures_of(model, who)[0]):

@@ -10,7 +10,7 @@ from ..registry import named_in
 from .context import Context
 from .records import Estimate, Measured, Need, Published
 
-MODULES = ("nemo", "blocking", "attack", "gdf", "students", "w2w")
+MODULES = ("nemo", "blocking", "gdf", "w2w")
 """Modules of checks, in the order they are listed."""
 
 

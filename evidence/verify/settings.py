@@ -9,7 +9,6 @@ from typing import Any
 
 from ...engine.errors import refuse
 from ...engine.io.files import named, parse_table
-from ...engine.nemo.blocking_checks import AttackConfig
 from ...engine.settings.config import Config
 from ...engine.settings.nemo_options import PAPER_TAU, ProbeConfig, SearchConfig
 from ...engine.w2w import InvertConfig
@@ -50,7 +49,6 @@ class VerifySettings(Config):
         detect: how prompts are scored.
         probe: how neurons are searched.
         search: for neurons; without a tau it is calibrated on a fifth of the ordinary captions.
-        attack: on the text embedding, DoRI's.
         seeds, first_seed: samples of each prompt, and the seed of the first.
         usual: samples of ordinary captions, which say how far apart pictures usually are; where pixels judge.
         steps, guidance: of sampling.
@@ -65,7 +63,6 @@ class VerifySettings(Config):
     detect: ProbeConfig = ProbeConfig(range_of_batch=True)
     probe: ProbeConfig = ProbeConfig(range_of_batch=True)
     search: SearchConfig = SearchConfig(tau=PAPER_TAU, mode="parity", protocol="nemo")
-    attack: AttackConfig = AttackConfig()
     seeds: int = 10
     first_seed: int = 2
     usual: int = 16

@@ -11,6 +11,7 @@ import math
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,8 +116,14 @@ def checked(conditioning: list, regional: bool = False) -> list:
     for _, settings in conditioning:
         _check_keys(settings, len(conditioning), regional)
     if line := foreign_keys(conditioning):
-        logging.getLogger("vitrine").info("conditioning: %s", line)
+        warn_once(f"conditioning: {line}")
     return conditioning
+
+
+@lru_cache(maxsize=256)
+def warn_once(line: str) -> None:
+    """Into the server's log, for nodes that have no report to say it in."""
+    logging.getLogger("vitrine").warning(line)
 
 
 def _check_keys(settings: dict[str, Any], count: int, regional: bool) -> None:

@@ -47,7 +47,7 @@ class ControlGuider(comfy.samplers.CFGGuider):
         self.config, self.log = config, list[Any]()
         self.weighting = weighting_of(model)
         self.checkpoint = self.weighting.checkpoint if self.weighting is not None else None
-        if self.checkpoint is None and self.config.control != 1:
+        if self.checkpoint is None and self.config.size_guidance != 1:
             size_input(model.model)
         if self.checkpoint is not None and not any(SIZES in settings for _, settings in positive):
             raise refuse("positive", "no size values", "Size and Crop Values before it", "its model was trained so")

@@ -1,13 +1,13 @@
 // The people of Person Sliders (W2W): drag the person on the map of the space, pull sliders, and the picture follows: in one step
 // of a student while a hand drags, in a few steps of the model itself once it lets go.
-// The text fields stay the value (labels, strengths, "more", "place"); this only reads and writes them.
+// The text fields stay the value (labels, strengths, "more", "map_position"); this only reads and writes them.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
 import { ask, executionId, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PAIRS = [1, 2, 3, 4];
-const SENT = ["protect", "more", "place", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
+const SENT = ["protect", "more", "map_position", ...PAIRS.flatMap((i) => [`label_${i}`, `strength_${i}`])];
 const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as the loader's map
 const MARGIN = 0.06, HEIGHT = 390;
 const FACE = 72, NEAR = 7, RESTS = 120; // of a dot under the mouse: its face's side, pixels, milliseconds until it is asked for
@@ -71,7 +71,7 @@ export function fieldsOf(node) {
     return write("more", [...others, [label, round(value)]].map(([l, v]) => `${l}: ${v}`).join("\n"));
   };
   const place = () => {
-    const words = String(read("place")).replaceAll(",", " ").trim().split(/\s+/).map(Number);
+    const words = String(read("map_position")).replaceAll(",", " ").trim().split(/\s+/).map(Number);
     return words.length === 2 && words.every(Number.isFinite) ? words : null;
   };
   /** [label, strength] of all sliders that are not at 0. */
@@ -196,7 +196,7 @@ function openPeople(node, byHand) {
     const shown = map.getBoundingClientRect(); // the page scales the element with its zoom
     const x = ((event.clientX - shown.left) / shown.width) * map.width, y = ((event.clientY - shown.top) / shown.height) * map.height;
     const clamp = (v) => Math.min(1, Math.max(-1, v)).toFixed(4);
-    fields.write("place", `${clamp((x - map.width / 2) / side())} ${clamp((map.height / 2 - y) / side())}`);
+    fields.write("map_position", `${clamp((x - map.width / 2) / side())} ${clamp((map.height / 2 - y) / side())}`);
     draw();
     follow();
   };
@@ -206,7 +206,7 @@ function openPeople(node, byHand) {
     event.preventDefault();
     map.setPointerCapture(event.pointerId);
     leaveDot();
-    dragged = fields.read("place");
+    dragged = fields.read("map_position");
     if (event.detail < 2) drag(event);
   });
   map.addEventListener("pointermove", (event) => (dragged !== null ? drag(event) : point(event)));
@@ -260,7 +260,7 @@ function openPeople(node, byHand) {
   map.addEventListener("pointercancel", letGo);
   const putBack = (place) => {
     dragged = null;
-    fields.write("place", place);
+    fields.write("map_position", place);
     draw();
     follow();
   };
@@ -413,7 +413,7 @@ function openPeople(node, byHand) {
 app.registerExtension({
   name: "vitrine.people",
   nodeCreated(node) {
-    if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "place")) return;
+    if (node.comfyClass !== "VitrineW2WEdit" || !node.widgets?.find((w) => w.name === "map_position")) return;
     const panel = foldable(node, t("people and sliders"), (byHand) => openPeople(node, byHand), 420, true);
     for (const name of SENT) {
       const widget = node.widgets.find((w) => w.name === name);

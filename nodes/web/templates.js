@@ -5,7 +5,7 @@ const ORDER = [
   "Pull sliders, four nodes", "Pull sliders on a person", "Find the same part", "See what the model sees", "Sample in one step",
   "Stop the model copying a picture", "Check a model for copies", "Is my LoRA overfitted", "Look inside a copied picture",
   "Turn a folder of LoRAs into sliders", "Make a slider from pictures", "Change a person halfway through", "Sample a person in one step",
-  "Sample at twice the size", "Sample at twice the size, transformer", "Say how large a picture should look",
+  "Sample at twice the size", "Say how large a picture should look",
   "Make a picture look small or large",
   "Reuse saved neurons, people and layers", "Make your own slider, threshold and space",
 ];

@@ -77,7 +77,7 @@ def test_a_drag_in_the_panel_becomes_a_picture(bench, comfy):
 
     bare, name = bench.model("portraits"), "portraits people (shipped)"
     space = comfy.call("VitrineLoadW2WSpace", space_file=name, components=0)[0]
-    person = comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
+    person = comfy.call("VitrineW2WSample", space=space, seed=4, spread=1.0, components=0, truncation=0.0, wanted="")[0]
     renderer = people.renderer_of(space, None, None, None, None, "")[0]
     panel = people.PanelSession(space, w2w.usual_map, person, lambda inputs: w2w.moved(space, person, inputs), renderer)
     places = itertools.count()

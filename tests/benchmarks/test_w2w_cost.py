@@ -1,13 +1,6 @@
 """Cost of building a space, training its LoRAs, and of sampling, applying and inverting models."""
 
 import copy
-import os
-import statistics
-import subprocess
-import sys
-import textwrap
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +10,6 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.runtime.processes import ONE_CORE, cores
 from vitrine.engine.w2w import (
     BatchedLora,
     InvertConfig,
@@ -66,74 +58,6 @@ def test_gram_route_equals_scikit_learn_and_is_faster(bench):
     np.testing.assert_allclose(made.singular_values.numpy(), plain.singular_values_, rtol=1e-4)
     assert angle < 1e-4
     bench.at_most("time", row["scikit-learn PCA"].ratio, 1 / 5)
-
-
-STREAM = """
-    import sys, time
-    import numpy as np, torch
-    from vitrine.engine.w2w import PCAConfig, principal_components
-    from vitrine.engine.w2w.space.principal_components import Matrix
-
-    path, n, d = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    rows = torch.from_numpy(np.memmap(path, np.float32, "r+", shape=(n, d)))
-    start = time.process_time()
-    found = principal_components(Matrix(rows), PCAConfig(200, "gram", int(1.2 * 2**30)))
-    print(time.process_time() - start, len(found.basis))
-"""
-
-
-def test_streaming_keeps_its_memory(bench, tmp_path):
-    """5,000 x 100k (2 GB on disk) within 2 GB of memory that no file backs; mapped pages may be dropped."""
-    n, d = (300, 1_000) if bench.tiny else (5_000, 100_000)
-    path, found = tmp_path / "rows.f32", {}
-    data = np.memmap(path, np.float32, "w+", shape=(n, d))
-    g = np.random.default_rng(0)
-    for start in range(0, d, 10_000):
-        data[:, start : start + 10_000] = g.standard_normal((n, min(d, 10_000)), dtype=np.float32)
-    data.flush()
-
-    def build():
-        command = [sys.executable, "-c", textwrap.dedent(STREAM), str(path), str(n), str(d)]
-        process, peak = subprocess.Popen(command, stdout=subprocess.PIPE, text=True), 0.0
-        while process.poll() is None:
-            peak = max(peak, anonymous(process.pid))
-            time.sleep(0.05)
-        found.update(seconds=float(process.stdout.read().split()[0]), peak=peak)
-
-    bench.benchmark.pedantic(build, rounds=1)
-    whole = [n * d * 4 / 2**30]
-    bench.record(
-        "W2W, PCA streamed from disk",
-        "the matrix in memory",
-        f"matrix {n} x {d}",
-        [found["peak"]],
-        whole,
-        unit="memory (GiB)",
-    )
-    bench.say(cost_model(n, d, found["seconds"]))
-    bench.at_most("GiB of anonymous memory", found["peak"], 2.0)
-
-
-def anonymous(pid):
-    """GiB of memory of a process that no file backs."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((int(x.split()[1]) / 2**20 for x in lines if x.startswith("RssAnon")), 0.0)
-
-
-def cost_model(n, d, seconds):
-    """2 N^2 D for the Gram matrix, 9 N^3 for its eigenvectors, 2 N K D for the components."""
-    rate = (2 * n * n * d + 9 * n**3 + 2 * n * 200 * d) / seconds
-    big, k = 65_000, 10_000
-    work = 2 * big * big * d + 9 * big**3 + 2 * big * k * d
-    gram, basis = 8 * big**2 / 2**30, 4 * k * d / 2**30
-    return (
-        f"{rate / 1e9:.0f} GFLOP/s here; 65,000 x 100k with 10,000 components: {work:.1e} operations, "
-        f"{work / rate / 3600:.0f} h on this machine; Gram matrix {gram:.0f} GiB in float64, components {basis:.1f} "
-        f"GiB: a machine of 128 GiB, {work / 2e12 / 3600:.1f} h at 2 TFLOP/s (a server of 64 cores)"
-    )
 
 
 # --- models of a space --------------------------------------------------------------------------------------------
@@ -191,63 +115,6 @@ def test_batched_training_in_one_process(bench, model, count, rounds):
     trainer = BatchedTrainer(denoiser_of(full.net), made, RECIPE)
     method, name = f"W2W, one step of {count} LoRAs together", "PEFT, one after another"
     bench.compare(method, full.label, trainer.step, {name: (peft_step(full.net, made[0]), count)}, rounds, grad=True)
-
-
-WORKER = """
-    import itertools
-    import sys
-
-    import torch
-    from vitrine.engine.diffusion.denoiser import Condition
-    from vitrine.engine.w2w import BatchedTrainer, LoraTrainConfig, Subject
-    from vitrine.evidence.w2w.people import frozen
-
-    text = Condition(torch.zeros(1, 24, 64))
-    subjects = [Subject(str(i), torch.randn(4, 4, 16, 16), text, i) for i in range(int(sys.argv[1]))]
-    trainer = BatchedTrainer(frozen()[1], subjects, LoraTrainConfig(alpha=4.0, batch=1, lr=1e-2))
-    for line in itertools.chain(["2"], iter(sys.stdin.readline, "")):
-        for _ in range(int(line)):
-            trainer.step()
-        print("done", flush=True)
-"""
-
-
-def test_throughput_of_batched_training_on_every_core(bench):
-    """As ``vitrine w2w train-loras`` trains: a worker a core with 64 models each, against PEFT with all cores.
-
-    Pictures a second over all rounds, as throughput is not what the luckiest round did.
-    """
-    full, count, steps = bench.model("portraits"), 64, 1
-    made = pictures(1, full.x.shape[1:], full.text)
-    command = [sys.executable, "-c", textwrap.dedent(WORKER), str(count)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": {**os.environ, **ONE_CORE}}
-    workers = [subprocess.Popen(command, **pipes) for _ in range(cores())]
-    plain = peft_step(full.net, made[0])
-
-    def ours():
-        for worker in workers:
-            worker.stdin.write(f"{steps}\n")
-            worker.stdin.flush()
-        assert all(worker.stdout.readline() == "done\n" for worker in workers)
-
-    def theirs():
-        for _ in range(20):
-            plain()
-
-    try:
-        assert all(worker.stdout.readline() == "done\n" for worker in workers)
-        method, factor = f"W2W, LoRA training, {len(workers)} workers", steps * count * len(workers) / 20
-        against = {"PEFT, one after another": (theirs, factor)}
-        row = bench.compare(method, full.label, ours, against, 20, grad=True, summary=statistics.mean)
-    finally:
-        for worker in workers:
-            worker.kill()
-    each = 1e3 / (steps * count * len(workers))
-    bench.say(
-        f"{row['PEFT, one after another'].ours * each:.1f} ms a picture, "
-        f"PEFT {row['PEFT, one after another'].theirs * each:.1f}"
-    )
-    bench.at_most("time", row["PEFT, one after another"].ratio, 1 / 4)
 
 
 @pytest.mark.parametrize("model", ["portraits", "SD1.5"])

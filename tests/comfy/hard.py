@@ -93,15 +93,15 @@ class Scene:
         return self.comfy.call("VitrineW2WSample", space=self.space, seed=seed, **told)[0]
 
     def block(self, model):
-        told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+        told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
         return self.comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NEURONS, **told)[0]
 
     def edit_late(self, model, start=700.0):
         told = {"space": self.space, "w2w_model": self.person, "late_model": self.other, "strength": 1.0}
-        return self.comfy.call("VitrineApplyW2WModel", model=model, start=start, **told)[0]
+        return self.comfy.call("VitrineApplyW2WModel", model=model, start_timestep=start, **told)[0]
 
     def tap(self, model):
-        return self.comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESS, steps="all")
+        return self.comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESS, record_steps="all")
 
     def ksampler(self, model, steps=3, cfg=3.0, seed=5):
         """Latents of core KSampler."""
@@ -115,12 +115,12 @@ class Scene:
         probe = {"seeds": 3, "timestep_index": 4, "latent": self.latent}
         captions = {"model": self.model, "clip": self.clip, "prompts": CAPTIONS}
         picture = {"model": self.model, "vae": self.vae, "positive": self.positive}
-        own = {"selection": "addresses below", "addresses": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
+        own = {"selection": "layers below", "layers": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 2}
         images, _, masks = self.pictures
         calibration = self.comfy.call("VitrineNEMOCalibrate", **captions, **probe)[0]
         both = self.tap(self.block(self.edit_late(self.model)))[0]
         reference = {"samples": torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(2))}
-        student = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
+        student = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, "noise": "unit"}
         call = self.comfy.call
         return {
             "KSampler": lambda: [self.ksampler(self.model)],
@@ -137,7 +137,7 @@ class Scene:
                 call("VitrineSegmentLikeThis", examples=images, masks=masks, images=images, hidden=0, **picture,
                      **own)[1]],
             "Rank Layers": lambda: [
-                call("VitrineRankActivations", images=images, masks=masks, places="mid-*-q, up-level0-repeat0-*-q",
+                call("VitrineRankActivations", images=images, masks=masks, layers="mid-*-q, up-level0-repeat0-*-q",
                      timestep=50.0, noise=0.0, granularity=0.0, budget=0, most=2, **picture)[3]],
             "Word Map": lambda: list(
                 call("VitrineWordMap", clip=self.clip, image=images, word="hair", seed=0, timestep=300.0, prompt=PROMPT,
@@ -165,7 +165,7 @@ class Scene:
                      lr=0.6, batch=2, components=0, prior=0.0, seed=0, **picture)[0].coefficients],
             "Slider from Pictures (W2W)": lambda: [
                 call("VitrineTrainW2WSlider", space=self.space, before=images[:2], after=images[2:], label="own",
-                     steps=2, seed=0, start=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
+                     steps=2, seed=0, start_timestep=900.0, save_as="", lr=0.3, **picture)[0].directions["own"]],
             "Build LoRA Space (W2W)": self.built,
         }  # fmt: skip
 

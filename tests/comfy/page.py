@@ -63,7 +63,7 @@ def free_port():
 @contextmanager
 def server(comfyui, pack, base, flags=(), user=None):
     """ComfyUI with only this pack, in a folder of ours, with these settings of the user's; yields its address."""
-    (base / "custom_nodes").mkdir(parents=True)
+    (base / "custom_nodes").mkdir(parents=True, exist_ok=True)
     settings = base / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True)
     shown, served = page_to_test()
@@ -212,10 +212,14 @@ READY = (
 
 
 class Page:
-    """One open tab."""
+    """One open tab.
 
-    def __init__(self, socket_):
-        self.socket, self.number, self.console = socket_, 0, []
+    Attributes:
+        browser: address of the browser's list of tabs.
+    """
+
+    def __init__(self, socket_, browser=""):
+        self.socket, self.browser, self.number, self.console = socket_, browser, 0, []
 
     async def send(self, method, **params):
         self.number += 1
@@ -319,6 +323,22 @@ class Page:
         for kind in ("rawKeyDown" if modifiers else "keyDown", "keyUp"):
             await self.send("Input.dispatchKeyEvent", type=kind, **told)
 
+    async def click(self, x, y):
+        """A real click, after which this tab may be behind another: nothing in it settles then."""
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            await self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    @asynccontextmanager
+    async def newest_tab(self):
+        """The tab that was opened last."""
+        import aiohttp
+
+        async with aiohttp.ClientSession() as session:
+            async with session.get(self.browser) as answer:
+                first = next(t for t in await answer.json(content_type=None) if t["type"] == "page")
+            async with session.ws_connect(first["webSocketDebuggerUrl"], max_msg_size=0) as connection:
+                yield Page(connection, self.browser)
+
     async def screenshot(self, path):
         answer = await self.send("Page.captureScreenshot", format="png")
         Path(path).write_bytes(base64.b64decode(answer["data"]))
@@ -341,12 +361,13 @@ async def page(address):
                     continue
                 port = written.read_text().partition("\n")[0]  # the one that the browser chose
                 with suppress(aiohttp.ClientError):
-                    async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                    browser_tabs = f"http://127.0.0.1:{port}/json"
+                    async with session.get(browser_tabs) as answer:
                         tabs = [t for t in await answer.json(content_type=None) if t["type"] == "page"]
                 if tabs:
                     break
             async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
-                tab = Page(connection)
+                tab = Page(connection, browser_tabs)
                 await tab.send("Page.enable")
                 await tab.send("Runtime.enable")
                 await tab.send("Log.enable")

@@ -31,7 +31,7 @@ def test_a_node_that_ran_is_known(comfy):
 
     graph = {
         "71": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
-        "72": ("VitrineTapDuringSampling", {"model": ["71", 0], "addresses": "auto", "steps": "0"}),
+        "72": ("VitrineTapDuringSampling", {"model": ["71", 0], "layers": "auto", "record_steps": "0"}),
         "73": ("VitrineActivePatches", {"model": ["72", 0]}),
         "74": ("PreviewAny", {"source": ["73", 1]}),
     }
@@ -91,10 +91,10 @@ def test_fields_become_dropdowns_and_keep_their_values(driver, address, vue):
     assert "of my own space" in seen["own"] and "glasses" in seen["own"]
     edit, tap = seen["sent"]["VitrineW2WEdit"], seen["sent"]["VitrineTapDuringSampling"]
     assert chosen.items() <= edit.items() and seen["sent"]["VitrineLoadW2WSpace"]["colour_by"] == "beard"
-    assert tap["addresses"].split() == ["mid-vit-out", "up-level0-out"] and set(tap) == {
+    assert tap["layers"].split() == ["mid-vit-out", "up-level0-out"] and set(tap) == {
         "model",
-        "addresses",
-        "steps",
+        "layers",
+        "record_steps",
         "first_step",
         "selection",
     }

@@ -47,7 +47,7 @@ def pixart(comfy):
 @pytest.mark.parametrize("beta", [1.0, 1.375])
 def test_node_and_pipeline_give_the_same_latents(comfy, request, family, beta, no_hooks_left):
     twins = request.getfixturevalue(family)
-    theirs, report = node(comfy, twins, control=beta)
+    theirs, report = node(comfy, twins, size_guidance=beta)
     ours = pipeline(twins, GammaConfig(), GuidanceConfig(3.0, beta))
     assert close(theirs, ours.images)
     no_hooks_left(twins.model.model.diffusion_model)
@@ -61,7 +61,9 @@ def test_node_and_pipeline_give_the_same_latents(comfy, request, family, beta, n
 @pytest.mark.parametrize(("family", "form"), [("xl", "power_cos"), ("xl", "constant"), ("pixart", "power_cos")])
 def test_other_neutral_sizes_agree_too(comfy, request, family, form, reference):
     twins = request.getfixturevalue(family)
-    theirs, _ = node(comfy, twins, control=1.5, reference=reference, nesting="semantic_inner", alpha=0.5, form=form)
+    theirs, _ = node(
+        comfy, twins, size_guidance=1.5, reference=reference, nesting="semantic_inner", alpha=0.5, form=form
+    )
     neutral, curve = {"zeros": "zeros"}.get(reference, (40, 48)), GammaConfig(form, 0.5)
     guidance = GuidanceConfig(3.0, 1.5, "semantic_inner")
     assert close(theirs, pipeline(twins, curve, guidance, reference=neutral).images)
@@ -79,7 +81,7 @@ def test_the_parts_in_a_row_are_the_sampler(comfy, xl):
     noise = sample.prepare_noise(latent()["samples"], 3)
     with torch.inference_mode():
         made = guider.sample(noise, latent()["samples"], samplers.sampler_object("euler"), sigmas, seed=3).clone()
-    whole, _ = node(comfy, xl, control=1.375)
+    whole, _ = node(comfy, xl, size_guidance=1.375)
     assert not close(whole, node(comfy, xl)[0]), "control guidance has an effect"
     assert torch.equal(made * xl.scale, whole)
     assert [s.evaluations for s in guider.log] == [3] * 4
@@ -138,19 +140,6 @@ def test_a_drawn_curve_takes_the_place_of_the_form(comfy, xl):
     assert not torch.equal(call(drawn, told), call(weighted(xl.model, GammaConfig("linear")), told))
     with pytest.raises(VitrineError, match="0:0, 0.5:0.2, 1:1 is a curve"):
         comfy.call("VitrineApplyGammaSchedule", model=xl.model, **CURVE | {"points": "up"})
-
-
-def test_rows_have_weights_of_their_own(xl):
-    from vitrine.nodes.comfy.control import weighted
-
-    model = weighted(xl.model, GammaConfig("step", step_at=0.5))
-    told = vector(xl.model, **SMALL)
-    both = call(model, told.expand(2, -1), torch.tensor([900.0, 100.0]))
-    swapped = call(model, told.expand(2, -1), torch.tensor([100.0, 900.0]))
-    assert torch.allclose(both.flip(0), swapped, atol=1e-5)
-    neutral = vector(xl.model, **SMALL | {"width": 64, "height": 64})
-    assert torch.allclose(both[:1], call(xl.model, neutral, 900.0), atol=1e-5)
-    assert torch.allclose(both[1:], call(xl.model, told, 100.0), atol=1e-5)
 
 
 @pytest.mark.parametrize("t", [100.0, 500.0, 800.0])

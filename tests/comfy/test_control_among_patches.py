@@ -90,13 +90,13 @@ def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, s
 def test_a_blocker_and_a_tap_find_the_prompt(comfy, scene, config):
     model, positive, neurons = scene
     settings = {"scale": 3.0} | config
-    told = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "cond", "start_percent": 0.0, "end_percent": 1.0}
     blocked = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0]
     found = guided(ours(blocked, positive, **settings))
     assert torch.equal(found, guided(ours(blocked_by_text(model, positive[0][0], neurons), positive, **settings)))
     assert not torch.equal(found, guided(ours(model, positive, **settings)))
     site = value_sites(model.model.diffusion_model, "all")[0]
-    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=site.address, steps="all")
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers=site.address, record_steps="all")
     assert torch.equal(guided(ours(tapped, positive, **settings)), guided(ours(model, positive, **settings)))
     values = model.model.diffusion_model.get_submodule(site.path)
     for step in recorder.record:
@@ -115,7 +115,7 @@ def test_where_control_has_no_weight_the_null_is_the_prompt(comfy, scene):
 
     told = with_sizes(POSITIVE, SizeCondition((16, 24), (0, 0), (64, 64)), (64, 64))
     model = weighted(xl_twins().model, GammaConfig("power_cos", 8.0))
-    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="all")
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="all")
     guider = ours(tapped, told, 3.0, 1.375)
     guided(guider, 8)
     assert {s.evaluations for s in guider.log} == {2, 3}

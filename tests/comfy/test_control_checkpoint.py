@@ -201,26 +201,3 @@ def test_what_does_not_fit_is_refused(comfy, portraits, folder):
             comfy.call("VitrineControlValues", **values, extra=extra)
     (kept,) = comfy.call("VitrineControlValues", **values, extra="a = 1\nb: -2e-1")
     assert kept[0][1]["vitrine_sizes"].extra == {"a": 1.0, "b": -0.2}
-
-
-def test_a_graph_with_every_node(comfy, portraits, folder):
-    write(portraits.pipe, folder / "graph.safetensors")
-    graph = {
-        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
-        "3": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": ""}},
-        "4": {"class_type": "EmptyLatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}},
-        "5": {"class_type": "VitrineLoadControl", "inputs": {"model": ["1", 0], "file": "graph.safetensors"}},
-        "6": {"class_type": "VitrineNoisyReplicatePadding",
-              "inputs": {"conditioning": ["2", 0], "mode": "replicate", "beta_txt": 0.01, "scope": "copies",
-                         "axis": "channel", "seed": 0, "tokens": 12}},
-        "7": {"class_type": "VitrineControlConditionedSampler",
-              "inputs": {"model": ["5", 0], "positive": ["6", 0], "negative": ["3", 0], "latent_image": ["4", 0],
-                         **FAR, **CURVE, **RUN, **NESTED, "upscale": 1.0}},
-        "8": {"class_type": "VAEDecode", "inputs": {"samples": ["7", 0], "vae": ["1", 2]}},
-        "10": {"class_type": "PreviewImage", "inputs": {"images": ["8", 0]}},
-        "11": {"class_type": "PreviewImage", "inputs": {"images": ["7", 1]}},
-    }  # fmt: skip
-    history, error = comfy.run(graph)
-    assert error is None, error
-    assert history["outputs"]["10"]["images"]

@@ -106,11 +106,6 @@ def test_patches_of_guidance_still_act(xl):
     assert [s.evaluations for s in guider.log] == [2] * 4
 
 
-def test_guidance_grows_with_the_resolution(comfy, xl):
-    law, report = node(comfy, xl, cfg=1.5, upscale=2.0)
-    assert torch.equal(law, node(comfy, xl, cfg=2.0)[0]) and "guidance 2\n" in report
-
-
 @pytest.mark.parametrize("negative", ["picture", "positive"])
 def test_both_doors_tell_the_negative_one_size(comfy, xl, negative):
     """picture is what ComfyUI's KSampler does, positive what diffusers' SDXL pipeline does: both stock, no curve."""
@@ -118,7 +113,7 @@ def test_both_doors_tell_the_negative_one_size(comfy, xl, negative):
     from vitrine.nodes.comfy.conditioning import with_sizes
 
     found, _ = node(comfy, xl, form="constant", negative_sizes=negative)
-    config = GuidanceConfig(3.0, negative=negative)
+    config = GuidanceConfig(3.0, negative_sizes=negative)
     assert close(found, pipeline(xl, GammaConfig("constant"), config).images)
     stock = StableDiffusionXLPipeline(**xl.pipe.components)
     stock.set_progress_bar_config(disable=True)
@@ -148,7 +143,7 @@ def test_the_positives_sizes_for_the_negative_under_equation_two(comfy, xl, alph
     """With a curve, control guidance and steps whose control has no weight, both doors still agree."""
     how = {"control": 1.375, "negative_sizes": "positive", "alpha": alpha, "crop_left": 0, "crop_top": 0}
     found, report = node(comfy, xl, **how)
-    config = GuidanceConfig(3.0, 1.375, negative="positive")
+    config = GuidanceConfig(3.0, 1.375, negative_sizes="positive")
     ours = pipeline(xl, GammaConfig(alpha=alpha), config, replace(TOLD, crop=(0, 0)))
     assert not close(found, node(comfy, xl, **how | {"negative_sizes": "picture"})[0]), "the switch has an effect"
     assert close(found, ours.images)
@@ -157,7 +152,7 @@ def test_the_positives_sizes_for_the_negative_under_equation_two(comfy, xl, alph
 
 def test_an_unknown_switch_is_refused():
     with pytest.raises(VitrineError, match="picture"):
-        GuidanceConfig(3.0, negative="both")
+        GuidanceConfig(3.0, negative_sizes="both")
 
 
 def test_control_values_refuse_a_model_that_is_told_no_sizes(comfy, xl):

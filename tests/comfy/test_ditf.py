@@ -34,7 +34,7 @@ def test_modulated_inputs_agree(comfy, name, no_hooks_left):
 
 
 PLACE = "vit-block4-in"
-ASKED = {"selection": "addresses below", "addresses": PLACE, "timestep": 50.0, "seed": 0, "ensemble": 2}
+ASKED = {"selection": "layers below", "layers": PLACE, "timestep": 50.0, "seed": 0, "ensemble": 2}
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def test_a_panels_drags_leave_no_network_without_an_owner(comfy, uncollected):
     from vitrine.nodes.comfy import people
 
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
-    person = comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
+    person = comfy.call("VitrineW2WSample", space=space, seed=4, spread=1.0, components=0, truncation=0.0, wanted="")[0]
     renderer = people.renderer_of(space, None, None, None, None, "")[0]
     panel = people.PanelSession(space, w2w.usual_map, person, lambda inputs: w2w.moved(space, person, inputs), renderer)
     for strength in (1.0, 2.0):

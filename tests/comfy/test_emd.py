@@ -31,7 +31,7 @@ def positive(loaded):
 
 
 def generate(comfy, model, positive, batch=1, **how):
-    told = {"student": NONE, "contract": "manual", "timestep": 999.0, "noise": "unit", "seed": 5} | how
+    told = {"student": NONE, "preset": "manual", "timestep": 999.0, "noise": "unit", "seed": 5} | how
     latent = {"samples": torch.zeros(batch, 4, 16, 16)}
     return comfy.call("VitrineEMDOneStepGenerator", model=model, positive=positive, latent=latent, **told)[0]
 
@@ -82,21 +82,6 @@ def test_one_call_no_negative_rows(comfy, loaded, positive):
     assert calls == [3] and many["samples"].shape == (3, 4, 16, 16)
 
 
-def test_a_real_graph(comfy):
-    graph = {
-        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
-        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 128, "height": 128, "batch_size": 1}},
-        "4": {"class_type": "VitrineEMDOneStepGenerator", "inputs": {
-            "model": ["1", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": 1, "student": NONE,
-            "contract": "manual", "timestep": 999.0, "noise": "unit"}},
-        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["1", 2]}},
-        "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
-    }  # fmt: skip
-    result, error = comfy.run(graph)
-    assert error is None and result["outputs"]["7"]["images"]
-
-
 def lora(path, metadata=None, peft=False, scale=0.05):
     site = "down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
     down, up = ("lora_A.weight", "lora_B.weight") if peft else ("lora_down.weight", "lora_up.weight")
@@ -125,15 +110,15 @@ def test_student_file_and_refusals(comfy, loaded, positive, folder):
     strange = {f"lora_unet_other.lora_{part}.weight": torch.ones(2, 2) for part in ("down", "up")}
     save_file(strange, folder / "other.safetensors", StudentPreset().to_metadata())
     base = generate(comfy, loaded[0], positive, timestep=625.0)["samples"]
-    student = generate(comfy, loaded[0], positive, student="good.safetensors", contract="auto")["samples"]
+    student = generate(comfy, loaded[0], positive, student="good.safetensors", preset="auto")["samples"]
     assert (student - base).abs().max() > 1e-4
     again = generate(comfy, loaded[0], positive, timestep=625.0)["samples"]
     assert torch.equal(again, base), "the LoRA stays on its clone"
     for name, message in (("bare", "student preset"), ("peft", "PEFT"), ("other", "LoRA of this base")):
         with pytest.raises(VitrineError, match=message):
-            generate(comfy, loaded[0], positive, student=f"{name}.safetensors", contract="auto")
+            generate(comfy, loaded[0], positive, student=f"{name}.safetensors", preset="auto")
     with pytest.raises(VitrineError, match="auto without"):
-        generate(comfy, loaded[0], positive, contract="auto")
+        generate(comfy, loaded[0], positive, preset="auto")
 
 
 def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, folder):
@@ -145,7 +130,7 @@ def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, fol
     assert pictures.shape == (4, 64, 64, 3) and pictures.min() >= 0 and pictures.max() <= 1
     shutil.copy(file, folder / "tiny.safetensors")
     base = generate(comfy, loaded[0], positive, timestep=625.0)["samples"]
-    student = generate(comfy, loaded[0], positive, student="tiny.safetensors", contract="auto")["samples"]
+    student = generate(comfy, loaded[0], positive, student="tiny.safetensors", preset="auto")["samples"]
     assert not torch.equal(student, base)
     other = EMDOneStepPipeline.from_pipe(load_portraits().pipeline())
     wanted = other(PROMPT, [5], other.load_student(file, "portraits"), output_type="latent").images
@@ -173,9 +158,9 @@ SEVERAL = ["SDXL-Lightning, 4 steps", "DMD2 SDXL, 4 steps", "TCD-LoRA, 4 steps"]
 def test_students_of_several_steps_node_pipeline_and_variety(comfy, loaded, pipe, positive, portrait_students, name):
     calls = []
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: calls.append(len(i[0])))
-    found = generate(comfy, loaded[0], positive, batch=2, contract=name)
-    mixed = generate(comfy, loaded[0], positive, batch=2, contract=name, base=loaded[0], base_steps=3)
-    half = generate(comfy, loaded[0], positive, batch=2, contract=name, base=loaded[0], replaces=2)
+    found = generate(comfy, loaded[0], positive, batch=2, preset=name)
+    mixed = generate(comfy, loaded[0], positive, batch=2, preset=name, base=loaded[0], base_steps=3)
+    half = generate(comfy, loaded[0], positive, batch=2, preset=name, base=loaded[0], replaces=2)
     handle.remove()
     assert calls == [2] * 4 + [2] * 6 + [2] * 4, "one call a step; three of the base for the first; two for two"
     teacher = Denoiser.from_diffusers(pipe)
@@ -193,16 +178,16 @@ def test_a_student_that_predicts_the_picture(comfy, loaded, positive, monkeypatc
     monkeypatch.setitem(nodes.ONE_STEP, "SDXL-Lightning, 1 step", preset)
     outputs = []
     handle = loaded[0].model.diffusion_model.register_forward_hook(lambda m, i, o: outputs.append(o.clone()))
-    found = generate(comfy, loaded[0], positive, contract="SDXL-Lightning, 1 step")
+    found = generate(comfy, loaded[0], positive, preset="SDXL-Lightning, 1 step")
     handle.remove()
     torch.testing.assert_close(loaded[0].model.process_latent_in(found["samples"]), outputs[0].float())
 
 
 def test_students_of_other_models_are_refused(comfy, loaded, positive):
     for how, message in (
-        ({"contract": "SDXL-Lightning, 4 steps"}, "a UNet of SDXL"),
-        ({"contract": "LCM (full), 4 steps"}, "a UNet of SD1.5 or SDXL"),
-        ({"contract": "DMD2 SD1.5"}, "accepted: a UNet of SD1.5"),
+        ({"preset": "SDXL-Lightning, 4 steps"}, "a UNet of SDXL"),
+        ({"preset": "LCM (full), 4 steps"}, "a UNet of SD1.5 or SDXL"),
+        ({"preset": "DMD2 SD1.5"}, "accepted: a UNet of SD1.5"),
         ({"base": loaded[0]}, "disconnect it"),
     ):
         with pytest.raises(VitrineError, match=message):

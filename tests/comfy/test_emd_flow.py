@@ -32,7 +32,7 @@ def positive(loaded):
 @pytest.fixture(scope="module")
 def generate(comfy, loaded, positive):
     def generated(batch=1, **how):
-        told = {"student": NONE, "contract": "manual", "timestep": 1000.0, "noise": "unit", "seed": 5} | how
+        told = {"student": NONE, "preset": "manual", "timestep": 1000.0, "noise": "unit", "seed": 5} | how
         latent = {"samples": torch.zeros(batch, 16, 16, 16)}
         return comfy.call("VitrineEMDOneStepGenerator", model=loaded[0], positive=positive, latent=latent, **told)
 
@@ -57,7 +57,7 @@ def test_one_step_is_the_pipelines(loaded, pipe, generate, t):
 @pytest.mark.parametrize("base_steps", [0, 1, 3])
 def test_schnells_four_steps_with_and_without_the_base(loaded, pipe, generate, base_steps):
     how = {} if not base_steps else {"base": loaded[0], "base_steps": base_steps}
-    ours, *_ = generate(2, contract=SCHNELL, **how)
+    ours, *_ = generate(2, preset=SCHNELL, **how)
     begins = {}
     if base_steps:
         first = FirstSteps(1, 0 if base_steps == 1 else base_steps)
@@ -74,7 +74,7 @@ def custom(comfy, model, positive, latent, sigmas, sampler, seed=5):
 
 def test_cores_sampler_takes_the_students_levels(comfy, loaded, positive, generate):
     latent = {"samples": torch.zeros(1, 16, 16, 16)}
-    ours, sigmas, sampler = generate(contract=SCHNELL)
+    ours, sigmas, sampler = generate(preset=SCHNELL)
     assert sigmas.tolist() == [1.0, 0.75, 0.5, 0.25, 0.0]
     theirs = custom(comfy, loaded[0], positive, latent, sigmas, sampler)
     close(loaded, theirs, loaded[0].model.process_latent_in(ours["samples"]), 1e-4)

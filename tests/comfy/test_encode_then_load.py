@@ -73,7 +73,7 @@ def calibrated(measure, value):
 
 def tapped(comfy, model, clip, vae, timestep=961.0, positive=None):
     picture = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(1))
-    asked = {"image": picture, "selection": "addresses below", "addresses": VALUES, "timestep": timestep, "seed": 0}
+    asked = {"image": picture, "selection": "layers below", "layers": VALUES, "timestep": timestep, "seed": 0}
     positive = encoded(clip) if positive is None else positive
     taps = comfy.call(
         "VitrineActivationTap", model=model, vae=vae, positive=positive, ensemble=1, dtype="float32", **asked
@@ -143,17 +143,17 @@ def by_hooks(comfy, model, clip):
 
 def by_blocker(comfy, model, clip):
     neurons = NeuronSet({VALUES: tuple(range(40))})
-    how = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    how = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     return comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **how)[0], clip
 
 
 def by_late_person(comfy, model, clip):
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     people = [
-        comfy.call("VitrineW2WSample", space=space, seed=n, factor=3.0, components=0, truncation=0.0, wanted="")[0]
+        comfy.call("VitrineW2WSample", space=space, seed=n, spread=3.0, components=0, truncation=0.0, wanted="")[0]
         for n in (1, 2)
     ]
-    asked = {"space": space, "w2w_model": people[0], "late_model": people[1], "start": 990.0, "strength": 1.0}
+    asked = {"space": space, "w2w_model": people[0], "late_model": people[1], "start_timestep": 990.0, "strength": 1.0}
     return comfy.call("VitrineApplyW2WModel", model=model, **asked)[0], clip
 
 

@@ -99,7 +99,9 @@ def test_one_prediction_through_both_doors(comfy, loaded):
 
 def test_taps_while_comfyui_samples(comfy, loaded):
     before = loaded.sample(loaded.model)
-    watched, recorder = comfy.call("VitrineTapDuringSampling", model=loaded.model, addresses=loaded.place, steps="0 1")
+    watched, recorder = comfy.call(
+        "VitrineTapDuringSampling", model=loaded.model, layers=loaded.place, record_steps="0 1"
+    )
     assert torch.equal(loaded.sample(watched), before)
     taps = recorder.record[1]["cond"][loaded.place]
     assert list(recorder.record) == [0, 1] and taps.grid is not None and taps.tensor.shape[0] == 1
@@ -136,8 +138,8 @@ def test_neurons_are_blocked_while_comfyui_samples(comfy, loaded):
         neurons=neurons,
         factor=0.0,
         branch="both",
-        start=0.0,
-        end=1.0,
+        start_percent=0.0,
+        end_percent=1.0,
         tokens="",
     )[0]
     before = loaded.sample(loaded.model)

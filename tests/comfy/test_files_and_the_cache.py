@@ -80,9 +80,9 @@ class Desk:
     def activations(self):
         pictures, _, masks = self.call("VitrineRenderPortrait", seed=3, count=4, size=64, part="shirt")
         own = {"model": self.model, "vae": self.vae, "positive": self.positive}
-        tap = {"selection": "addresses below", "addresses": PLACE, "timestep": 50.0, "ensemble": 1}
+        tap = {"selection": "layers below", "layers": PLACE, "timestep": 50.0, "ensemble": 1}
         taps = self.one("VitrineActivationTap", image=pictures, **own, **tap)
-        watched, recorder = self.call("VitrineTapDuringSampling", model=self.model, addresses=PLACE, steps="all")
+        watched, recorder = self.call("VitrineTapDuringSampling", model=self.model, layers=PLACE, record_steps="all")
         sampled = self.sampled(watched)
         self.call("VitrineCollectTaps", recorder=recorder, latent=sampled)
         self.call("VitrineActivationPicture", activations=taps)
@@ -92,7 +92,7 @@ class Desk:
         self.call("VitrineLoadActivations", file="mine.safetensors")
         self.call("VitrineFindCorrespondence", source=pictures[:1], target=pictures[1:], points="0.4 0.4", **own, **tap)
         self.call("VitrineSegmentLikeThis", examples=pictures, masks=masks, images=pictures, **own, **tap)
-        told = {"places": "up-level1-repeat0-vit-block0-cross-*", "most": 2, "noise": 0.0, "granularity": 0.0}
+        told = {"layers": "up-level1-repeat0-vit-block0-cross-*", "most": 2, "noise": 0.0, "granularity": 0.0}
         preset = self.one("VitrineRankActivations", images=pictures, masks=masks, **own, **told)
         self.call("VitrineSaveFeaturePreset", preset=preset, name="mine")
         self.call("VitrineLoadFeaturePreset", file="mine.json", model=self.model)

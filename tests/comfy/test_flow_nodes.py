@@ -11,7 +11,7 @@ from vitrine_tests.families.twin import EqualEpsilon
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 PLACES = "vit-block1-out\nvit-block3-out"
-NODE = {"selection": "addresses below", "addresses": PLACES, "timestep": 260.0, "seed": 0, "ensemble": 2}
+NODE = {"selection": "layers below", "layers": PLACES, "timestep": 260.0, "seed": 0, "ensemble": 2}
 TAP = {"addresses": PLACES.split(), "timestep": 260, "seeds": [0, 1]}
 
 

@@ -80,7 +80,7 @@ def test_neurons_are_tapped_blocked_and_baked(comfy, bridge, case):
     bits, whole, model = case
     before, neurons = basic(model, text()), NeuronSet({site_of(whole).address: (0, 3, 5)}, bridge.fingerprint(model))
     assert near(before, basic(whole, text()), bits)
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     for start in (model, with_lora(model)):
         blocked = basic(comfy.call("VitrineNEMONeuronBlocker", model=start, neurons=neurons, **told)[0], text())
         baked = basic(comfy.call("VitrineNEMOBake", model=start, neurons=neurons, factor=0.0)[0], text())
@@ -88,7 +88,9 @@ def test_neurons_are_tapped_blocked_and_baked(comfy, bridge, case):
             assert torch.allclose(baked, blocked, atol=1e-3 * float(before.std()))
         assert float((blocked - basic(start, text())).abs().max()) > 0.02 * float(before.std())
     assert torch.equal(basic(model, text()), before), "nothing leaked"
-    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=site_of(model).address, steps="0")
+    watched, recorder = comfy.call(
+        "VitrineTapDuringSampling", model=model, layers=site_of(model).address, record_steps="0"
+    )
     assert torch.equal(basic(watched, text()), before)
     assert torch.isfinite(recorder.record[0]["cond"][site_of(model).address].tensor).all()
 

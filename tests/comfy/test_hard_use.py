@@ -91,7 +91,7 @@ def small(seed, kind, size=64):
                 "space": ["5", 0],
                 "w2w_model": ["6", 0],
                 "strength": 1.0,
-                "start": 700.0,
+                "start_timestep": 700.0,
                 "late_model": ["7", 0],
             },
         ),
@@ -106,14 +106,14 @@ def small(seed, kind, size=64):
                 "positive": ["2", 0],
                 "latent": ["4", 0],
                 "seed": seed,
-                "contract": "auto",
+                "preset": "auto",
                 "student": "vitrine/vitrine-portraits-emd-student.safetensors",
                 "timestep": 999.0,
                 "noise": "unit",
             },
         )
     else:
-        graph["9"] = ("VitrineTapDuringSampling", {"model": ["8", 0], "addresses": "mid-vit-out", "steps": "0 2"})
+        graph["9"] = ("VitrineTapDuringSampling", {"model": ["8", 0], "layers": "mid-vit-out", "record_steps": "0 2"})
         graph["11"] = ("KSampler", {
             "model": ["9", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0], "seed": seed,
             "steps": 4, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0})  # fmt: skip

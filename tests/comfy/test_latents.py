@@ -50,7 +50,7 @@ def calls(comfy):
     small = {"latent": {"samples": torch.zeros(1, 4, 16, 16)}, "measure": "statistics"}
     calibration = {"calibration": comfy.call("VitrineNEMOCalibrate", **small, **texts)[0]}
     models = {"model": model, "clip": clip, "vae": vae, "pictures": torch.zeros(1, 64, 64, 3), "ordinary": "a\nb"}
-    one = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, **prompt}
+    one = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, **prompt}
     return {
         "VitrineNEMOCalibrate": texts,
         "VitrineNEMODetect": prompt | {"negative": negative},

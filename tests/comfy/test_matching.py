@@ -12,7 +12,7 @@ from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeli
 from vitrine.engine.portraits import PARTS, load_portraits, render, sample_scenes
 
 PLACES = "up-level0-repeat0-vit-block0-cross-q\nup-level0-repeat0-res-increment"
-TAP = {"selection": "addresses below", "addresses": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
+TAP = {"selection": "layers below", "layers": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_source_and_target_may_differ_in_size(comfy, parts, pictures):
         ({"points": "here"}, "two numbers"),
         ({"points": ""}, "two numbers"),
         ({"points": "900 900"}, "inside the picture"),
-        ({"addresses": "up-level9-out"}, "Did you mean"),
+        ({"layers": "up-level9-out"}, "Did you mean"),
         ({"selection": "Ours-XL"}, "Did you mean"),
     ],
 )

@@ -99,8 +99,8 @@ def test_taps_agree_with_the_python_door(comfy, loaded, portraits):
         vae=vae,
         image=pictures.permute(0, 2, 3, 1),
         positive=encode(clip, PROMPT),
-        selection="addresses below",
-        addresses=ADDRESSES,
+        selection="layers below",
+        layers=ADDRESSES,
         timestep=50.0,
         seed=5,
         ensemble=2,
@@ -122,7 +122,7 @@ def test_taps_leave_the_model_bit_exact(comfy, loaded):
     positive, negative = encode(clip, PROMPT), encode(clip, "")
     before, _ = sample(model, positive, negative)
     weights = {k: v.clone() for k, v in model.model.diffusion_model.state_dict().items()}
-    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="0 7")
+    watched, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="0 7")
     during, _ = sample(watched, positive, negative)
     after, _ = sample(model, positive, negative)
     assert torch.equal(before, during) and torch.equal(before, after)
@@ -138,7 +138,7 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
     model, clip, _ = loaded
     positive, negative = encode(clip, PROMPT), encode(clip, "")
     watched, recorder = comfy.call(
-        "VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="portraits"
+        "VitrineTapDuringSampling", model=model, layers="auto", record_steps="0", selection="portraits"
     )
     latent = {"samples": sample(watched, positive, negative, steps=2)[0]}
     taps, *_ = comfy.call("VitrineCollectTaps", recorder=recorder, latent=latent, step=-1, half="cond")
@@ -150,7 +150,7 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
     assert torch.equal(joined, expected)
     assert not torch.equal(joined, comfy.call("VitrineActivationPicture", **told)[0])
     with pytest.raises(VitrineError, match="Did you mean|layers of this model"):
-        comfy.call("VitrineTapDuringSampling", model=model, addresses="auto", steps="0", selection="Ours-XL")
+        comfy.call("VitrineTapDuringSampling", model=model, layers="auto", record_steps="0", selection="Ours-XL")
 
 
 def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
@@ -179,8 +179,8 @@ def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
     base.diffusion_model = network
     model = comfy.model_patcher.ModelPatcher(base, torch.device("cpu"), torch.device("cpu"))
     for node, more in (
-        ("VitrineTapDuringSampling", {"addresses": "auto", "steps": "0"}),
-        ("VitrineTapDuringSampling", {"addresses": "", "steps": "0", "selection": "Ours-v1.5"}),
+        ("VitrineTapDuringSampling", {"layers": "auto", "record_steps": "0"}),
+        ("VitrineTapDuringSampling", {"layers": "", "record_steps": "0", "selection": "Ours-v1.5"}),
     ):
         with pytest.raises(VitrineError, match="backbone: given 'MMDiT'|backbone: given MMDiT"):
             vitrine.call(node, model=model, **more)
@@ -189,8 +189,8 @@ def test_a_model_that_looks_like_one_of_ours_is_refused(comfy):
 def test_clones_never_see_each_others_hooks(comfy, loaded):
     model, clip, _ = loaded
     positive, negative = encode(clip, PROMPT), encode(clip, "")
-    a, first = comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="all")
-    b, second = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="0")
+    a, first = comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="all")
+    b, second = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="0")
     sample(a, positive, negative, steps=3)
     assert second.record is None and len(first.record) == 3
     sample(b, positive, negative, steps=3)
@@ -202,7 +202,7 @@ def test_an_error_or_interrupt_while_sampling_leaves_no_hook(comfy, loaded):
     import comfy.model_management as management
 
     model, clip, _ = loaded
-    watched, _ = comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="all")
+    watched, _ = comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="all")
     broken = [[torch.zeros(1, 24, 63), {}]]
     with pytest.raises(RuntimeError):
         sample(watched, broken, broken)
@@ -221,15 +221,15 @@ def test_bad_input_is_refused_before_any_forward(comfy, loaded):
         "vae": vae,
         "image": torch.rand(1, 64, 64, 3),
         "positive": encode(clip, PROMPT),
-        "selection": "addresses below",
-        "addresses": ADDRESSES,
+        "selection": "layers below",
+        "layers": ADDRESSES,
         "timestep": 50.0,
         "seed": 0,
         "ensemble": 1,
         "dtype": "float32",
     }
     bad = [
-        ({"addresses": "up-level0-repeat0-vit-block0-cros-q"}, "Did you mean"),
+        ({"layers": "up-level0-repeat0-vit-block0-cros-q"}, "Did you mean"),
         ({"image": torch.rand(1, 62, 64, 3)}, "multiples of 4"),
         ({"timestep": 1000.0}, "999"),
         ({"positive": []}, "CLIP Text Encode"),
@@ -239,13 +239,13 @@ def test_bad_input_is_refused_before_any_forward(comfy, loaded):
         with pytest.raises(VitrineError, match=words):
             comfy.call("VitrineActivationTap", **good | change)
     with pytest.raises(VitrineError, match="0 5 10"):
-        comfy.call("VitrineTapDuringSampling", model=model, addresses=ADDRESSES, steps="first")
+        comfy.call("VitrineTapDuringSampling", model=model, layers=ADDRESSES, record_steps="first")
     assert hooks(model.model.diffusion_model) == 0
 
 
 def test_saving_and_loading_refuse_paths(comfy, loaded):
     model, clip, vae = loaded
-    inputs = {"selection": "addresses below", "addresses": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 1}
+    inputs = {"selection": "layers below", "layers": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 1}
     inputs |= {"model": model, "vae": vae, "positive": encode(clip, PROMPT), "dtype": "float16"}
     image = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(0))
     taps, *_ = comfy.call("VitrineActivationTap", image=image, **inputs)
@@ -288,7 +288,7 @@ def test_colours_have_a_legend_on_the_node_and_not_in_the_image(comfy, loaded):
     model, clip, vae = loaded
     tap = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineActivationTap"]
     with torch.inference_mode():
-        told = {"image": torch.rand(1, 64, 64, 3), "addresses": ADDRESSES, "selection": "addresses below"}
+        told = {"image": torch.rand(1, 64, 64, 3), "layers": ADDRESSES, "selection": "layers below"}
         settings = {"timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
         made = tap.execute(model=model, vae=vae, positive=encode(clip, PROMPT), **told, **settings)
     assert made.result[1].shape == (1, 256, 256, 3)

@@ -22,8 +22,8 @@ def scene(comfy):
 
 def tap(comfy, scene, image, addresses="mid-vit-out", model=None):
     own = {"model": model or scene[0], "vae": scene[1], "positive": scene[2]["positive"]}
-    how = {"selection": "addresses below", "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
-    return comfy.call("VitrineActivationTap", image=image, addresses=addresses, **own, **how)
+    how = {"selection": "layers below", "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
+    return comfy.call("VitrineActivationTap", image=image, layers=addresses, **own, **how)
 
 
 def test_pictures(comfy, scene):
@@ -57,12 +57,12 @@ def test_maps_alone_have_no_picture(comfy, scene):
 
     taps, drawn, _ = tap(comfy, scene, torch.rand(1, 64, 64, 3), MAP)
     assert list(taps) == [MAP] and isinstance(drawn, ExecutionBlocker)
-    watched, recorder = comfy.call("VitrineTapDuringSampling", model=scene[0], addresses=MAP, steps="0")
+    watched, recorder = comfy.call("VitrineTapDuringSampling", model=scene[0], layers=MAP, record_steps="0")
     out = {"samples": sampled(cfg(watched, scene[2]))}
     taps, drawn, latent = comfy.call("VitrineCollectTaps", recorder=recorder, latent=out, step=-1, half="cond")
     assert list(taps) == [MAP] and isinstance(drawn, ExecutionBlocker) and latent is out
     with pytest.raises(VitrineError, match="address"):
-        comfy.call("VitrineActivationPicture", activations=taps, address="", shared=True, size=64)
+        comfy.call("VitrineActivationPicture", activations=taps, layer="", shared=True, size=64)
 
 
 @pytest.mark.parametrize("name", ["HyperTile", "TomePatchModel"])
@@ -72,8 +72,8 @@ def test_nodes_that_change_tokens_are_named(comfy, scene, name):
     with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
         tap(comfy, scene, torch.rand(1, 64, 64, 3), QUERY, model)
     with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
-        comfy.call("VitrineTapDuringSampling", model=model, addresses=QUERY, steps="all")
-    watched, _ = comfy.call("VitrineTapDuringSampling", model=scene[0], addresses=QUERY, steps="all")
+        comfy.call("VitrineTapDuringSampling", model=model, layers=QUERY, record_steps="all")
+    watched, _ = comfy.call("VitrineTapDuringSampling", model=scene[0], layers=QUERY, record_steps="all")
     with pytest.raises(VitrineError, match="HyperTile|Token Merging"):
         sampled(cfg(patched(comfy, name, watched), scene[2]))
     tap(comfy, scene, torch.rand(1, 64, 64, 3), "mid-vit-out", model)
@@ -103,7 +103,7 @@ def test_weights_of_eight_bits_are_baked_and_adapted(comfy):
     assert network.get_submodule(site.path).weight.dtype == torch.float8_e4m3fn
     neurons = NeuronSet({site.address: (0, 3, 5)})
     baked = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)[0]
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     blocked = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0]
     plain = basic(model, text)
     assert torch.allclose(basic(baked, text), basic(blocked, text), atol=1e-4) and not torch.equal(

@@ -17,11 +17,11 @@ def scene(comfy):
 
 
 def tapped(comfy, model, addresses=MIDDLE):
-    return comfy.call("VitrineTapDuringSampling", model=model, addresses=addresses, steps="all")
+    return comfy.call("VitrineTapDuringSampling", model=model, layers=addresses, record_steps="all")
 
 
 def blocked(comfy, model, **settings):
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0} | settings
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0} | settings
     return comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=NEURONS, **told)[0]
 
 
@@ -74,9 +74,9 @@ def test_a_share_is_of_the_runs_own_steps(comfy, scene, monkeypatch, scheduler, 
     def run(patched):
         ksampler(comfy, patched, conds, denoise=denoise, scheduler=scheduler, steps=10)
 
-    assert acting(comfy, model, monkeypatch, run, end=0.5) == [True] * 5 + [False] * 5
+    assert acting(comfy, model, monkeypatch, run, end_percent=0.5) == [True] * 5 + [False] * 5
     expected = [False] * 3 + [True] * 3 + [False] * 4
-    assert acting(comfy, model, monkeypatch, run, start=0.3, end=0.6) == expected
+    assert acting(comfy, model, monkeypatch, run, start_percent=0.3, end_percent=0.6) == expected
 
 
 def test_two_samplers_of_one_recording_model(comfy, scene):
@@ -86,7 +86,7 @@ def test_two_samplers_of_one_recording_model(comfy, scene):
         "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
         "2": ("CLIPTextEncode", {"text": "a smiling face", "clip": ["1", 1]}),
         "4": ("EmptyLatentImage", {"width": 128, "height": 128, "batch_size": 1}),
-        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "addresses": MIDDLE, "steps": "all"}),
+        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "layers": MIDDLE, "record_steps": "all"}),
         "11": ("KSampler", {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0],
                             "seed": 5, "steps": 3, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal",
                             "denoise": 1.0}),
@@ -204,7 +204,7 @@ def one_sampler(seed, step=-1):
         "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
         "2": ("CLIPTextEncode", {"text": "a smiling face", "clip": ["1", 1]}),
         "4": ("EmptyLatentImage", {"width": 128, "height": 128, "batch_size": 1}),
-        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "addresses": MIDDLE, "steps": "all"}),
+        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "layers": MIDDLE, "record_steps": "all"}),
         "11": ("KSampler", {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0],
                             "seed": seed, "steps": 3, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal",
                             "denoise": 1.0}),

@@ -36,5 +36,5 @@ def test_each_kind_of_patch_is_listed(comfy, model):
 
 
 def test_our_own_recorder_is_listed(comfy, model):
-    tapped, _ = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="0")
+    tapped, _ = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="0")
     assert "wrapper: outer_sample (vitrine)" in lines(comfy, tapped)

@@ -19,7 +19,7 @@ PROMPT, SEED, SPACE = "a smiling face with cap left navy shirt on blue", 7, "por
 STUDENT = "vitrine/vitrine-portraits-emd-student.safetensors"
 INPUTS = {f"label_{i}": "" for i in range(1, 5)} | {f"strength_{i}": 0.0 for i in range(1, 5)}
 INPUTS |= {"label_1": "beard", "strength_1": 2.0, "protect": "", "more": "glasses: 1.5"}
-EDIT = INPUTS | {"place": "0.31 -0.42"}
+EDIT = INPUTS | {"map_position": "0.31 -0.42"}
 
 
 RELEASED = {"steps": 6, "cfg": 2.0, "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
@@ -36,9 +36,9 @@ def graph(edit, released=False):
                                    "wanted": "", "attributes": "auto"}),
         "6": ("VitrineW2WEdit", {"space": ["4", 0], "w2w_model": ["5", 0], **edit}),
         "7": ("VitrineApplyW2WModel", {"model": ["1", 0], "space": ["4", 0], "w2w_model": ["6", 0], "strength": 1.0,
-                                       "start": 1000.0}),
+                                       "start_timestep": 1000.0}),
         "8": ("VitrineEMDOneStepGenerator", {"model": ["7", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": SEED,
-                                             "student": STUDENT, "contract": "auto", "timestep": 999.0,
+                                             "student": STUDENT, "preset": "auto", "timestep": 999.0,
                                              "noise": "unit"}),
         "9": ("VAEDecode", {"samples": ["8", 0], "vae": ["1", 2]}),
         "10": ("SaveImage", {"images": ["9", 0], "filename_prefix": "people"}),
@@ -73,7 +73,7 @@ def space(comfy):
 
 @pytest.fixture(scope="module")
 def person(comfy, space):
-    return comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
+    return comfy.call("VitrineW2WSample", space=space, seed=4, spread=1.0, components=0, truncation=0.0, wanted="")[0]
 
 
 def by_nodes(comfy, space, edited, released=False):
@@ -82,7 +82,9 @@ def by_nodes(comfy, space, edited, released=False):
     blank = {"samples": torch.zeros(1, 4, 8, 8), "downscale_ratio_spacial": 8}
     with torch.inference_mode():
         positive, negative = (clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in (PROMPT, ""))
-    applied = comfy.call("VitrineApplyW2WModel", model=model, space=space, w2w_model=edited, strength=1.0, start=1000.0)
+    applied = comfy.call(
+        "VitrineApplyW2WModel", model=model, space=space, w2w_model=edited, strength=1.0, start_timestep=1000.0
+    )
     if released:
         sampling = {"cfg": RELEASED["cfg"], "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
         with torch.inference_mode():
@@ -97,7 +99,7 @@ def by_nodes(comfy, space, edited, released=False):
             latent=blank,
             seed=SEED,
             student=STUDENT,
-            contract="auto",
+            preset="auto",
             timestep=999.0,
             noise="unit",
         )[0]
@@ -214,16 +216,16 @@ def test_a_place_moves_and_none_does_not(comfy, space, person):
 
     plain = {k: v for k, v in INPUTS.items() if k not in ("more", "place")}
     before = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **plain)[0]
-    assert torch.equal(before.coefficients, call(place="").coefficients)
+    assert torch.equal(before.coefficients, call(map_position="").coefficients)
     chart = map_of(space, method="components")
     home = place_of(space, chart, person.coefficients[0]).tolist()
-    assert torch.equal(call(place=" ".join(map(repr, home)), strength_1=0.0).coefficients, person.coefficients)
-    dragged = call(place="-0.5 0.25", strength_1=0.0)
+    assert torch.equal(call(map_position=" ".join(map(repr, home)), strength_1=0.0).coefficients, person.coefficients)
+    dragged = call(map_position="-0.5 0.25", strength_1=0.0)
     row = at_place(space, chart, person.coefficients[0], (-0.5, 0.25))
     assert torch.equal(dragged.coefficients[0], row) and dragged.history[-2] == {"place": [-0.5, 0.25]}
     for wrong in ("0.5", "a b", "2 0", "nan 0"):
         with pytest.raises(VitrineError, match="place"):
-            call(place=wrong)
+            call(map_position=wrong)
 
 
 def test_a_fresh_node_changes_nothing(comfy, space, person):
@@ -363,8 +365,8 @@ def test_people_are_dragged_and_sliders_pulled(driver, address, vue, record_prop
     name, letters = seen["face"]
     assert name.startswith("person-") and letters > 1000
     assert seen["place before"] == seen["place after"], "nothing moves under the mouse while sliders come into use"
-    x, y = map(float, seen["dragged"]["place"].split())
-    assert -1 < x < -0.2 and -1 < y < -0.05 and values["place"] == seen["dragged"]["place"]
+    x, y = map(float, seen["dragged"]["map_position"].split())
+    assert -1 < x < -0.2 and -1 < y < -0.05 and values["map_position"] == seen["dragged"]["map_position"]
     labels = [values[f"label_{i}"] for i in range(1, 5)]
     assert labels == ["beard", "glasses", "long hair", "bald"] and values["strength_1"] == 2
     assert all(values[f"strength_{i}"] > 1 for i in range(2, 5))
@@ -373,7 +375,7 @@ def test_people_are_dragged_and_sliders_pulled(driver, address, vue, record_prop
     written = [text for shown in outputs for text in shown.get("text", ()) if ".safetensors" in text]
     assert "models/loras/vitrine/person.safetensors" in written[0] and not any("images" in o for o in outputs)
     assert seen["undone"]["more"].startswith("curly hair") and "mole" not in seen["undone"]["more"]
-    assert seen["reloaded"] == values and seen["copied"] == [values["place"]]
+    assert seen["reloaded"] == values and seen["copied"] == [values["map_position"]]
     for executed, panel in (seen["first"], seen["last"]):
         assert np.array_equal(executed, panel)
     assert not np.array_equal(seen["first"][0], seen["last"][0])

@@ -21,7 +21,7 @@ from vitrine_tests.comfy.two_doors import close, test_a_tap, test_masks_travel, 
 NAME = next(n for n in shipped_transformers() if not n.endswith("128"))
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 PLACES = "vit-block1-out\nvit-block3-cross-q"
-NODE = {"selection": "addresses below", "addresses": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
+NODE = {"selection": "layers below", "layers": PLACES, "timestep": 50.0, "seed": 0, "ensemble": 2}
 TAP = {"addresses": PLACES.split(), "timestep": 50, "seeds": [0, 1]}
 
 
@@ -96,7 +96,7 @@ def stock_run(doors, pipe, steps=4, **how):
 def test_neurons_are_blocked(comfy, doors):
     network = doors.stock.transformer
     neurons = NeuronSet({value_sites(network)[1].address: tuple(range(48))}, fingerprint_of(network))
-    settings = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0, "tokens": ""}
+    settings = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0, "tokens": ""}
     (blocked,) = comfy.call("VitrineNEMONeuronBlocker", model=doors.model, neurons=neurons, **settings)
     around = NEMOPipeline.from_pipe(doors.stock)
     ours = stock_run(doors, around, neurons=neurons, block_config=BlockConfig(factor=0.0, branch="both"))
@@ -120,7 +120,7 @@ def test_a_lora_is_the_same_change(comfy, doors):
 def test_one_step(comfy, doors):
     from vitrine.nodes.comfy.lora import NO_STUDENT
 
-    settings = {"seed": 5, "student": NO_STUDENT, "contract": "manual", "timestep": 700.0, "noise": "unit"}
+    settings = {"seed": 5, "student": NO_STUDENT, "preset": "manual", "timestep": 700.0, "noise": "unit"}
     latent = {"samples": torch.zeros(1, 4, 16, 16)}
     latents = comfy.call(
         "VitrineEMDOneStepGenerator", model=doors.model, positive=doors.positive, latent=latent, **settings

@@ -83,7 +83,7 @@ def test_baking_is_blocking(comfy, case):
     neurons = NeuronSet({site.address: (0, 3, 5)}, comfy_fingerprint(whole))
     before = basic(model, text)
     baked = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)[0]
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     blocked = comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0]
     wanted = basic(blocked, text)
     torch.testing.assert_close(basic(baked, text), wanted, atol=2e-2 * float(wanted.std()), rtol=0)
@@ -181,7 +181,7 @@ def test_formats_of_core(comfy, bridge, form):
     assert same_weights(mark, bridge.fingerprint(whole)) == (FORMATS[form] == 8)
     text = [[torch.randn(1, 7, WIDE, generator=torch.Generator().manual_seed(0)), {}]]
     before, neurons = basic(model, text), NeuronSet({site.address: (0, 3, 5)}, mark)
-    told = {"factor": 0.0, "branch": "both", "start": 0.0, "end": 1.0}
+    told = {"factor": 0.0, "branch": "both", "start_percent": 0.0, "end_percent": 1.0}
     baked = comfy.call("VitrineNEMOBake", model=model, neurons=neurons, factor=0.0)[0]
     blocked = basic(comfy.call("VitrineNEMONeuronBlocker", model=model, neurons=neurons, **told)[0], text)
     moved = (blocked - before).std()

@@ -26,7 +26,7 @@ def pictures():
 def rank(comfy, parts, pictures, prompt="a smiling dark face", **told):
     model, clip, vae = parts
     positive = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, prompt)[0]
-    settings = {"places": PLACES, "timestep": 50.0, "noise": 0.8, "granularity": 2.0, "budget": 0, "most": 2} | told
+    settings = {"layers": PLACES, "timestep": 50.0, "noise": 0.8, "granularity": 2.0, "budget": 0, "most": 2} | told
     return comfy.call(
         "VitrineRankActivations",
         model=model,
@@ -61,7 +61,7 @@ def test_splits_classes_and_keypoints_rank_as_the_pipelines_do(comfy, parts, pic
     images, labels = drawn.images, (drawn.parts > 0).long()
     labels[[0, 3], :6, :6] = 2
     labels[:, -1] = 255
-    words = {"prompt": "a smiling dark face", "places": PLACES, "most": 1}
+    words = {"prompt": "a smiling dark face", "layers": PLACES, "most": 1}
     preset = rank(comfy, parts, (images, labels / 255), split="crossed", folds=2, classes=3, memory="64MiB", **words)[0]
     stock = load_portraits().pipeline()
     pipe, config = ActivationTapPipeline.from_pipe(stock), RankingConfig(PLACES, rule=FilterRule(0.8, 2.0), most=1)
@@ -94,8 +94,8 @@ def test_presets_are_saved_loaded_and_refused(comfy, parts, pictures):
         vae=parts[2],
         image=image,
         positive=positive,
-        selection="addresses below",
-        addresses=addresses,
+        selection="layers below",
+        layers=addresses,
         timestep=timestep,
         seed=0,
         ensemble=1,

@@ -69,7 +69,7 @@ def cases(comfy, beside, tmp_path_factory):
         return torch.cat([a.tensor.flatten() for i in record for h in sorted(record[i]) for a in record[i][h].values()])
 
     def one_by_one():
-        told = {"selection": "addresses below", "addresses": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 12}
+        told = {"selection": "layers below", "layers": ADDRESSES, "timestep": 50.0, "seed": 0, "ensemble": 12}
         taps = call(
             "VitrineActivationTap",
             model=model,

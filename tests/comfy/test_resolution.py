@@ -269,30 +269,3 @@ def test_refusals(comfy, loaded, tmp_path):
         folder_paths.folder_names_and_paths["checkpoints"] = before
     with pytest.raises(VitrineError, match="metadata_from"):
         transfer(comfy, loaded[0], schedule="relabel", metadata_from="gone.safetensors")
-
-
-def test_a_real_graph(comfy):
-    node = PLAIN | {"model": ["1", 0], "train_width": 0, "train_height": 0, "target_width": 96, "target_height": 96}
-    sampler = {"seed": 1, "steps": 2, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-    graph = {
-        "1": {"class_type": "VitrineLoadPortraits", "inputs": {}},
-        "2": {"class_type": "CLIPTextEncode", "inputs": {"clip": ["1", 1], "text": PROMPT}},
-        "3": {"class_type": "EmptyLatentImage", "inputs": {"width": 96, "height": 96, "batch_size": 1}},
-        "4": {"class_type": "VitrineResolutionTransferLoader", "inputs": node | {"guidance_law": True}},
-        "5": {
-            "class_type": "KSampler",
-            "inputs": sampler
-            | {
-                "model": ["4", 0],
-                "positive": ["2", 0],
-                "negative": ["2", 0],
-                "latent_image": ["3", 0],
-                "cfg": ["4", 1],
-            },
-        },
-        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["5", 0], "vae": ["1", 2]}},
-        "7": {"class_type": "PreviewImage", "inputs": {"images": ["6", 0]}},
-        "8": {"class_type": "PreviewAny", "inputs": {"source": ["4", 2]}},
-    }
-    result, error = comfy.run(graph)
-    assert error is None and result["outputs"]["7"]["images"] and "Eq. 4" in str(result["outputs"]["8"])

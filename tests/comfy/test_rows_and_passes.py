@@ -30,11 +30,11 @@ def scene(comfy):
 
 
 def tapped(comfy, model, steps="all"):
-    return comfy.call("VitrineTapDuringSampling", model=model, addresses=f"{VALUES} {MIDDLE}", steps=steps)
+    return comfy.call("VitrineTapDuringSampling", model=model, layers=f"{VALUES} {MIDDLE}", record_steps=steps)
 
 
 def blocker(comfy, model, **settings):
-    told = {"neurons": NEURONS, "factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0} | settings
+    told = {"neurons": NEURONS, "factor": 0.0, "branch": "cond", "start_percent": 0.0, "end_percent": 1.0} | settings
     return comfy.call("VitrineNEMONeuronBlocker", model=model, **told)[0]
 
 
@@ -76,11 +76,11 @@ def check_a_late_model(comfy, scene, make):
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
 
     def applied(**late):
-        told = {"space": space, "w2w_model": one, "strength": 1.0, "start": 1000.0} | late
+        told = {"space": space, "w2w_model": one, "strength": 1.0, "start_timestep": 1000.0} | late
         return comfy.call("VitrineApplyW2WModel", model=model, **told)[0]
 
-    late = sampled(make(applied(late_model=other, start=999.5), conds))
-    assert torch.allclose(late, sampled(make(applied(late_model=other, start=1000.0), conds)), atol=1e-3)
+    late = sampled(make(applied(late_model=other, start_timestep=999.5), conds))
+    assert torch.allclose(late, sampled(make(applied(late_model=other, start_timestep=1000.0), conds)), atol=1e-3)
     assert not torch.allclose(late, sampled(make(applied(), conds)), atol=1e-2)
 
 
@@ -254,8 +254,8 @@ def test_two_of_a_kind_add_up(comfy, scene):
         alone, sampled(cfg(model, conds)), atol=1e-4
     )
     assert torch.allclose(found, sampled(cfg(blocker(comfy, model), conds)), atol=1e-4)
-    first, early = comfy.call("VitrineTapDuringSampling", model=one, addresses=VALUES, steps="0")
-    second, late = comfy.call("VitrineTapDuringSampling", model=first, addresses=MIDDLE, steps="1")
+    first, early = comfy.call("VitrineTapDuringSampling", model=one, layers=VALUES, record_steps="0")
+    second, late = comfy.call("VitrineTapDuringSampling", model=first, layers=MIDDLE, record_steps="1")
     assert torch.equal(sampled(cfg(second, conds)), sampled(cfg(one, conds)))
     assert list(early.record) == [0] and list(late.record) == [1]
     assert set(early.record[0]["cond"]) == {VALUES} and set(late.record[1]["cond"]) == {MIDDLE}
@@ -263,7 +263,7 @@ def test_two_of_a_kind_add_up(comfy, scene):
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
-    told = {"space": space, "w2w_model": one, "late_model": other, "start": 999.5}
+    told = {"space": space, "w2w_model": one, "late_model": other, "start_timestep": 999.5}
     twice = comfy.call("VitrineApplyW2WModel", model=model, strength=0.3, **told)[0]
     twice = comfy.call("VitrineApplyW2WModel", model=twice, strength=0.4, **told)[0]
     once = comfy.call("VitrineApplyW2WModel", model=model, strength=0.7, **told)[0]
@@ -278,11 +278,11 @@ def test_a_timestep_of_a_model_without_timesteps_is_refused(comfy, scene, sampli
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
     draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
-    told = {"space": space, "w2w_model": one, "late_model": other, "start": 500.0, "strength": 1.0}
+    told = {"space": space, "w2w_model": one, "late_model": other, "start_timestep": 500.0, "strength": 1.0}
     late = comfy.call("VitrineApplyW2WModel", model=model, **told)[0]
     name = "ModelSamplingContinuousEDM" if sampling == "edm" else "ModelSamplingContinuousV"
     settings = {"sampling": sampling, "sigma_max": 80.0, "sigma_min": 0.01}
     with pytest.raises(VitrineError, match="timesteps"):
         sampled(cfg(patched(comfy, name, late, **settings), conds), scheduler="karras")
-    blocking = patched(comfy, name, blocker(comfy, model, end=0.5), **settings)
+    blocking = patched(comfy, name, blocker(comfy, model, end_percent=0.5), **settings)
     sampled(cfg(blocking, conds), scheduler="karras")  # a share of the run needs none

@@ -36,17 +36,17 @@ def test_a_tap_inside_such_attention_is_refused_and_one_outside_is_not(comfy, sc
     changed = regions(model, count)
     wanted = sampled(cfg(changed, conds))
     assert not torch.allclose(wanted, sampled(cfg(model, conds)), atol=1e-3), "the patch has no effect"
-    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=changed, addresses=MIDDLE, steps="all")
+    tapped, recorder = comfy.call("VitrineTapDuringSampling", model=changed, layers=MIDDLE, record_steps="all")
     assert torch.equal(sampled(cfg(tapped, conds)), wanted) and set(recorder.record[0]) == {"cond", "uncond"}
     for address in (VALUES, f"{LAYER}-q", f"{LAYER}-map"):
-        tapped, _ = comfy.call("VitrineTapDuringSampling", model=changed, addresses=address, steps="all")
+        tapped, _ = comfy.call("VitrineTapDuringSampling", model=changed, layers=address, record_steps="all")
         with pytest.raises(VitrineError, match=rf"{2 * count} batch rows.*own 2.*test_rows_in_attention"):
             sampled(cfg(tapped, conds))
 
 
 def test_a_blocker_of_one_branch_is_refused_and_one_of_both_acts(comfy, scene):
     model, conds = scene
-    changed, how = regions(model, 2), {"factor": 0.0, "start": 0.0, "end": 1.0}
+    changed, how = regions(model, 2), {"factor": 0.0, "start_percent": 0.0, "end_percent": 1.0}
     both = comfy.call("VitrineNEMONeuronBlocker", model=changed, neurons=NEURONS, branch="both", **how)[0]
     assert not torch.allclose(sampled(cfg(both, conds)), sampled(cfg(changed, conds)), atol=1e-3)
     one = comfy.call("VitrineNEMONeuronBlocker", model=changed, neurons=NEURONS, branch="cond", **how)[0]

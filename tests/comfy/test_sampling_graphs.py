@@ -16,7 +16,7 @@ from vitrine_tests.comfy.guided_graphs import MIDDLE, NEURONS, VALUES
 from vitrine_tests.comfy.sampling_graphs import GRAPHS, Scene
 from vitrine_tests.lanes import nightly_but
 
-ALL = {"factor": 0.0, "branch": "cond", "start": 0.0, "end": 1.0}
+ALL = {"factor": 0.0, "branch": "cond", "start_percent": 0.0, "end_percent": 1.0}
 LATE = 500.0
 OWN_WEIGHTS = {"LoRA hooks with keyframes", "ModelMergeSimple"}
 """Graphs that change the network's weights themselves."""
@@ -47,12 +47,12 @@ def flow(comfy):
 
 
 def applied(scene, model, w2w, **late):
-    told = {"space": scene.made["space"], "w2w_model": w2w, "strength": 1.0, "start": 1000.0} | late
+    told = {"space": scene.made["space"], "w2w_model": w2w, "strength": 1.0, "start_timestep": 1000.0} | late
     return scene.comfy.call("VitrineApplyW2WModel", model=model, **told)[0]
 
 
 def tapped(scene, model):
-    told = {"addresses": " ".join(scene.made["tapped"]), "steps": "all"}
+    told = {"layers": " ".join(scene.made["tapped"]), "record_steps": "all"}
     return scene.comfy.call("VitrineTapDuringSampling", model=model, **told)
 
 
@@ -67,7 +67,7 @@ def asks_for_nothing(scene, model):
 
     made = scene.made
     if "space" in made:
-        model = applied(scene, model, made["one"], strength=0.0, late_model=made["other"], start=LATE)
+        model = applied(scene, model, made["one"], strength=0.0, late_model=made["other"], start_timestep=LATE)
     model = blocked(scene, model, neurons=NeuronSet({}))
     model = wrapped(model, made["neurons"], BlockConfig(1.0, "cond"))  # the node itself would leave it out
     return blocked(scene, model, tokens="9000")
@@ -189,7 +189,7 @@ def check_what_changes_nothing(scene, name):
 
 def check_what_is_blocked(scene, name):
     graph = GRAPHS[name]
-    found = samples(graph(scene, blocked(scene, scene.model, start=0.3)))
+    found = samples(graph(scene, blocked(scene, scene.model, start_percent=0.3)))
     assert same(found, samples(graph(scene, ByHand(scene).blocks(scene.model, 0.3))))
     assert not same(found, samples(graph(scene, scene.model)))
 
@@ -207,7 +207,7 @@ def test_a_blocker_acts_on_the_prompts_rows_of_its_steps(scene, name):
 @pytest.mark.parametrize("name", nightly_but(GRAPHS, list(GRAPHS)[1::2]))
 def test_a_late_model_acts_from_its_timestep(scene, name):
     graph, made = GRAPHS[name], scene.made
-    late = applied(scene, scene.model, made["one"], late_model=made["other"], start=LATE)
+    late = applied(scene, scene.model, made["one"], late_model=made["other"], start_timestep=LATE)
     found = samples(graph(scene, late))
     before = applied(scene, scene.model, made["one"])
     by_hand = ByHand(scene).is_late(before, made["network"], name in OWN_WEIGHTS)
@@ -252,7 +252,7 @@ def test_a_list_of_latents(comfy, scene):
     """Each element of a list has its own run; test_one_clock has the records of a list."""
     plain, _ = saved(comfy, listed(["1", 0]))
     graph = listed(["9", 0])
-    tap = {"model": ["1", 0], "addresses": MIDDLE, "steps": "all"}
+    tap = {"model": ["1", 0], "layers": MIDDLE, "record_steps": "all"}
     graph["9"] = {"class_type": "VitrineTapDuringSampling", "inputs": tap}
     collect = {"recorder": ["9", 1], "latent": ["11", 0], "step": 1, "half": "cond"}
     graph["12"] = {"class_type": "VitrineCollectTaps", "inputs": collect}

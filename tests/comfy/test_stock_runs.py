@@ -49,5 +49,5 @@ def test_a_run_with_a_stock_node(scene, name, first):  # noqa: F811
         assert same(run(tap), plain)
         halves = {"cond"} if name in NO_NEGATIVE else {"cond", "uncond"}
         assert [set(halves_of) for halves_of in recorders[0].record.values()] == [halves] * 3
-    found = run(lambda model: blocked(scene, model, start=0.3))
+    found = run(lambda model: blocked(scene, model, start_percent=0.3))
     assert same(found, run(lambda model: ByHand(scene).blocks(model, 0.3))) and not same(found, plain)

@@ -10,7 +10,7 @@ from vitrine_tests.lanes import nightly_but
 
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
 ADDRESS = "up-level1-repeat0-vit-block0-cross-q"
-STUDENT = {"student": "(the model is the student)", "contract": "manual", "timestep": 999.0, "noise": "unit"}
+STUDENT = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, "noise": "unit"}
 PLAIN = {"MODEL", "INT", "FLOAT", "BOOLEAN", "STRING", "COMBO"}
 ON_A_RUN = (
     "APG", "CFGNorm", "CFGOverride", "CFGZeroStar", "ContextWindowsManual", "DifferentialDiffusion", "EasyCache",
@@ -96,8 +96,8 @@ def scene(comfy, own_lora):
     many = {"samples": torch.zeros(18, 4, 16, 16)}  # more rows than a context window has frames
 
     def tap(model):
-        inputs = {"model": model, "vae": vae, "image": image, "positive": positive, "selection": "addresses below"}
-        settings = {"addresses": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
+        inputs = {"model": model, "vae": vae, "image": image, "positive": positive, "selection": "layers below"}
+        settings = {"layers": ADDRESS, "timestep": 50.0, "seed": 0, "ensemble": 1, "dtype": "float32"}
         return comfy.call("VitrineActivationTap", **inputs, **settings)[0][ADDRESS].tensor
 
     def one_step(model):

@@ -14,7 +14,10 @@ def graph(sampler="KSampler", tap=None, step=-1, **settings):
         "1": ("VitrineLoadPortraits", {"model": "portraits, 64 px"}),
         "2": ("CLIPTextEncode", {"text": "a smiling face with navy shirt on blue", "clip": ["1", 1]}),
         "4": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
-        "9": ("VitrineTapDuringSampling", {"model": ["1", 0], "addresses": "mid-vit-out"} | (tap or {"steps": "all"})),
+        "9": (
+            "VitrineTapDuringSampling",
+            {"model": ["1", 0], "layers": "mid-vit-out"} | (tap or {"record_steps": "all"}),
+        ),
         "11": (
             sampler,
             {"model": ["9", 0], "positive": ["2", 0], "negative": ["2", 0], "latent_image": ["4", 0]} | settings,
@@ -63,12 +66,12 @@ def test_absolute_steps(comfy, late):
         with torch.inference_mode():
             return advanced.sample(patched, *told)[0]
 
-    whole, recorder = comfy.call("VitrineTapDuringSampling", model=model, addresses="mid-vit-out", steps="4 6")
+    whole, recorder = comfy.call("VitrineTapDuringSampling", model=model, layers="mid-vit-out", record_steps="4 6")
     run(whole, 0, 8, latent, "enable")
     expected = recorder.activations(6, "cond")
     if late:
         half = run(model, 0, 4, latent, "enable")
-        told = {"model": model, "addresses": "mid-vit-out", "steps": "4 6", "first_step": 4}
+        told = {"model": model, "layers": "mid-vit-out", "record_steps": "4 6", "first_step": 4}
         tapped, recorder = comfy.call("VitrineTapDuringSampling", **told)
         run(tapped, 4, 8, half, "disable")
     taps = recorder.activations(6, "cond")

@@ -79,6 +79,8 @@ def made_small(node, name, side):
     given.update({k: max(side, given[k] // 8) for k in sides if type(given.get(k)) is int and given[k] > side})
     if "train_width" in given:
         given.update(train_width=side // 2, train_height=side // 2)
+    if node["class_type"] == "ImageScaleBy":
+        given["scale_by"] = 1.0  # sides above are the target's already
     if node["class_type"] == "VitrineTapDuringSampling":
         given["steps"] = "0 1"
     if node["class_type"] == "VitrineCollectTaps":

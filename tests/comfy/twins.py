@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline
 from PIL import Image
+from torch.nn import functional
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.correspondence import draw_matches, parse_points
 from vitrine.engine.activations.presets import FeaturePreset
@@ -36,6 +37,7 @@ from vitrine.engine.pipelines import (
     CorrespondencePipeline,
     EMDOneStepPipeline,
     NEMOPipeline,
+    ResolutionTransferPipeline,
     SegmentationPipeline,
     W2WPipeline,
     copy_check,
@@ -45,6 +47,7 @@ from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import render
 from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
+from vitrine.engine.resolution import ResolutionTransferConfig
 from vitrine.engine.w2w import (
     BuildConfig,
     EditConfig,
@@ -78,13 +81,13 @@ def see_what_the_model_sees(graph, comfy):
     tap, during = graph(10), graph(5)
     pipe = pipeline(ActivationTapPipeline)
     plain = pipeline(NEMOPipeline)
-    with tap_steps(plain.unet, during.addresses, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
+    with tap_steps(plain.unet, during.layers, {graph(7).step}, rows=DIFFUSERS_GUIDED) as record:
         pictures = ksampler(graph, 6, plain)
     assert graph(7).step in record
     seeds = list(range(tap.seed, tap.seed + tap.ensemble))
-    told = {"addresses": tap.addresses.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
+    told = {"addresses": tap.layers.split(), "timestep": tap.timestep, "seeds": seeds, "output_type": "none"}
     taps = pipe.tap(pictures, graph.text(tap.positive), **told).activations
-    first, second = (taps[a].tensor for a in tap.addresses.split())
+    first, second = (taps[a].tensor for a in tap.layers.split())
     return {9: pictures, 12: colours(first), 13: colours(second, graph(11).size)}
 
 
@@ -100,7 +103,7 @@ def find_the_same_part(graph, comfy):
         known.images,
         masks,
         graph.text(rank.positive),
-        config=RankingConfig(rank.places, rank.timestep, rule, rank.budget or None, rank.most, strips=True),
+        config=RankingConfig(rank.layers, rank.timestep, rule, rank.budget or None, rank.most, strips=True),
     )
     strips = {7: made.kept[:24], 8: list(made.dropped)[:24]}
     found = {i: torch.stack([made.strip(a, 64) for a in names]) for i, names in strips.items()}
@@ -218,6 +221,37 @@ def ksampler_latents(graph, node_id, pipe):
 
 
 # --- EMD -----------------------------------------------------------------------------------------------------------
+def sample_at_twice_the_size(graph, comfy):
+    """The first pass enlarged, and a second one at the last of its levels: by the model as it is, and as planned."""
+    base, t, scale = pipeline(StableDiffusionPipeline), graph(5), graph(12)
+    assert scale.upscale_method == "bicubic"
+    small = ksampler(graph, 10, base)
+    larger = functional.interpolate(small, scale_factor=scale.scale_by, mode="bicubic")
+    with torch.no_grad():
+        latents = base.vae.encode(larger * 2 - 1).latent_dist.mode() * base.vae.config.scaling_factor
+    how = {"schedule": t.schedule, "receptive_field": t.receptive_field}
+    plan = ResolutionTransferConfig((t.target_width, t.target_height), (64, 64), **how)
+    pictures = {18: larger}
+    for shown, sampler, pipe in ((20, 14, base), (21, 15, ResolutionTransferPipeline.from_pipe(base, plan))):
+        s = graph(sampler)
+        scheduler = EulerDiscreteScheduler.from_config(base.scheduler.config)
+        sigmas = euler_sigmas(scheduler, s.scheduler, int(s.steps / s.denoise))[-s.steps - 1 :]
+        scheduler.set_timesteps(sigmas=sigmas)
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(s.seed))
+        pipe.scheduler = scheduler
+        pictures[shown] = pipe(
+            [graph.text(s.positive)] * len(latents),
+            negative_prompt=[graph.text(s.negative)] * len(latents),
+            latents=(latents + noise * sigmas[0]) / scheduler.init_noise_sigma,
+            sigmas=sigmas,
+            guidance_scale=s.cfg,
+            height=larger.shape[-2],
+            width=larger.shape[-1],
+            output_type="pt",
+        ).images
+    return pictures
+
+
 def sample_in_one_step(graph, comfy):
     student, base = pipeline(EMDOneStepPipeline), pipeline(NEMOPipeline)
     preset = student.load_student(student_file("student"))
@@ -228,7 +262,7 @@ def sample_in_one_step(graph, comfy):
 # --- W2W -----------------------------------------------------------------------------------------------------------
 def sampled(graph, node_id, space):
     s = graph(node_id)
-    how = SampleConfig(s.factor, s.components or None, s.truncation or None, attributes="joined")
+    how = SampleConfig(s.spread, s.components or None, s.truncation or None, attributes="joined")
     return pipeline_models().sample_models(space, [s.seed], how)
 
 
@@ -245,7 +279,7 @@ def pull_sliders_on_a_person(graph, comfy):
     pipe, space, invert = pipeline(W2WPipeline), people_space(), graph(23)
     person = sampled(graph, 7, space)
     edited = pipe.edit_model(space, person, sliders(graph(8)))
-    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start=graph(11).start)}
+    late = {"edits": sliders(graph(8)), "edit_config": EditConfig(start_timestep=graph(11).start_timestep)}
     drawn = portraits(graph(21))
     config = InvertConfig(
         invert.components or None,
@@ -270,7 +304,7 @@ def make_a_slider_from_pictures(graph, comfy):
     drawn = portraits(graph(4))
     paint = torch.tensor([colour >> 16, colour >> 8 & 255, colour & 255]).view(3, 1, 1) / 255
     after = torch.where((drawn.parts == part_number(graph(4).part))[:, None], paint, drawn.images)
-    config = PairConfig(steps=train.steps, start=train.start, seed=train.seed)
+    config = PairConfig(steps=train.steps, start_timestep=train.start_timestep, seed=train.seed)
     nobody = torch.zeros(1, space.dimension)
     change = pipe.train_pair_slider(space, drawn.images, after, graph.text(train.positive), nobody, config)
     trained = with_pair_slider(space, train.label, change)
@@ -285,7 +319,7 @@ def make_a_slider_from_pictures(graph, comfy):
 def tapped(graph, base, pipe, **how):
     """Pictures and the drawings of two recorded steps of one column of a composition: nodes base .. base + 7."""
     steps = graph(base + 2).step, graph(base + 3).step
-    place = graph(base).addresses
+    place = graph(base).layers
     with tap_steps(pipe.unet, place, set(steps), rows=DIFFUSERS_GUIDED) as record:
         pictures = ksampler(graph, base + 1, pipe, **how)
     drawn = [colours(record[step]["cond"][place].tensor) for step in steps]
@@ -301,7 +335,7 @@ def look_inside_a_copied_picture(graph, comfy):
 def change_a_person_halfway_through(graph, comfy):
     pipe, space = pipeline(W2WPipeline), people_space()
     person = sampled(graph, 6, space)
-    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start=graph(9).start)}
+    late = {"edits": sliders(graph(7)), "edit_config": EditConfig(start_timestep=graph(9).start_timestep)}
     who = {"space": space, "model": person}
     return tapped(graph, 10, pipe, **who) | tapped(graph, 20, pipe, **who, **late)
 
@@ -385,7 +419,7 @@ def turn_a_folder_of_loras_into_sliders(graph, comfy):
         emphasis=drawn.emphasis,
         inherit=drawn.inherit,
     )
-    person = pipe.sample_models(space, [drawn.seed], replace(how, factor=drawn.factor * how.factor))
+    person = pipe.sample_models(space, [drawn.seed], replace(how, spread=drawn.spread * how.spread))
     return {11: ksampler(graph, 9, pipe, space=space, model=pipe.edit_model(space, person, sliders(graph(7))))}
 
 

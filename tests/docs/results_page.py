@@ -27,7 +27,7 @@ SHEETS = {
     "portraits.quality.avataaars": "![24 held-out captions: pictures of the dataset, below each "
     "the model's sample](../pictures/avataaars.jpg)\n",
 }
-"""Claim -> a picture for its section; `python -m vitrine.evidence.recipes avataaars` writes this one as samples.jpg."""
+"""Claim -> a picture for its section."""
 SAID = {"paper": "From: ", "figure": "Figure: ", "target": "Target: "}
 HEAD = "| verdict | claim | ours | best other method | trivial baseline | n |\n|---|---|---|---|---|---|\n"
 LEAD = """# Results

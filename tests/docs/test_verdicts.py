@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from vitrine.engine.copies.lora_findings import Findings
+from vitrine.engine.copies.training_runs import FEWEST, LEARNS, WANDERS
 from vitrine.engine.nemo.blocked_copies import THIRD
 from vitrine.engine.nemo.noise_similarity import PROMPT_WORDS
 from vitrine.engine.settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, WORDS
@@ -13,7 +14,7 @@ from vitrine_tests.engine.copies.test_verdicts import facts
 PAGE = Path(__file__).parents[2] / "docs" / "verdicts.md"
 MARKS = ("<!-- verdicts -->", "<!-- end of verdicts -->")
 ASKED = {
-    "what it is": "its tensors; libraries that loaded it",
+    "what it is": "its tensors, a text encoder's for NaN alone; libraries that loaded it",
     "where it acts": "its own prompts and ordinary ones",
     "what it copies": "prompts of those asked for; strengths",
     "what it costs": "the same, and ordinary prompts",
@@ -33,7 +34,12 @@ def rows():
             ]
     table += [
         ("*Copy Check*", f"{BAD}: {COPIES_BAD:.0%} of a prompt's samples or more are copies; {LOOK}: any",
-         f"prompts; their samples (a copy is nearer than {THIRD:.0%} of the usual distance)"),
+         f"prompts; samples (a copy is below {THIRD:.0%} of the usual distance); NeMo's score, if it has a threshold"),
+        ("a run of checkpoints", f"{FINE}: each goes on where the one before went, a cosine of {WANDERS:g} or more "
+         f"({LEARNS:g}: it still learns)", "weights of n of m checkpoints; samples of n"),
+        ("a run of checkpoints", f"{LOOK}: it wanders, turns back or stands still", "the same"),
+        ("a run of checkpoints", f"{BAD}: nothing was learned, or samples of a checkpoint copy", "the same"),
+        ("a run of checkpoints", f"{OPEN}: fewer than {FEWEST}, or too few that differ", "the same"),
         ("*Detect a Copied Prompt (NEMO)*", f"{PROMPT_WORDS[BAD]}: samples differ less, or the score is higher, than "
          "the threshold of *Calibrate Copy Detection (NEMO)*", "samples, or seeds, of those asked for"),
         ("*Detect a Copied Prompt (NEMO)*", f"{PROMPT_WORDS[OPEN]}: no threshold was measured for this model",

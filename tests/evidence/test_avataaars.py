@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from vitrine.cli.main import main as cli
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.captions import MAX_TOKENS
@@ -20,7 +19,6 @@ from vitrine.evidence.control.claims import _Counts
 from vitrine.evidence.nemo.probed_model import SampleBudget
 from vitrine.evidence.portraits.avataaars import LAYERS, avataaars, open_model
 from vitrine.evidence.portraits.sampling import sample_latents
-from vitrine.evidence.recipes.card import SHEET, write_card
 from vitrine.evidence.recipes.commands import main as recipe
 from vitrine.evidence.registry import all_claims
 
@@ -207,8 +205,6 @@ def test_the_recipe_trains_on_them(finished, layers):
     words = [len(text.split()) + 2 for text in prompts]
     assert [len(row) for row in ids[:50]] == words  # every word is one token
     assert model.encode(["a smile face"]).shape == (1, 24, 64)
-    with Image.open(finished / SHEET) as sheet:
-        assert sheet.size == (8 * 64, 6 * 64)
 
 
 @pytest.mark.nightly
@@ -236,14 +232,7 @@ def test_two_processes_write_one_model(layers, tmp_path):
         [*launch, *command, *FLAGS], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "run" / "avataaars" / LAYERS).is_file() and (tmp_path / "run" / "avataaars" / SHEET).is_file()
-
-
-@pytest.mark.nightly
-def test_the_card_says_whose_design_it_is(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "model")
-    text = write_card(folder, samples=4, seeds=1, steps=1).read_text(encoding="utf-8")
-    assert "Avataaars by Pablo" in text and "| facial_hair |" in text and text.count("| no |") == 8
+    assert (tmp_path / "run" / "avataaars" / LAYERS).is_file()
 
 
 @pytest.mark.nightly

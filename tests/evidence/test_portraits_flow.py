@@ -1,11 +1,10 @@
-"""The flow portraits: training resumes to the bit, writes a FluxPipeline folder, and its card is measured."""
+"""The flow portraits: training resumes to the bit, and writes a FluxPipeline folder."""
 
 import json
 import shutil
 
 import pytest
 import torch
-from PIL import Image
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.families.packing import unpack
 from vitrine.engine.jobs.run import NOTE
@@ -14,7 +13,6 @@ from vitrine.engine.portraits.flow import FLOW_WEIGHTS, build_flow_models, load_
 from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.evidence.portraits.sampling import sample_latents
-from vitrine.evidence.recipes.card import write_card
 from vitrine.evidence.recipes.commands import main as recipe
 from vitrine.evidence.recipes.flow import LATENTS, PICTURES, main
 from vitrine.evidence.recipes.phase import OutOfTime
@@ -25,10 +23,9 @@ TINY = {
     "vae_steps": 3,
     "flow_steps": 3,
     "device": "cpu",
-    "card_samples": 0,
     "advanced": AdvancedFlowTrainConfig(vae_batch=1, flow_batch=8, colourings=2, save_every_seconds=0.0),
 }
-FLAGS = "--pictures 16 --vae-steps 3 --flow-steps 3 --device cpu --card-samples 0 --vae-batch 1 --flow-batch 8"
+FLAGS = "--pictures 16 --vae-steps 3 --flow-steps 3 --device cpu --vae-batch 1 --flow-batch 8"
 FLAGS += " --colourings 2"
 
 
@@ -146,15 +143,6 @@ def test_our_sampler_is_the_stock_pipelines(tmp_path):
     ours = load_flow_portraits(tmp_path / "model")
     found = sample_latents(ours, [prompt], [7], steps=3, guidance=3.0)
     assert torch.allclose(found, unpack(packed, found), atol=1e-5)
-
-
-@pytest.mark.nightly
-def test_the_card_is_measured(finished, tmp_path):
-    folder = shutil.copytree(finished, tmp_path / "model")
-    text = write_card(folder, samples=4, seeds=1, steps=1).read_text()
-    assert "| flow | 3 | 8 |" in text and "against other samples' prompts" in text
-    assert text.count("| no |") == 8, "three steps memorize nothing"
-    assert Image.open(folder / "samples.jpg").size == (8 * 128, 6 * 128)
 
 
 def test_details_change_colours_but_not_what_is_where():

@@ -10,7 +10,6 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import WEIGHTS, load_portraits
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.evidence.recipes.commands import main as recipe
-from vitrine.evidence.recipes.phase import OutOfTime
 from vitrine.evidence.recipes.portraits import main
 from vitrine.evidence.recipes.settings import AdvancedTrainConfig, TrainConfig
 
@@ -55,20 +54,6 @@ def test_an_interrupted_run_ends_in_the_same_weights(finished, tmp_path, phase, 
     assert (tmp_path / phase / "state.safetensors").is_file()
     assert not list(tmp_path.rglob("*.tmp"))
     same_weights(finished, main(config))
-
-
-@pytest.mark.nightly
-def test_a_finished_run_is_not_trained_again(finished):
-    before = (finished.parent / "unet" / "state.safetensors").stat().st_size
-    main(TrainConfig(out=str(finished.parent), **TINY))
-    assert (finished.parent / "unet" / "state.safetensors").stat().st_size == before
-
-
-@pytest.mark.nightly
-def test_out_of_time_saves_and_says_so(tmp_path):
-    with pytest.raises(OutOfTime, match="step"):
-        main(TrainConfig(out=str(tmp_path), max_seconds=-1.0, **TINY))
-    assert (tmp_path / "readout" / "state.safetensors").is_file()
 
 
 @pytest.mark.nightly

@@ -125,19 +125,6 @@ def test_training_goes_on_where_it_stopped(tmp_path, start, lesson):
     assert (gap < 1e-2) == (start is not None)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(("start", "lesson"), [(None, "collection"), ("constant", "flips")])
-def test_training_on_another_device_is_the_same_training(tmp_path, start, lesson):
-    from vitrine.evidence.control.sized_training import TransformerTrainConfig, train_transformer
-
-    config = TransformerTrainConfig("constant", 4, 2, 2, start, lesson=lesson)
-    train_transformer(tmp_path / "cpu", config)
-    with Accelerator():
-        folder = train_transformer(tmp_path / "device", config, device=DEVICE)
-    cpu, other = (load_file(tmp_path / f / folder.name / "control.safetensors") for f in ("cpu", "device"))
-    assert cpu.keys() == other.keys() and all(torch.equal(cpu[k], other[k]) for k in cpu)
-
-
 def test_a_picture_drawn_on_another_device_comes_back():
     prompts, seeds = ["a face"], [3]
     plain = ControlledTransformer.open("constant").draw(prompts, seeds, steps=2)
@@ -220,25 +207,6 @@ def test_curves_of_all_arms(run):
 
 
 @pytest.mark.nightly
-def test_a_longer_run_keeps_what_is_there(run):
-    import shutil
-
-    before = curves_of.read_curves(run)["grid-plain"][0]
-    folder = run.parent / "longer"
-    shutil.copytree(run, folder)
-    found = transfer_training.transfer(folder, [0], 3, transfer_training.TransferConfig(**SMALL), ["grid-plain"])[
-        "grid-plain"
-    ][0]
-    assert set(found) == {0, 2, 3} and {k: found[k] for k in before} == before
-    with pytest.raises(VitrineError, match="choose a new folder"):
-        transfer_training.transfer(folder, [0], 3, transfer_training.TransferConfig(**SMALL | {"samples": 4}))
-    with pytest.raises(VitrineError, match="grid-rescaled"):
-        transfer_training.transfer(folder, [0], 3, arms=["both"])
-    with pytest.raises(VitrineError, match="1 to 6400"):
-        transfer_training.transfer(folder, [0], 0)
-
-
-@pytest.mark.nightly
 def test_an_exported_model_draws_as_the_averaged_one(run, tmp_path):
     out = transfer_training.export(run, tmp_path / "mine")
     opened = ControlledTransformer.open(str(out))
@@ -308,40 +276,6 @@ def test_a_quick_claim_measures_the_same_with_fewer_pictures(monkeypatch):
     assert result.interval[0] <= result.value <= result.interval[1]
     result = all_claims()["control.cross_size"].measure(quick=True)
     assert len(prompts) == 3 * 16 + 2 * (5 * 2 + 4) and result.interval[0] <= result.value <= result.interval[1]
-
-
-def test_claims_say_how_long_they_take():
-    for name, claim in all_claims().items():
-        if name.startswith(("control.", "resolution.")):
-            assert 0 < claim.quick_minutes <= claim.minutes
-
-
-@pytest.mark.parametrize("wrong", [{"batch": 0}, {"lr": 0.0}, {"ema": 1.0}, {"samples": 1}, {"guidance": -1.0}])
-def test_settings_are_checked(wrong):
-    with pytest.raises(VitrineError):
-        transfer_training.TransferConfig(**wrong)
-    assert transfer_training.TransferConfig.from_dict(transfer_training.TransferConfig(lr=1e-4).to_dict()).lr == 1e-4
-
-
-# --- report sections ------------------------------------------------------------------------------------------------
-@pytest.mark.nightly
-def test_the_report_sections(monkeypatch, tmp_path):
-    from vitrine.engine.io.html_page import Report
-    from vitrine.evidence.control import page as control
-    from vitrine.evidence.resolution import page as resolution
-
-    draw = ControlledTransformer.draw
-    monkeypatch.setattr(ControlledTransformer, "draw", lambda self, *a, **k: draw(self, *a, **k | {"steps": 2}))
-    monkeypatch.setattr(control, "MEASURED", 2)
-    monkeypatch.setattr(resolution, "SHOWN", 2)
-    curves = {arm: {0: {0: 30.0, 50: 20.0 + i}} for i, arm in enumerate(curves_of.ARMS)}
-    (tmp_path / "transfer.json").write_text(json.dumps({"settings": {}, "curves": curves}))
-    monkeypatch.setattr(resolution, "CURVES", tmp_path / "transfer.json")
-    for module, pictures in ((control, 1 + 2 * 2 * 5), (resolution, 2 * 4 + 1)):
-        page = Report("t")
-        module.section(page)
-        text = page.to_html()
-        assert text.count("<img") >= pictures and "<table>" in text
 
 
 def test_shipped_and_saved_configs_hold_no_path(tmp_path):

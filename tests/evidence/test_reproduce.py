@@ -183,23 +183,6 @@ def test_quick_portraits_claims_are_not_stricter(quick, monkeypatch):
     assert counts.get("samples", 512) == (48 if quick else 512) and counts["seeds"] == (3 if quick else 10)
 
 
-def test_a_legend_covers_no_line():
-    """The legend stands below the axes: what names change in a chart lies under every line."""
-    rising = [(float(i), float(i)) for i in range(9)]
-    for line in (rising, [(x, 8 - y) for x, y in rising]):
-        picture = line_chart({"a long name of a line": line, "another": [(0.0, 0.0), (0.0, 1.0)]}, "t", "x", "y")
-        width, height = picture.size
-        blue = [
-            (x, y)
-            for x in range(0, width, 2)
-            for y in range(0, height, 2)
-            if picture.getpixel((x, y)) == (0, 0x72, 0xB2)
-        ]
-        rows = sorted({y for _, y in blue})
-        gap = max(b - a for a, b in zip(rows, rows[1:], strict=False))
-        assert gap > 40, "the sample of the line in the legend is apart from the line itself"
-
-
 @pytest.mark.parametrize("points", [[], [(0.0, float("nan"))], [(float("inf"), 1.0)]])
 def test_charts_refuse_what_was_not_measured(points):
     with pytest.raises(VitrineError, match="finite points"):

@@ -197,7 +197,7 @@ def nemo_verify(s: Loaded) -> Tensors:
 def w2w_call(s: Loaded) -> Tensors:
     pipe = s.of("W2W")
     told = {"space": s.space, "model": pipe.sample_models(s.space, [0]), "edits": {"slider": 2.0}}
-    return [pipe(PROMPT, **told, edit_config=EditConfig(start=600), seeds=[3], **s.told).images]
+    return [pipe(PROMPT, **told, edit_config=EditConfig(start_timestep=600), seeds=[3], **s.told).images]
 
 
 @case("W2WPipeline.models")

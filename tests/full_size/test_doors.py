@@ -29,7 +29,7 @@ def test_one_step_pictures_are_equal_sd15(scene, loaded):
     from vitrine.nodes.comfy.lora import NO_STUDENT
 
     s = scene("sd15")
-    told = {"contract": "manual", "timestep": 999.0, "noise": "unit"}
+    told = {"preset": "manual", "timestep": 999.0, "noise": "unit"}
     asked = {"positive": s.positive, "latent": s.latent(), "seed": 0, "student": NO_STUDENT}
     theirs = s.call("VitrineEMDOneStepGenerator", model=s.model, **asked, **told)[0]["samples"].clone()
     pipe, side = loaded("sd15").of("EMDOneStep"), 8 * theirs.shape[-1]

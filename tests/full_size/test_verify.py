@@ -13,7 +13,7 @@ DTYPES = {"sd15": "float32", "sdxl": "bfloat16"}
 """Half of float32's memory for the larger one; processors compute bfloat16, and float16 hardly."""
 WEIGHTS = {"sd15": 4 * 1_066_235_307, "sdxl": 2 * 3_468_837_868}
 """Bytes in these."""
-OWN = {"sd15": {"nemo.detection", "nemo.blocking", "nemo.attack", "gdf.spair"}, "sdxl": {"nemo.detection", "gdf.spair"}}
+OWN = {"sd15": {"nemo.detection", "nemo.blocking", "gdf.spair"}, "sdxl": {"nemo.detection", "gdf.spair"}}
 
 
 @pytest.mark.parametrize("family", families())

@@ -91,7 +91,7 @@ PEOPLE = dict.fromkeys(("sdxl", "sd3", "flux"), W2WPipeline)
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     space = _space(_family(pipe))
     person = {"space": space, "model": pipe.sample_models(space, [0]), "edits": {"beard": 1.0}, "seeds": [3]}
-    return [pipe("a cat", **person, edit_config=EditConfig(start=600), **_how(pipe, steps)).images]
+    return [pipe("a cat", **person, edit_config=EditConfig(start_timestep=600), **_how(pipe, steps)).images]
 
 
 @entered("w2w.around.invert_image", PEOPLE, steps=2, lent=True, slow=True)

@@ -296,7 +296,7 @@ def _space() -> WeightSpace:
 def w2w_call(pipe: Any, steps: int = 2) -> Tensors:
     person = pipe.sample_models(_space(), [0, 1])
     told = {"num_inference_steps": steps, "output_type": "latent", "seeds": [3, 4]}
-    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start=600)}
+    edits = {"edits": {"beard": 2.0}, "edit_config": EditConfig(start_timestep=600)}
     return [pipe(PROMPT, space=_space(), model=person, **edits, **told).images]
 
 

@@ -22,6 +22,7 @@ def test_taps(chroma):
     assert not torch.equal(other.tensor, first), "the prompt is read"
 
 
+@pytest.mark.nightly
 def test_matches_and_masks(chroma):
     images, masks = pictures(), torch.zeros(2, 64, 64, dtype=torch.long)
     same = CorrespondencePipeline.from_pipe(chroma).match(images[:1], images[:1], [[0.25, 0.75]], temperature=0, **HOW)

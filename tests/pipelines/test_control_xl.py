@@ -4,7 +4,6 @@ import pytest
 import torch
 from diffusers import (
     DDIMScheduler,
-    EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
     StableDiffusionXLImg2ImgPipeline,
     StableDiffusionXLPipeline,
@@ -16,7 +15,6 @@ from vitrine.engine.control import (
     SizeCondition,
     needed_evaluations,
 )
-from vitrine.engine.diffusion.guidance import scale_for_size
 from vitrine.engine.pipelines.adapter import Adapter
 from vitrine_tests.pipelines.controlled import FAR, NEVER, OFF, euler, ours, seeded, texts, xl_pipeline
 
@@ -176,24 +174,6 @@ def test_alpha_matters_only_for_sizes_and_crops_act_at_once(xl):
     early = GammaConfig(alpha=32.0)
     two, none = (ours(xl, early, size_condition=t, sigmas=None).images for t in (own, SizeCondition()))
     assert float((two - none).abs().max()) > 1e-3
-
-
-def test_pictures_do_not_depend_on_the_batch(xl):
-    both = ours(xl, size_condition=[FAR, SizeCondition()], latents=seeded(2, 4, 8, 8))
-    embeds = {k: v[1:] for k, v in texts(2).items()}
-    alone = ours(xl, size_condition=SizeCondition(), latents=seeded(2, 4, 8, 8)[1:], **embeds)
-    assert torch.allclose(both.images[1:], alone.images, atol=1e-4)  # numbers up to 15
-    pair = ours(xl, seeds=[5, 6])
-    assert torch.allclose(pair.images[1:], ours(xl, seeds=[6]).images, atol=1e-4)
-    xl.scheduler = EulerAncestralDiscreteScheduler.from_config(xl.scheduler.config)  # draws noise in every step
-    pair = ours(xl, seeds=[5, 6])
-    assert torch.allclose(pair.images[1:], ours(xl, seeds=[6]).images, atol=1e-4)
-
-
-def test_guidance_grows_with_the_resolution(xl):
-    law = ours(xl, guidance=GuidanceConfig(1.5), upscale=2.0).images
-    assert scale_for_size(1.5, 2.0) == 2.0
-    assert torch.equal(law, ours(xl, guidance=GuidanceConfig(2.0)).images)
 
 
 def test_needed_evaluations_are_those_that_guidance_asks_for():

@@ -35,6 +35,7 @@ from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeli
 from vitrine_tests import models
 from vitrine_tests.families import flux2
 from vitrine_tests.families.twin import network
+from vitrine_tests.lanes import nightly_but
 
 FLOW = FlowMatchEulerDiscreteScheduler
 VOCABULARY = {w: i for i, w in enumerate(["<pad>", "</s>", "<unk>", "a", "photo", "of", "cat", "horse"])}
@@ -135,7 +136,7 @@ def pixart():
 MAKERS = {make.__name__: make for make in (z_image, klein, wan, flux, sd3, pixart)}
 
 
-@pytest.fixture(scope="module", params=list(MAKERS))
+@pytest.fixture(scope="module", params=nightly_but(MAKERS))
 def source(request):
     pipe = MAKERS[request.param]()
     pipe.set_progress_bar_config(disable=True)

@@ -51,7 +51,7 @@ def uses(pipe, told):
     nemo, w2w, emd = (kind.from_pipe(pipe) for kind in (NEMOPipeline, W2WPipeline, EMDOneStepPipeline))
     return {
         "tap": lambda: tapped(pipe, told),
-        "blocked": lambda: drawn(nemo, told, neurons=some_neurons(pipe), block_config=BlockConfig(end=0.5)),
+        "blocked": lambda: drawn(nemo, told, neurons=some_neurons(pipe), block_config=BlockConfig(end_percent=0.5)),
         "statistics": lambda: nemo.calibrate(["a photo of a cat", "a horse"], ["statistics"]),
         "late model": lambda: drawn(w2w, told, space=space, model=w2w.sample_models(space, [1])),
         "one step": lambda: emd(told["prompt"], preset=StudentPreset(timestep=1000.0), seeds=[0], **size),

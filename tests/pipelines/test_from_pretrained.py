@@ -9,6 +9,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Calibration
 from vitrine.engine.pipelines.loading import LoadConfig, formed, load_pipeline
 from vitrine.engine.pipelines.nemo_prompts import predicted_pixels
+from vitrine_tests.lanes import nightly_but
 from vitrine_tests.machine.stock import modules, stock
 
 KINDS = [
@@ -19,6 +20,7 @@ KINDS = [
     pipelines.SegmentationPipeline,
     pipelines.W2WPipeline,
 ]
+DAILY = [pipelines.ActivationTapPipeline, pipelines.EMDOneStepPipeline, pipelines.NEMOPipeline]
 
 
 @pytest.fixture(scope="module", params=["sdxl", "flux"])
@@ -36,7 +38,7 @@ def sdxl(tmp_path_factory):
     return str(folder)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", nightly_but(KINDS, DAILY))
 def test_a_folder_gives_the_form_of_its_model(kind, saved):
     """SDXL's second text encoder was left out without a word, and transformers ended in errors of diffusers."""
     family, folder = saved

@@ -97,7 +97,7 @@ def test_a_part_of_a_schedule_is_the_run():
     pipe, net = NEMOPipeline.from_pipe(source), source.unet
     neurons = neurons_of(net)
     told = {"neurons": neurons, "num_inference_steps": 8, "denoising_end": 0.5}
-    late = drawn(pipe, block_config=BlockConfig(start=0.5), **told)
+    late = drawn(pipe, block_config=BlockConfig(start_percent=0.5), **told)
     assert not torch.equal(late, drawn(pipe, **told))
     del told["neurons"]
     assert not torch.equal(late, drawn(pipe, **told)), "it never began"

@@ -57,10 +57,10 @@ def test_off_is_identity_and_blocking_leaves_no_trace(pipe, no_hooks_left):
 
 def test_branch_and_part_of_sampling(pipe):
     neurons, stock = forty(pipe), latents(pipe)
-    never = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.0, end=0.0))
+    never = latents(pipe, neurons=neurons, block_config=BlockConfig(start_percent=0.0, end_percent=0.0))
     assert torch.equal(stock, never)
     whole, cond = (latents(pipe, neurons=neurons, block_config=BlockConfig(branch=b)) for b in ("both", "cond"))
-    late = latents(pipe, neurons=neurons, block_config=BlockConfig(start=0.5))
+    late = latents(pipe, neurons=neurons, block_config=BlockConfig(start_percent=0.5))
     assert len({tuple(x.flatten()[:4].tolist()) for x in (stock, whole, cond, late)}) == 4
 
 
@@ -190,7 +190,7 @@ def test_a_text_is_one_prompt_not_its_letters(pipe):
     statistics, small = pipe.calibrate(caption(sample_scenes(range(6))), ["statistics"]), ProbeConfig(seeds=2)
     assert len(pipe.detect("a hat", None, "one step", small)) == 1
     assert len(conditions(pipe, "a hat")) == 1
-    (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0), small)
+    (result,) = pipe.find("a hat", statistics, SearchConfig(tau=1.0, protocol="nemo"), small)
     assert result.prompt == "a hat"
     with pytest.raises(VitrineError, match="captions: given 1"):
         pipe.calibrate("a hat", ["statistics"])

@@ -94,7 +94,7 @@ def test_a_call_of_another_size_is_blocked_as_its_own_is(source):
 def test_parts_of_a_run_follow_the_scheduler(source):
     pipe, neurons = NEMOPipeline.from_pipe(source), some_neurons(source)
     early, late, whole = (
-        sampled(pipe, neurons=neurons, block_config=BlockConfig(start=start, end=end))
+        sampled(pipe, neurons=neurons, block_config=BlockConfig(start_percent=start, end_percent=end))
         for start, end in ((0.0, 0.5), (0.5, 1.0), (0.0, 1.0))
     )
     assert torch.equal(whole, sampled(pipe, neurons=neurons))

@@ -5,7 +5,7 @@ import torch
 from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig, SearchConfig
+from vitrine.engine.nemo import Calibration, FewStepConfig, ProbeConfig
 from vitrine.engine.nemo.find import make_probe, score_prompts
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.pipelines.nemo_prompts import conditions
@@ -34,12 +34,6 @@ def test_an_inpainting_network_is_refused_by_name(pipe):
     inpainting = NEMOPipeline.from_pipe(StableDiffusionPipeline(**pipe.components | {"unet": unet}))
     with pytest.raises(VitrineError, match="UNet: given 9 input channels"):
         inpainting.detect(["a"], None, "one step")
-
-
-def test_an_endless_theta_is_refused_by_name():
-    for endless in ({"theta": float("inf")}, {"theta_min": float("nan")}):
-        with pytest.raises(VitrineError, match="SearchConfig theta"):
-            SearchConfig(**endless)
 
 
 def test_a_method_takes_its_own_settings_and_what_is_missing_is_named(pipe):

@@ -132,16 +132,6 @@ def test_bright_pictures_are_converted_once(stock, drawn):
     assert torch.allclose(tensors.similarity, expected.similarity, atol=1e-4)
 
 
-def test_every_form_gives_the_same_bits(stock, drawn):
-    """Channels lay last in memory where a picture came as an array: convolutions rounded otherwise, labels turned."""
-    bytes_ = (drawn.images[:2].permute(0, 2, 3, 1) * 255).round().to(torch.uint8).numpy()
-    tensor = torch.from_numpy(bytes_.transpose(0, 3, 1, 2).copy())
-    pipe = ActivationTapPipeline.from_pipe(stock)
-    expected = activation(pipe, tensor)
-    for form in (bytes_, [Image.fromarray(b) for b in bytes_], tensor.contiguous(memory_format=torch.channels_last)):
-        assert torch.equal(activation(pipe, form), expected)
-
-
 @pytest.mark.parametrize("mode", ["I;16", "I"])
 def test_sixteen_bit_pictures_are_read_whole(tmp_path, drawn, mode):
     grey = drawn.images[0].mean(0)

@@ -48,9 +48,9 @@ def test_delayed_edits(pipe, space):
     person, edits = pipe.sample_models(space, [4]), {"beard": 3.0, "glasses": 2.0}
     edited = pipe.edit_model(space, person, edits)
     how = {"space": space, "seeds": [1]}
-    never = draw(pipe, model=person, edits=edits, edit_config=EditConfig(start=-1), **how)
-    always = draw(pipe, model=person, edits=edits, edit_config=EditConfig(start=1000), **how)
-    late = draw(pipe, model=person, edits=edits, edit_config=EditConfig(start=500), **how)
+    never = draw(pipe, model=person, edits=edits, edit_config=EditConfig(start_timestep=-1), **how)
+    always = draw(pipe, model=person, edits=edits, edit_config=EditConfig(start_timestep=1000), **how)
+    late = draw(pipe, model=person, edits=edits, edit_config=EditConfig(start_timestep=500), **how)
     assert torch.equal(never, draw(pipe, model=person, **how))
     assert torch.equal(always, draw(pipe, model=edited, **how))
     assert (late - never).abs().max() > 1e-3 and (late - always).abs().max() > 1e-3

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from vitrine.engine.families.joint import JointBlock, joint_block
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.network.site import AdaLN, Site
 
-FILE = "sofia-dominguezc+MNIST-diffusion/DiffusionViT.pth"
+FILE = "MNIST-diffusion/parameters/MNIST/DiffusionViT.pth"
 NO_CLASS, CLASSES, PATCH, WIDTH, HEADS, EXTRA = 10, 10, 7, 64, 4, 4
 _SMALLEST = 1e-3
 
@@ -67,11 +66,6 @@ class DigitTransformer(ModelMixin, ConfigMixin):
         for block in self.blocks:
             states = block(states)
         return self.unpatch(states[:, :-EXTRA].transpose(1, 2).reshape_as(grid))
-
-
-def read(folder: Path) -> DigitTransformer:
-    """The published weights; a pickle, read without running anything."""
-    return from_state(torch.load(folder / FILE, weights_only=True))
 
 
 def from_state(state: Mapping[str, torch.Tensor]) -> DigitTransformer:
@@ -135,5 +129,5 @@ FAMILY = Family(
     weights={},
     trained=square(28),
     time_input="1 - s",
-    adapted=("to_q", "to_k", "to_v", "to_out"),
+    adapted=("to_q", "to_k", "to_v", "to_out", "linear1", "linear2"),
 )

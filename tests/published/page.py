@@ -81,8 +81,8 @@ def render(figures: dict[str, Any]) -> str:
             else outcome(figures[f"{entry['repository']}/{entry['path']}"])
         )
         parts.append(f"| {link(entry)} | {entry['author']}, {entry['licence']} | {entry['what']} | {cell} |\n")
-    parts += [_converted(figures["the pickle, converted"]), _vae(figures), _twenty(figures, others)]
-    return "".join(parts)
+    parts += [_converted(figures["the pickle, converted"]), _vae(figures), _digits(figures), _runs(figures)]
+    return "".join([*parts, _twenty(figures, others)])
 
 
 def _converted(figure: dict[str, Any]) -> str:
@@ -111,6 +111,66 @@ random weights. The latents are the published VAE's, 128 channels at a 16th of t
 The photographs are those of scikit-image and scikit-learn. ComfyUI takes the factor of every small VAE for 8. Vitrine
 measures it, so that 248 x 256 pixels are refused with "multiples of 16" instead of an error of the network. *Check
 for Copies (NEMO)* leaves NeMo's score out for latents below 11 x 11, where two cannot be compared.
+"""
+
+
+def _digits(figures: dict[str, Any]) -> str:
+    drawn, copied, ranked = (figures[f"digits, {name}"] for name in ("class accuracy", "memorized", "ranking"))
+    lines = (HERE / "mnist_family.py").read_text(encoding="utf-8").count("\n")
+    chosen = " and ".join(f"`{address}`" for address in ranked["chosen"])
+    return f"""
+## A stranger's model as a family
+
+Sofia Dominguez's DiffusionViT draws MNIST's digits by their class: a flow with attention on pixels, four blocks, no text. By
+[add_a_family.md](add_a_family.md) it is one file of the tests, `tests/published/mnist_family.py`, of {lines} lines with the network itself; no file of Vitrine names it.
+Class accuracy is that of {drawn["samples"]} samples by a small classifier of MNIST's test set, which reads {drawn["judge"]:.1%} of other test digits rightly.
+
+| method | result |
+|---|---|
+| sampling by the author's script | class accuracy {drawn["sampled"]:.2%} |
+| values of time and class blocked, as NEMO blocks | class accuracy {drawn["values of time and class blocked"]:.1%} |
+| tap and map | maps of four heads, 16 image tokens to 20 tokens; each sums to 1 |
+| ranking of layers | {ranked["layers"]} layers, {ranked["kept"]} kept by the filter; {chosen} tell ink from paper best, with mean IoU {ranked["held out"]} on held-out digits |
+| memorization | trained on with one picture for every {copied["class"]}: samples of that class differ by {copied["after"]} of the median class, by {copied["before"]} before; the other classes by {copied["others"][0]} to {copied["others"][1]} |
+{_student(figures, drawn["sampled"])}"""
+
+
+def _student(figures: dict[str, Any], teacher: float) -> str:
+    if "digits, student" not in figures:
+        return ""
+    student = figures["digits, student"]
+    return f"""| one-step student (EMD) | class accuracy {student["accuracy"]:.1%} in one forward, the teacher's in {student["teacher steps"]} steps {teacher:.2%}. Before training one forward gives blurred means: {student["grey before"]:.0%} of pixels grey and {student["variety before"]:.0%} of the teacher's variety, then {student["grey"]:.0%} and {student["variety"]:.0%}; the teacher's digits have {student["teacher grey"]:.0%} |
+
+The student is a LoRA of rank {student["rank"]}, trained for {student["updates"]} updates of {student["batch"]} digits in {student["minutes"]:.0f} minutes of one CPU thread.
+"""
+
+
+def _runs(figures: dict[str, Any]) -> str:
+    rows, agreed, known_ = [], 0, 0
+    for run in table("runs.json"):
+        figure = figures[f"run, {run['repository']}, {run['name']}"]
+        first = run["files"][0]
+        address = f"https://github.com/{run['repository']}/blob/{first['commit']}/{first['path']}"
+        tried = f"step {figure['try first']}" if figure["try first"] else "none"
+        chose = f"step {run['chose']}: {run['why']}" if run["chose"] else f"not known: {run['why']}"
+        cosines = " ".join(f"{value:.2f}" for value in figure["cosines"])
+        made = f"[{run['author']}, {run['name']}]({address}), {run['licence']}"
+        steps = f"{figure['checkpoints']}: {figure['steps']}"
+        rows.append(f"| {made} | {steps} | {cosines} | {figure['headline']} | {tried} | {chose} |\n")
+        known_ += bool(run["chose"])
+        agreed += bool(run["chose"]) and run["chose"] == figure["try first"]
+    return f"""
+## Training runs with their checkpoints
+
+What `vitrine lora report FOLDER` says of a run from its weights alone, next to the checkpoint that its author used. DDPMs are not LoRAs, which the
+command reads; the same rule was applied to all their weights. The files are brought by hand.
+
+| run | checkpoints | cosine of each stretch with the one before | verdict | try first | the author used |
+|---|---|---|---|---|---|
+{"".join(rows)}
+The page's first try is the author's in {agreed} of {known_} runs. The authors of DDPMs chose by looking at samples, and earlier than the weights come to rest:
+the page says when training stops learning, not which samples are nicer. In Max Talberg's folder the files from 5 on are another run's:
+its samples of epochs 0 to 4 have two losses each.
 """
 
 

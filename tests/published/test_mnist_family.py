@@ -1,13 +1,7 @@
 """A stranger's model of digits by docs/add_a_family.md: read, sampled, tapped and blocked by methods as they are."""
 
-import gzip
-import json
-import os
-from pathlib import Path
-
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from vitrine.engine import families
 from vitrine.engine.diffusion.denoiser import Denoiser
@@ -17,26 +11,9 @@ from vitrine.engine.nemo import NeuronSet, block
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.tracing.addresses import sites_of
 from vitrine.engine.tracing.hooks import capture
-from vitrine_tests.published.mnist_family import (
-    FAMILY,
-    FILE,
-    NO_CLASS,
-    WIDTH,
-    Block,
-    DigitTransformer,
-    digits,
-    from_state,
-)
-
-FOLDER = Path(os.environ.get("VITRINE_PUBLISHED") or "none")
-DIGITS = FOLDER / "ALTroot-user+try_DDPM"
-RESULTS = Path(__file__).parent / "results" / "mnist_family.json"
-SAMPLES = 400
-published = pytest.mark.skipif(not (FOLDER / FILE).is_file(), reason=f"set VITRINE_PUBLISHED to a folder with {FILE}")
-judged = pytest.mark.skipif(
-    not (DIGITS / "t10k-images-idx3-ubyte.gz").is_file(),
-    reason="MNIST's test set (of ALTroot-user/try_DDPM) is not there",
-)
+from vitrine_tests.published.digits import SAMPLES, accuracy, denoiser_of, judge, published_state, sampled
+from vitrine_tests.published.mnist_family import FAMILY, WIDTH, Block, DigitTransformer, digits, from_state
+from vitrine_tests.published.test_published import compared
 
 
 @pytest.fixture(autouse=True)
@@ -46,58 +23,7 @@ def known(monkeypatch):
 
 @pytest.fixture(scope="module")
 def state():
-    return torch.load(FOLDER / FILE, weights_only=True)
-
-
-def denoiser_of(net):
-    return Denoiser(net, NoiseSchedule.flow(), "flow", families.call_of(net))
-
-
-@torch.no_grad()
-def sampled(net, steps=25, guidance=2.0):
-    """(labels, digits) of Euler steps; guidance in the middle of the way only, as the author's script."""
-    labels = torch.arange(SAMPLES) % 10
-    denoiser, x = denoiser_of(net), seeded_noise(list(range(SAMPLES)), (1, 28, 28))
-    cond, none = digits(labels.tolist()), digits([NO_CLASS] * SAMPLES)
-    for i in range(steps):
-        s, after = 1 - i / steps, 1 - (i + 1) / steps
-        v = denoiser.forward(x, 1000 * s, cond)
-        if 0.3 < s < 0.7:
-            bare = denoiser.forward(x, 1000 * s, none)
-            v = bare + guidance * (v - bare)
-        x = x + (after - s) * v
-    return labels, x
-
-
-def mnist():
-    images = gzip.decompress((DIGITS / "t10k-images-idx3-ubyte.gz").read_bytes())[16:]
-    labels = gzip.decompress((DIGITS / "t10k-labels-idx1-ubyte.gz").read_bytes())[8:]
-    pixels = torch.frombuffer(bytearray(images), dtype=torch.uint8).view(-1, 1, 28, 28).float() / 255
-    return pixels, torch.frombuffer(bytearray(labels), dtype=torch.uint8).long()
-
-
-@pytest.fixture(scope="module")
-def judge():
-    """A small classifier of MNIST's test set, and its accuracy on the 2000 digits that it has not seen."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = nn.Sequential(
-            nn.Conv2d(1, 16, 5, 2, 2),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 5, 2, 2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(1568, 10),
-        )
-        pixels, labels = mnist()
-        optimizer = torch.optim.Adam(net.parameters(), 2e-3)
-        for _ in range(4):
-            for part in torch.randperm(8000).split(64):
-                optimizer.zero_grad()
-                F.cross_entropy(net(pixels[part]), labels[part]).backward()
-                optimizer.step()
-    with torch.no_grad():
-        return net, float((net(pixels[8000:]).argmax(1) == labels[8000:]).float().mean())
+    return published_state()
 
 
 def blocked(net):
@@ -106,7 +32,6 @@ def blocked(net):
     return block(net, NeuronSet(values))
 
 
-@published
 def test_every_weight_has_its_place_and_the_network_is_the_authors(state):
     net = from_state(state)
     assert sum(v.numel() for v in net.state_dict().values()) == sum(v.numel() for v in state.values())
@@ -117,7 +42,6 @@ def test_every_weight_has_its_place_and_the_network_is_the_authors(state):
         assert torch.allclose(net.blocks[0](x), theirs(x), atol=1e-5)
 
 
-@published
 def test_a_tap_a_map_and_a_block_are_those_of_other_families(state):
     net = from_state(state)
     denoiser, x = denoiser_of(net), seeded_noise([1, 2], (1, 28, 28))
@@ -133,24 +57,13 @@ def test_a_tap_a_map_and_a_block_are_those_of_other_families(state):
         assert torch.equal(denoiser.forward(x, 600.0, digits([3, 7])), bare)
 
 
-@published
-@judged
-def test_digits_are_of_their_class_until_the_values_of_the_class_are_blocked(state, judge):
-    net, (classifier, own) = from_state(state), judge
-    figures = {"judge": round(own, 4)}
-    for name, context in (("sampled", None), ("values of time and class blocked", blocked)):
-        if context is None:
-            labels, x = sampled(net)
-        else:
-            with context(net):
-                labels, x = sampled(net)
-        with torch.no_grad():
-            figures[name] = round(float((classifier(x.clamp(0, 1)).argmax(1) == labels).float().mean()), 4)
+def test_digits_are_of_their_class_until_the_values_of_the_class_are_blocked(state):
+    net, own = from_state(state), judge()[1]
+    figures = {"outcome": "sampled", "samples": SAMPLES, "judge": round(own, 4), "sampled": accuracy(sampled(net))}
+    with blocked(net):
+        figures["values of time and class blocked"] = accuracy(sampled(net))
     assert own > 0.95 and figures["sampled"] > 0.85 and figures["values of time and class blocked"] < 0.3
-    if os.environ.get("VITRINE_WRITE_DOCS"):
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({"samples": SAMPLES, "class accuracy": figures}, indent=1) + "\n")
-    assert json.loads(RESULTS.read_text())["class accuracy"].keys() == figures.keys()
+    compared("digits, class accuracy", figures)
 
 
 def test_a_class_needs_no_text_and_a_flow_may_predict_the_picture():

@@ -3,7 +3,6 @@
 ``VITRINE_PUBLISHED_OTHERS`` is a folder with ``OWNER+NAME/PATH`` of each file in ``others.json``.
 """
 
-import os
 import time
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from vitrine.engine.w2w.loras.low_rank import squared_change
 from vitrine.engine.w2w.loras.near_copies import SAME
 from vitrine.engine.w2w.space.map_layout import map_of, neighbours_of
 from vitrine_tests.benchmarks.conftest import peak, restart_peak
-from vitrine_tests.published.bring import copied, table
+from vitrine_tests.published.bring import table
 from vitrine_tests.published.test_published import LARGEST, compared, measured
-from vitrine_tests.published.weights import entry_of, file_of, keep
+from vitrine_tests.published.weights import by_hand, entry_of, file_of, keep
 
 NOTHING = "thehydrowave"
 """Whose file is zero in every layer."""
@@ -28,15 +27,8 @@ LICENSED = "stable-diffusion-v1.5-lora/pytorch_lora_weights.safetensors"
 
 def brought(kind):
     """(repository, path, bytes) of each file of a kind."""
-    local = os.environ.get("VITRINE_PUBLISHED_OTHERS")
-    if not local:
-        pytest.skip("LoRAs without a licence: set VITRINE_PUBLISHED_OTHERS to a folder of them")
     entries = [entry for entry in table("others.json") if entry["as"] == kind]
-    contents = [(entry["repository"], entry["path"], copied(entry, Path(local))) for entry in entries]
-    missing = [repository for repository, _, data in contents if data is None]
-    if missing:
-        pytest.skip(f"{len(missing)} of {len(entries)} files are not in VITRINE_PUBLISHED_OTHERS: {missing[0]} ...")
-    return contents
+    return [(entry["repository"], entry["path"], by_hand(entry)) for entry in entries]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vitrine_tests.published.bring import HERE, Entry, NotBroughtError, bring, cache, copies, place, table
+from vitrine_tests.published.bring import HERE, Entry, NotBroughtError, bring, cache, copied, copies, place, table
 
 FIGURES = HERE / "figures.json"
 WRITE = bool(os.environ.get("VITRINE_WRITE_DOCS"))
@@ -29,6 +29,17 @@ def file_of(entry: Entry) -> Path:
     except NotBroughtError as error:
         pytest.skip(f"{entry['path']} of {entry['repository']}: {error}")
     return place(entry, cache())
+
+
+def by_hand(entry: Entry) -> bytes:
+    """A file whose licence lets nobody but oneself bring it, or that is large. Skips the test where it is not."""
+    local = os.environ.get("VITRINE_PUBLISHED_OTHERS")
+    if not local:
+        pytest.skip("files that are brought by hand: set VITRINE_PUBLISHED_OTHERS to a folder of them")
+    data = copied(entry, Path(local))
+    if data is None:
+        pytest.skip(f"{entry['path']} of {entry['repository']} is not in VITRINE_PUBLISHED_OTHERS")
+    return data
 
 
 def known() -> dict[str, Any]:

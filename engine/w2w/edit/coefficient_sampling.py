@@ -27,14 +27,14 @@ def sample(space: Space, seeds: Sequence[int], config: SampleConfig | None = Non
     if not len(seeds):
         raise refuse("seeds", "none", "one or more", "give one for each model")
     config = config or usual_sampling(space)
-    if config.factor and not bool(space.deviations.any()):
-        remedy = "import it again with proj_1000pc.pt next to the other files, or sample with factor 0, the mean model"
+    if config.spread and not bool(space.deviations.any()):
+        remedy = "import it again with proj_1000pc.pt next to the other files, or sample with spread 0, the mean model"
         raise refuse("space", "without the spread of its models", "a space to sample from", remedy)
     used = min(config.components or max(1, space.count // 3), space.dimension)
     sampled = torch.zeros(len(seeds), space.dimension)
     for row, random in enumerate(generators(seeds)):
         # weights2weights, section 3.2: beta_k ~ N(mu_k, sigma_k^2); mu = 0, as the training data are centred
-        sampled[row, :used] = config.factor * space.deviations[:used] * _normal(used, random, config)
+        sampled[row, :used] = config.spread * space.deviations[:used] * _normal(used, random, config)
     named = bool(labelled(space)) and len(space.coefficients) > 0 and config.rng == "vector"
     joined = config.attributes == "joined" or (config.attributes == "auto" and named)
     return _joined(space, sampled, seeds, config) if joined else sampled
@@ -64,7 +64,7 @@ def _joined(space: Space, sampled: torch.Tensor, seeds: Sequence[int], config: S
     donors = space.coefficients[
         [int(torch.randint(len(space.coefficients), (1,), generator=g)) for g in random]
     ].float()
-    donors = config.factor * torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
+    donors = config.spread * torch.nn.functional.pad(donors, (0, space.dimension - donors.shape[1]))
     mixed = math.sqrt(1 - config.inherit**2) * sampled + config.inherit * donors
     differences = config.emphasis * donors - mixed
     # row by row, so that rounding does not depend on the batch

@@ -42,7 +42,7 @@ def edit_step(strengths: Mapping[str, float], config: EditConfig | None = None) 
 
     It is for :meth:`..space.model_file.W2WModel.moved_to`.
     """
-    start = (config or EditConfig()).start
+    start = (config or EditConfig()).start_timestep
     return {"edit": dict(strengths)} | ({"start": start} if start < 1000 else {})
 
 

@@ -156,7 +156,7 @@ class _Training:
         who = torch.randint(len(targets), (size,), generator=random)
         level = torch.randint(targets.shape[1], (size,), generator=random)
         even = (torch.arange(size) + torch.rand(1, generator=random)) / size  # timesteps cover their range evenly
-        t = (even * self.config.start).long().clamp(0, 999).to(targets.device)
+        t = (even * self.config.start_timestep).long().clamp(0, 999).to(targets.device)
         x0 = targets[who, level]
         noise = torch.randn(x0.shape, generator=random).to(x0)
         strength = ((level + 1) / targets.shape[1]).to(targets.device)

@@ -32,4 +32,4 @@ def positive(loaded):
 
 @pytest.fixture(scope="module")
 def person(comfy, space):
-    return comfy.call("VitrineW2WSample", space=space, seed=4, factor=1.0, components=0, truncation=0.0, wanted="")[0]
+    return comfy.call("VitrineW2WSample", space=space, seed=4, spread=1.0, components=0, truncation=0.0, wanted="")[0]

@@ -180,7 +180,14 @@ def test_a_transformers_lora_is_a_patch_under_its_own_names(comfy):
 def test_a_model_of_another_space_or_base_is_refused(comfy, loaded, space, person):
     stranger = W2WModel(torch.zeros(1, 5), "0" * 16)
     with pytest.raises(VitrineError, match="space"):
-        comfy.call("VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=stranger, strength=1.0, start=1000.0)
+        comfy.call(
+            "VitrineApplyW2WModel",
+            model=loaded[0],
+            space=space,
+            w2w_model=stranger,
+            strength=1.0,
+            start_timestep=1000.0,
+        )
 
 
 def test_the_file_is_the_packs(space):

@@ -15,14 +15,22 @@ def test_it_is_the_pipelines(comfy):
     before, after = (render(s, 64).images for s in (scenes, scenes.with_attributes(glasses="glasses")))
     model, clip, vae = comfy.call("VitrineLoadPortraits")
     positive = comfy.nodes.NODE_CLASS_MAPPINGS["CLIPTextEncode"]().encode(clip, "a face")[0]
-    told = {"model": model, "vae": vae, "positive": positive, "space": space, "seed": 3, "start": 900.0, "lr": 0.08}
+    told = {
+        "model": model,
+        "vae": vae,
+        "positive": positive,
+        "space": space,
+        "seed": 3,
+        "start_timestep": 900.0,
+        "lr": 0.08,
+    }
     told["label"] = " own "
     nhwc = [x.permute(0, 2, 3, 1) for x in (before, after)]
     made, strength, report = comfy.call(
         "VitrineTrainW2WSlider", before=nhwc[0], after=nhwc[1], steps=3, save_as="", **told
     )
     pipe = W2WPipeline.from_pipe(load_portraits().pipeline())
-    config = PairConfig(steps=3, start=900.0, seed=3)
+    config = PairConfig(steps=3, start_timestep=900.0, seed=3)
     change = pipe.train_pair_slider(space, before, after, "a face", torch.zeros(1, space.dimension), config)
     ours = strength * made.directions["own"]
     cosine = float(torch.nn.functional.cosine_similarity(ours.float(), change, dim=0))

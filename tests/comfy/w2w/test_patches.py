@@ -15,7 +15,7 @@ def _listed(path):
 
 def test_the_patch_is_the_pipelines_model(comfy, loaded, pipe, space, positive, person):
     (model,) = comfy.call(
-        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start_timestep=1000.0
     )
     for t in (10, 500, 950):
         _, found = network(model, positive, t)
@@ -25,17 +25,17 @@ def test_the_patch_is_the_pipelines_model(comfy, loaded, pipe, space, positive, 
 def test_late_models_begin_where_the_pipeline_begins(comfy, loaded, pipe, space, positive, person):
     edited, _ = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=3.0, glasses=2.0))
     told = {"model": loaded[0], "space": space, "w2w_model": person, "late_model": edited, "strength": 1.0}
-    (late,) = comfy.call("VitrineApplyW2WModel", **told, start=500.0)
+    (late,) = comfy.call("VitrineApplyW2WModel", **told, start_timestep=500.0)
     how = {"strengths": {"beard": 3.0, "glasses": 2.0}}
     for t in (100, 499, 501, 900):
         _, found = network(late, positive, t)
         expected = pipelines_output(pipe, space, person, t, **(how if t <= 500 else {}))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert not any(m._forward_hooks for m in loaded[0].model.diffusion_model.modules())
-    always = comfy.call("VitrineApplyW2WModel", **told, start=1000.0)[0]
-    never = comfy.call("VitrineApplyW2WModel", **told, start=-1.0)[0]
+    always = comfy.call("VitrineApplyW2WModel", **told, start_timestep=1000.0)[0]
+    never = comfy.call("VitrineApplyW2WModel", **told, start_timestep=-1.0)[0]
     plain = comfy.call(
-        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start_timestep=1000.0
     )[0]
     assert torch.equal(ddim(never, positive), ddim(plain, positive))
     assert not torch.equal(ddim(always, positive), ddim(plain, positive))
@@ -46,7 +46,7 @@ def test_zero_sliders_and_siblings(comfy, loaded, space, positive, person):
     same, _ = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **sliders(beard=0.0))
     assert torch.equal(same.coefficients, person.coefficients)
     (model,) = comfy.call(
-        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start_timestep=1000.0
     )
     assert not torch.equal(ddim(model, positive), before)
     assert torch.equal(ddim(loaded[0], positive), before)
@@ -66,7 +66,7 @@ def test_an_export_in_stock_lora_loader(comfy, loaded, space, positive, person, 
         entry = f"vitrine/t_{dialect}.safetensors"
         model, _ = comfy_nodes["LoraLoader"]().load_lora(loaded[0], loaded[1], entry, 1.0, 0.0)
     (ours,) = comfy.call(
-        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start_timestep=1000.0
     )
     assert len(model.patches) == len(ours.patches) == len(space.manifest)
     assert (ddim(model, positive) - ddim(ours, positive)).abs().max() < 1e-4
@@ -91,7 +91,7 @@ def test_a_slider_in_stock_lora_loader(comfy, loaded, space, positive, person, o
         slider_from=person,
         one_sided=one_sided,
     )
-    apply = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
+    apply = {"model": loaded[0], "space": space, "strength": 1.0, "start_timestep": 1000.0}
     (alone,) = comfy.call("VitrineApplyW2WModel", **apply, w2w_model=person)
     before = ddim(alone, positive)
     for strength, wanted in edited.items():
@@ -106,15 +106,21 @@ def test_it_stacks_with_another_lora_and_nemo(comfy, loaded, space, positive, pe
     from vitrine.engine.nemo import NeuronSet
 
     (model,) = comfy.call(
-        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start=1000.0
+        "VitrineApplyW2WModel", model=loaded[0], space=space, w2w_model=person, strength=1.0, start_timestep=1000.0
     )
     (twice,) = comfy.call(
-        "VitrineApplyW2WModel", model=model, space=space, w2w_model=person, strength=-1.0, start=1000.0
+        "VitrineApplyW2WModel", model=model, space=space, w2w_model=person, strength=-1.0, start_timestep=1000.0
     )
     assert (ddim(twice, positive) - ddim(loaded[0], positive)).abs().max() < 1e-4  # patches add up, and cancel
     some = NeuronSet({"down-level0-repeat0-vit-block0-cross-v": (0, 1, 2)})
     (blocked,) = comfy.call(
-        "VitrineNEMONeuronBlocker", model=model, neurons=some, factor=0.0, branch="both", start=0.0, end=1.0
+        "VitrineNEMONeuronBlocker",
+        model=model,
+        neurons=some,
+        factor=0.0,
+        branch="both",
+        start_percent=0.0,
+        end_percent=1.0,
     )
     assert not torch.equal(ddim(blocked, positive), ddim(model, positive))
 
@@ -122,8 +128,10 @@ def test_it_stacks_with_another_lora_and_nemo(comfy, loaded, space, positive, pe
 def test_a_late_model_begins_no_earlier_than_its_own_start(comfy, loaded, space, positive, person):
     """Above it the person is unedited, though start_timestep says 1000."""
     edited = edit(space, person.coefficients, {"beard": 3.0})
-    whole_run, late = (person.moved_to(edited, **edit_step({"beard": 3.0}, EditConfig(start=t))) for t in (1000, 700))
-    told = {"model": loaded[0], "space": space, "strength": 1.0, "start": 1000.0}
+    whole_run, late = (
+        person.moved_to(edited, **edit_step({"beard": 3.0}, EditConfig(start_timestep=t))) for t in (1000, 700)
+    )
+    told = {"model": loaded[0], "space": space, "strength": 1.0, "start_timestep": 1000.0}
     (plain,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, **told)
     (whole,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, late_model=whole_run, **told)
     (begun,) = comfy.call("VitrineApplyW2WModel", w2w_model=person, late_model=late, **told)

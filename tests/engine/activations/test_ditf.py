@@ -155,20 +155,6 @@ def test_places_without_adaln_and_channels_that_are_not_there_are_refused(settin
         tap_latents(denoiser, latents, cond, TapConfig(timestep=260, **settings))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"discard": (-1,)},
-        {"discard": ("x",)},
-        {"discard": (True,)},
-        {"seeds": (0, 1), "variance": True, "modulate": True},
-    ],
-)
-def test_bad_settings_are_refused(settings):
-    with pytest.raises(VitrineError):
-        TapConfig("vit-block0-in", **settings)
-
-
 def test_the_finder_wants_pictures():
     with pytest.raises(VitrineError, match="have no grid"):
         massive_channels(torch.zeros(1, 5, 8))

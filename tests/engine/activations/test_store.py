@@ -98,26 +98,6 @@ def test_any_damage_ends_in_our_error_or_a_whole_result(data: st.DataObject) -> 
             assert Activations.load(path).rows in (0, 2)
 
 
-CONFIGS = st.builds(
-    TapConfig,
-    addresses=st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=4).map(tuple),
-    timestep=st.floats(0, 1000),
-    seeds=st.lists(st.integers(0, 2**63 - 1), min_size=2, max_size=5, unique=True).map(tuple),
-    dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
-    size=st.none() | st.integers(1, 4096),
-    early_exit=st.booleans(),
-    posterior=st.sampled_from(["mean", "sample"]),
-    batch=st.integers(1, 64),
-    variance=st.booleans(),
-    noise=st.booleans(),
-)
-
-
-@given(CONFIGS)
-def test_config_round_trips_through_json(config: TapConfig) -> None:
-    assert TapConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-
-
 @pytest.mark.parametrize(
     "bad",
     [

@@ -243,7 +243,7 @@ def test_guidance_without_strength_spares_evaluations():
     assert plain.prediction is full and plain.evaluations == 1
     cfg = control_guidance(calls, GuidanceConfig(scale=5.0))
     assert cfg.evaluations == 2 and torch.allclose(cfg.prediction, none + 5 * (full - none))
-    only = control_guidance(calls, GuidanceConfig(control=2.0))
+    only = control_guidance(calls, GuidanceConfig(size_guidance=2.0))
     assert only.evaluations == 2 and torch.allclose(only.prediction, 2 * full - calls.eps[False, True], atol=1e-6)
 
 

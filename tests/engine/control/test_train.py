@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from vitrine.engine.control import (
-    AdvancedControlTrainConfig,
     AugmentConfig,
     ControlEmbedder,
     ControlMetadata,
@@ -187,22 +186,6 @@ def test_settings_round_trip_and_bad_ones_are_refused():
     for bad in ({"crop": (0.0, 1.0)}, {"aspect": 0.5}, {"size_from": "x"}):
         with pytest.raises(VitrineError):
             AugmentConfig(**bad)
-
-
-def test_flat_settings_of_old_states_are_read():
-    flat = {
-        "steps": 7,
-        "betas": [0.9, 0.95],
-        "ema": 0.5,
-        "drop_control": 0.2,
-        "drop_semantics": 0.0,
-        "save_every": 3,
-        "gamma": {"alpha": 2.0},
-        "augment": {"size": 8, "told": "crop"},
-    }
-    config = ControlTrainConfig.from_dict(flat)
-    assert config.advanced == AdvancedControlTrainConfig((0.9, 0.95), 0.5, 0.2, 0.0, 3) and config.steps == 7
-    assert config.augment.size_from == "crop" and config.gamma == GammaConfig(alpha=2.0)
 
 
 def test_augmentation_tells_what_it_did():

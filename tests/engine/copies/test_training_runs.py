@@ -7,10 +7,18 @@ import pytest
 import torch
 from vitrine.cli.main import main
 from vitrine.engine.copies.run_page import drawing
-from vitrine.engine.copies.training_runs import CopiesAtStep, named_runs, training_run, with_copies
+from vitrine.engine.copies.training_runs import (
+    CopiesAtStep,
+    checkpoints_beside,
+    named_runs,
+    runs_among,
+    training_run,
+    with_copies,
+)
 from vitrine.engine.io.lora_layer import LoraLayer
 from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS
+from vitrine.engine.w2w.loras.lora_files import read_header
 
 PATH = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q"
 
@@ -132,6 +140,20 @@ def test_checkpoints_in_the_folder_count_and_are_no_neighbours(folder, tmp_path)
     table = json.loads((tmp_path / "out" / "report.json").read_text())
     assert len(table["runs"][0]["checkpoints"]) == 6
     assert table["loras"][0]["summary"][4]["verdict"] == "not measured"
+
+
+def test_diffusers_folders_are_a_run_and_its_last_file_is_the_last_step_or_one_more(tmp_path):
+    folder, rows = tmp_path / "made", path_of([1.0] * 5)
+    for number, row in zip((500, 1000, 1500), rows, strict=False):
+        write(folder / f"checkpoint-{number}", "pytorch_lora_weights", row)
+    final = folder / "pytorch_lora_weights.safetensors"
+    write(folder, final.stem, rows[2])
+    assert len(checkpoints_beside(final)) == 3, "the last step, written twice"
+    write(folder, final.stem, rows[4])
+    runs = [checkpoints_beside(path) for path in (final, folder / "checkpoint-500" / final.name)]
+    assert runs[0] == runs[1] and len(runs[0]) == 4 and runs[0][-1] == final
+    (run,) = runs_among([read_header(final)], runs[0])
+    assert run.name == "made" and [point.label for point in run.checkpoints] == ["500", "1000", "1500", "last"]
 
 
 def test_loras_of_different_people_are_no_run(tmp_path):

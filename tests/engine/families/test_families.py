@@ -5,10 +5,7 @@ import torch
 from diffusers import (
     AuraFlowTransformer2DModel,
     DDIMScheduler,
-    HunyuanImageTransformer2DModel,
     HunyuanVideoTransformer3DModel,
-    LatteTransformer3DModel,
-    LTX2VideoTransformer3DModel,
     UNet2DModel,
 )
 from vitrine.engine.activations.tap_during_sampling import tap_steps
@@ -36,21 +33,6 @@ def aura_flow():
     return AuraFlowTransformer2DModel(**config)
 
 
-def latte():
-    config = {
-        "sample_size": 8,
-        "in_channels": 4,
-        "out_channels": 8,
-        "num_layers": 1,
-        "num_attention_heads": 2,
-        "attention_head_dim": 8,
-        "caption_channels": 16,
-        "patch_size": 2,
-        "video_length": 2,
-    }
-    return LatteTransformer3DModel(**config)
-
-
 def hunyuan_video():
     config = {
         "in_channels": 4,
@@ -65,37 +47,6 @@ def hunyuan_video():
         "rope_axes_dim": (4, 6, 6),
     }
     return HunyuanVideoTransformer3DModel(**config)
-
-
-def hunyuan_image():
-    config = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "num_layers": 1,
-        "num_single_layers": 1,
-        "num_refiner_layers": 1,
-        "patch_size": (1, 1),
-        "text_embed_dim": 16,
-        "text_embed_2_dim": 16,
-        "rope_axes_dim": (8, 8),
-    }
-    return HunyuanImageTransformer2DModel(**config)
-
-
-def ltx2():
-    config = {
-        "num_layers": 1,
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "audio_num_attention_heads": 2,
-        "audio_attention_head_dim": 8,
-        "cross_attention_dim": 32,
-        "audio_cross_attention_dim": 16,
-        "caption_channels": 20,
-    }
-    return LTX2VideoTransformer3DModel(**config)
 
 
 def unconditional():
@@ -118,7 +69,7 @@ def fused():
     return unet
 
 
-OTHERS = [aura_flow, latte, hunyuan_video, hunyuan_image, ltx2, unconditional, kandinsky, fused]
+OTHERS = [aura_flow, hunyuan_video, unconditional, kandinsky, fused]
 
 
 @pytest.mark.parametrize("make", OTHERS)

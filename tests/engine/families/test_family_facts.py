@@ -17,7 +17,6 @@ EXEMPT = {
     "engine/portraits/models.py": BUILDS,
     "engine/portraits/shipped.py": BUILDS,
     "evidence/portraits/transformer.py": BUILDS,
-    "evidence/recipes/card.py": "prose of the cards beside the weights",
     TABLE: "names that are looked up in ComfyUI, each in one table",
     "nodes/comfy/flow.py": BUILDS,
     "nodes/comfy/portraits.py": BUILDS,

@@ -8,7 +8,6 @@ from vitrine.engine.io.files import read_safetensors, save_safetensors
 from vitrine.engine.nemo import Calibration, NeuronSet
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
-from vitrine.engine.portraits.flow import FLOW_WEIGHTS
 
 
 @pytest.mark.nightly
@@ -81,36 +80,3 @@ def refuses_each_other_input(find, file, capsys):
         told = capsys.readouterr().err
         assert "begun with" in told and said in told, (said, told)
         file.write_bytes(kept)
-
-
-@pytest.mark.nightly
-def test_a_threshold_of_another_model_is_refused(tmp_path, capsys):
-    """Before, it gave verdicts: what is usual for one model's captions is an alarm for another's."""
-    ordinary, file = tmp_path / "ordinary.txt", tmp_path / "calibration.safetensors"
-    ordinary.write_text("\n".join(caption(sample_scenes(range(6)))))
-    calibrate = ["nemo", "calibrate", str(ordinary), "--out", str(file), "--timestep-index", "15", "--scored", "4"]
-    assert main(calibrate) == 0
-    usual = Calibration.load(file).score
-    shared = ["--calibration", str(file), "--out", str(tmp_path / "out")]
-    capsys.readouterr()
-    for command in (["detect", str(ordinary)], ["find", str(ordinary)], ["check", "--prompts", str(ordinary)]):
-        assert main(["nemo", *command, *shared, "--model", str(FLOW_WEIGHTS)]) == 2
-        told = capsys.readouterr().err
-        assert usual.fingerprint[:16] in told and "measured on this model" in told and "nemo calibrate" in told
-    assert not (tmp_path / "out").exists()
-    assert (
-        main(
-            [
-                "nemo",
-                "detect",
-                str(ordinary),
-                "--method",
-                "one step",
-                "--calibration",
-                str(file),
-                "--out",
-                str(tmp_path / "s.csv"),
-            ]
-        )
-        == 0
-    )

@@ -1,7 +1,5 @@
 """What a verdict, a file of neurons and a blocked model promise, and when they must not promise it."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from diffusers import DDIMScheduler
@@ -159,10 +157,6 @@ def test_an_edit_that_no_forward_reaches_is_refused(unet, text):
             raise ZeroDivisionError
         with edit(net, {site: torch.zeros_like}):
             pass  # no forward, no promise
-
-
-def test_replacing_settings_keeps_the_rest():
-    assert replace(SearchConfig(tau=0.5), mode="parity").tau == 0.5
 
 
 def test_cured_is_a_word_for_pictures_alone():

@@ -115,7 +115,7 @@ def together(model, people, config, optimizer_of=None):
     return trainer
 
 
-@pytest.mark.parametrize(("count", "scale"), [(3, 1.0), (3, 1000.0), (6, 1.0)])
+@pytest.mark.parametrize(("count", "scale"), [(3, 1.0), (3, 1000.0), pytest.param(6, 1.0, marks=pytest.mark.nightly)])
 def test_batched_gradients_equal_pefts_one_at_a_time(unet, count, scale):
     """Five SGD steps, clipped or not; one model with huge gradients must not scale the others.
 
@@ -221,20 +221,22 @@ def test_a_folder_resumes_where_it_was_stopped(unet, tmp_path):
         train_loras(denoiser(unet), made, names, tmp_path / "a", LoraTrainConfig(steps=3, lr=1e-3))
 
 
-@pytest.mark.parametrize("bad", [{"rank": 0}, {"lr": 0.0}, {"weighting": "min-snr"}, {"schedule": "linear"}])
-def test_bad_settings_are_refused(bad):
-    with pytest.raises(VitrineError):
-        LoraTrainConfig(**bad)
+@pytest.mark.parametrize(
+    "name", ["../evil", "a/b", "a\\b", "..", "", ".hidden", "nul", "a:b", "bell\x07", "x" * 300, 7]
+)
+def test_a_name_that_is_no_file_name_is_refused_before_any_work(tmp_path, name):
+    def fail():
+        pytest.fail("a subject was made")
+
+    folder = tmp_path / "loras"
+    with pytest.raises(VitrineError, match="name of a LoRA"):
+        train_loras(None, [fail, fail], ["good", name], folder, LoraTrainConfig(steps=1))
+    assert not folder.exists() and not list(tmp_path.iterdir())
 
 
 def test_targets_that_match_nothing_are_named(unet):
     with pytest.raises(VitrineError, match="to_q"):
         initial_lora(unet, ("query",))
-
-
-def test_settings_round_trip():
-    config = LoraTrainConfig(rank=3, targets=("to_q",), schedule="cosine")
-    assert LoraTrainConfig.from_dict(config.to_dict()) == config
 
 
 def test_it_adds_to_a_lora_that_diffusers_has_loaded():

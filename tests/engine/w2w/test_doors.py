@@ -45,8 +45,8 @@ def test_a_space_says_how_it_is_drawn(space, tmp_path):
 
 
 def test_the_spread_covers_joined_attributes_too(space):
-    assert not sample(space, [1], SampleConfig(factor=0.0, attributes="joined")).any()
-    half, whole = (sample(space, [1], SampleConfig(factor=f, attributes="joined")) for f in (0.5, 1.0))
+    assert not sample(space, [1], SampleConfig(spread=0.0, attributes="joined")).any()
+    half, whole = (sample(space, [1], SampleConfig(spread=f, attributes="joined")) for f in (0.5, 1.0))
     torch.testing.assert_close(half, whole / 2, atol=1e-4, rtol=1e-4)
 
 

@@ -23,7 +23,7 @@ def test_models_as_files(space, tmp_path):
     back = W2WModel.load(path)
     assert len(back) == 2 and back.history[1]["edit"] == {"odd": 1.0} and len(back[1]) == 1
     assert back.belongs(space) is back and back.start == 1000
-    late = EditConfig(start=700)
+    late = EditConfig(start_timestep=700)
     assert edit_step({"odd": 1.0}) == {"edit": {"odd": 1.0}}
     moved = model.moved_to(edited, **edit_step({"odd": 1.0}, late)).save(tmp_path / "late.safetensors")
     assert W2WModel.load(moved).start == 700

@@ -114,7 +114,7 @@ def test_moments_and_independence_of_the_batch(space):
     trimmed = SampleConfig(components=10, truncation=1.5, attributes="gaussian")
     cut = sample(space, range(300), trimmed)[:, :10] / space.deviations[:10]
     assert cut.abs().max() <= 1.5 + 1e-5
-    assert torch.equal(sample(space, [1], SampleConfig(factor=0.0)), torch.zeros(1, space.dimension))
+    assert torch.equal(sample(space, [1], SampleConfig(spread=0.0)), torch.zeros(1, space.dimension))
 
 
 def test_conditioned_hits_its_targets_by_the_least_change(space):
@@ -143,17 +143,6 @@ def test_zero_edit_is_the_same_bits(space):
     assert torch.equal(edit(space, beta, {"odd": 0.0, "big": 0.0}), beta)
 
 
-def test_order_of_edits_is_without_effect(space):
-    beta = sample(space, [3])[0]
-    steps = {"odd": 1.0, "big": -2.0, "tall": 0.7}
-    once = space.decode(edit(space, beta, steps))
-    other = space.decode(edit(space, beta, dict(reversed(steps.items()))))
-    one_by_one = beta
-    for label in ("tall", "odd", "big"):
-        one_by_one = edit(space, one_by_one, {label: steps[label]})
-    assert (once - other).abs().max() < 1e-6 and (once - space.decode(one_by_one)).abs().max() < 1e-6
-
-
 def test_edit_in_weights_is_the_published_sum(space):
     beta, n = sample(space, [3])[0], space.directions["odd"]
     plain = space.decode(beta) + 1.7 * space.scale * (n @ space.components)
@@ -180,14 +169,6 @@ def test_materialised_equals_peft_style_forward(space, unet):
         merged.get_submodule(path).weight += layer.delta()
     assert (runtime - unet(x, t, text).sample).abs().max() > 0.05
     torch.testing.assert_close(merged(x, t, text).sample, runtime, atol=1e-4, rtol=0)
-
-
-def test_bfloat16_of_the_published_code_is_within_one_percent(space):
-    beta = sample(space, [5], SampleConfig(components=space.dimension))[0]
-    half = [v.bfloat16() for v in (beta, space.components, space.scale, space.mean)]
-    theirs = (half[0] @ half[1]) * half[2] + half[3]
-    ours = space.decode(beta)
-    assert (theirs.float() - ours).norm() / ours.norm() < 0.01
 
 
 def test_difference_lora(space):
@@ -250,7 +231,7 @@ def test_delta_spaces_do_the_same_things(loras):
 def test_no_model_is_made_of_what_is_no_number(space, value):
     """1e308 times the spread was infinite, and a LoRA of NaN came out."""
     with pytest.raises(VitrineError, match="factor"):
-        sample(space, [0], SampleConfig(factor=value))
+        sample(space, [0], SampleConfig(spread=value))
     row = sample(space, [0])[0]
     with pytest.raises(VitrineError, match="strength of"):
         edit(with_directions(space, {"hat": torch.ones(space.dimension)}), row[None], {"hat": value})

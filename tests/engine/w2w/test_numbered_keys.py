@@ -85,7 +85,7 @@ def written(path, made, said=None):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("width", [768, 1024])
+@pytest.mark.parametrize("width", [768, pytest.param(1024, marks=pytest.mark.nightly)])
 def test_each_layer_has_its_change(tmp_path, order, width):
     made, truth = tensors(ORDERS[order], width)
     made["<s1>"] = torch.ones(width)

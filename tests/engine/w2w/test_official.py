@@ -92,7 +92,7 @@ def test_without_projections_nothing_is_pretended(space, folder, unet):
     bare = import_official(folder, None)
     with pytest.raises(VitrineError, match=r"proj_1000pc\.pt"):
         sample(bare, [1])
-    assert not sample(bare, [1], SampleConfig(factor=0.0)).any()
+    assert not sample(bare, [1], SampleConfig(spread=0.0)).any()
     told = contents(bare)
     assert "spread unknown" in told and "100.0%" not in told and "proj_1000pc" in bare.info["note"]
     assert nearest(bare, torch.ones(2, bare.dimension)) == [[], []] and closeness(bare) == 1

@@ -44,7 +44,7 @@ def pairs_for(space, n=3):
 def test_training_is_the_equation(space, unet):
     """Three Adam steps against theta_i + s a(c) written out, with the same draws."""
     pairs, start = pairs_for(space), 0.3 * space.deviations
-    config = PairConfig(steps=3, batch=5, lr=0.1, start=600, seed=4)
+    config = PairConfig(steps=3, batch=5, lr=0.1, start_timestep=600, seed=4)
     trained = train_pair_slider(denoiser(unet), space, pairs, config, start)
 
     change = start.clone().requires_grad_()
@@ -120,7 +120,7 @@ def test_what_does_not_pair_is_refused(space, unet):
     with pytest.raises(VitrineError, match="prompts"):
         Pairs(torch.zeros(3, 4, 4, 8, 8), Condition(torch.zeros(2, 5, 12)), torch.zeros(1, 4))
     with pytest.raises(VitrineError, match="start: given 0; accepted: above 0, 1000 or less"):
-        PairConfig(start=0)
+        PairConfig(start_timestep=0)
     wide = Pairs(torch.zeros(1, 4, 4, 8, 8), Condition(torch.zeros(1, 5, 12)), torch.zeros(1, space.dimension + 1))
     with pytest.raises(VitrineError, match="models"):
         train_pair_slider(denoiser(unet), space, wide)

@@ -77,7 +77,7 @@ def picture(pipe):
     ).images
 
 
-@pytest.mark.parametrize("one_sided", [False, True])
+@pytest.mark.parametrize("one_sided", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_diffusers_draws_the_edit(person, tmp_path, one_sided):
     """The person's LoRA and the slider's, loaded by diffusers, against the pipeline's edit, relative to the edit."""
     space, row = person

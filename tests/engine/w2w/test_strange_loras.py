@@ -58,11 +58,6 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
         assert "regular file" in facts_of(tmp_path / f"{name}.safetensors").problem
 
 
-def test_a_doubled_prefix_is_read(tmp_path):
-    doubled = read_header(write(tmp_path / "a.safetensors", plain(Q.replace("lora_unet_", "lora_unet_unet_"))))
-    assert doubled.entries.keys() == read_header(write(tmp_path / "b.safetensors", plain())).entries.keys()
-
-
 def test_an_alpha_that_is_not_used_may_be_any_number(tmp_path):
     """ai-toolkit's full LoKr; the same alpha that scales a LoRA's factors is refused."""
     huge = {"alpha": torch.tensor(9999999999.0)}
