@@ -131,7 +131,9 @@ def _parse(arguments: list[str]) -> Any:
     )
     try:
         with contextlib.redirect_stderr(errors), wide_enough():
-            return tyro.cli(_union(tree), args=_at_home(arguments), prog="vitrine", description=about)
+            # a help of its own: without one, tyro parses the source of ``typing`` to look for it
+            commands: Any = Annotated[_union(tree), tyro.conf.arg(help="One of these")]
+            return tyro.cli(commands, args=_at_home(arguments), prog="vitrine", description=about)
     except SystemExit as stop:
         if not stop.code:
             raise

@@ -60,7 +60,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_CBWR": "AVX2", "ONEDNN_MAX_CPU_ISA":
 EVERY = ("-m", "nightly or not nightly")
 PAGES = ("page", "page_console", "page_keys", "people_panel", "points", "neuron_browser", "choices")
 """Tests of ComfyUI's page whose everyday cases run on its newest version too: one for each widget of ours."""
-BENCHMARKS = ("tap_cost", "nemo_cost", "w2w_cost", "emd_cost", "node_cost")
+BENCHMARKS = ("tap_cost", "nemo_cost", "w2w_cost", "node_cost")
 """Files of tests/benchmarks, each of which holds a bound."""
 LONG = (
     Piece("rounding, as AVX2", ("tests", "-m", "rounding"), AVX2),

@@ -36,6 +36,8 @@ _MARGIN = 5
 """Of the window that compares two pictures position by position."""
 _PLAIN = 0.02
 """Usual distance below which a position tells nothing."""
+_EQUAL = 0.01
+"""Distance of two thumbnails of one picture, saved twice."""
 
 
 @dataclass(frozen=True)
@@ -163,18 +165,31 @@ class PictureIndex:
 
     Args:
         table: (P, 12288) their thumbnails, in a file; None compares the samples of a prompt with each other.
-        usual: (R, 3, 64, 64) thumbnails of samples that have nothing to do with the pictures.
+        usual: (R, 3, 64, 64) thumbnails of samples that have nothing to do with the pictures; those that are one of
+            the pictures are left out.
         rows: how many of the table's rows are in memory at once.
     """
 
     def __init__(self, table: RowFile | None, usual: torch.Tensor, rows: int = 1024) -> None:
         self.table, self.usual, self._rows = table, usual, rows
+        away = torch.empty(len(usual), 0)
+        if table is not None:
+            away = torch.cat([distances(usual, part) for _, part in self._parts()], 1)
+            others = (away > _EQUAL).all(1)
+            if not bool(others.any()):
+                shown, remedy = (
+                    f"{len(usual)} training pictures",
+                    "other ordinary captions, or samples of the base model",
+                )
+                raise refuse("usual samples", shown, "samples that are none of them", remedy)
+            self.usual = usual = usual[others]
+            away = away[others]
         first, second = torch.triu_indices(len(usual), len(usual), 1)
         self._pairs = (usual[first], usual[second])
         if table is None:
             self._levels = distances(usual, usual)[first, second].median()[None]
         else:
-            self._levels = torch.cat([distances(usual, part).median(0).values for _, part in self._parts()])
+            self._levels = away.median(0).values
         self._altered = None if table is None else AlteredIndex(self._parts, usual)
 
     @property

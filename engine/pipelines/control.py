@@ -43,7 +43,7 @@ Sizes = SizeCondition | Sequence[SizeCondition]
 _SAMPLED = (StableDiffusionPipeline, StableDiffusionXLPipeline, PixArtAlphaPipeline, PixArtSigmaPipeline)
 """Pipelines whose prompts, noise and schedulers are used as these classes define them."""
 
-INSTEAD = {
+MEANINGLESS = {
     "cross_attention_kwargs": "set the strength of an adapter with set_adapters()",
     "guidance_rescale": "sample with the stock pipeline",
     "timesteps": "pass sigmas, or num_inference_steps",
@@ -168,7 +168,7 @@ class ControlConditionedPipeline(TaskPipeline):
         """
         embeds_taken = self._embeds()
         unknown = {k: v for k, v in embeds.items() if k not in embeds_taken}
-        refuse_arguments([ControlConditionedPipeline.__call__], unknown, INSTEAD, embeds_taken)
+        refuse_arguments([ControlConditionedPipeline.__call__], unknown, MEANINGLESS, embeds_taken)
         with self._in_use():
             convention_of(self.scheduler, self._network)
             if not hasattr(self.scheduler, "scale_model_input"):

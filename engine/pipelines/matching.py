@@ -14,8 +14,13 @@ from ..activations.gdf_protocol import CORRESPONDENCE_SIZE, check_protocol, gdf_
 from ..activations.picture_latents import SIGNED, picture_sizes
 from ..activations.segmentation import ProbeSettings, fit_masks, fit_probe, mask_like_clicks
 from ..errors import refuse
-from .activation_tap import MEANINGLESS, ActivationTapPipeline, pixels_of
+from . import activation_tap
+from .activation_tap import ActivationTapPipeline, pixels_of
 from .conventions import masks_of, refuse_arguments
+
+_OUTPUT = dict.fromkeys(("output_type", "return_dict"), "no pictures come back, but what the docstring says")
+MEANINGLESS = activation_tap.MEANINGLESS | _OUTPUT
+"""What the stock pipelines' calls take and matching does not, and what to do instead."""
 
 
 class CorrespondencePipeline(ActivationTapPipeline):
@@ -111,15 +116,12 @@ class SegmentationPipeline(ActivationTapPipeline):
         return fit_probe(labelled, labels.to(labelled.device), classes, probe).predict(unlabelled, side)
 
 
-_OUTPUT = dict.fromkeys(("output_type", "return_dict"), "no pictures come back, but what the docstring says")
-
-
 def _refuse_arguments(pipe: ActivationTapPipeline, call: Callable[..., Any], tap: dict[str, Any]) -> None:
     """Refuse what neither the call nor a tap takes."""
     masks = pipe._adapter.masks
     known = {*inspect.signature(pipe.tap).parameters, *masks} - set(_OUTPUT)
     unknown = {name: value for name, value in tap.items() if name not in known}
-    refuse_arguments([call, pipe.tap], unknown, MEANINGLESS | _OUTPUT, masks)
+    refuse_arguments([call, pipe.tap], unknown, MEANINGLESS, masks)
 
 
 def _read_both(

@@ -32,7 +32,7 @@ Neurons = NeuronSet | list[NeuronSet]
 class NEMOPipeline(TaskPipeline):
     """Any pipeline with the NEMO tools (Hintersdorf et al., NeurIPS 2024), which still samples itself.
 
-    More jobs, as functions that take it: :mod:`vitrine.engine.pipelines.nemo_jobs`.
+    Functions that take it: ``import_statistics``, ``adjust_prompt``, ``verify_blocking``.
 
     Transformers' neurons are the values of the text stream in joint attention, or of cross-attention. No paper has
     published what the method does there.

@@ -27,7 +27,7 @@ trained ones cost. Made by
     VITRINE_BENCH=1 VITRINE_BENCH_PROMPTS=8 pytest tests/benchmarks --benchmark-json=results.json
     python tests/benchmarks/table.py results.json > docs/speed.md
 
-(about 20 minutes on two idle cores, 16 GB of memory), and held by
+on two idle cores with 16 GB of memory, and held by
 
     python tests/benchmarks/table.py --check tests/benchmarks/baseline.json results.json
 

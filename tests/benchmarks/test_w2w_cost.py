@@ -1,4 +1,4 @@
-"""Cost of building a space, training its LoRAs, and of sampling, applying and inverting models."""
+"""Cost of building a space, and of training its LoRAs."""
 
 import copy
 
@@ -7,23 +7,13 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 from peft import LoraConfig
-from safetensors.torch import load_file
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.w2w import (
-    BatchedLora,
-    InvertConfig,
     LoraTrainConfig,
-    Manifest,
     PCAConfig,
     Subject,
-    WeightSpace,
-    initial_lora,
-    invert,
-    materialise,
     principal_components,
-    sample,
-    write_lora,
 )
 from vitrine.engine.w2w.space.principal_components import Matrix
 from vitrine.engine.w2w.train.lora_trainer import BatchedTrainer
@@ -60,22 +50,10 @@ def test_gram_route_equals_scikit_learn_and_is_faster(bench):
     bench.at_most("time", row["scikit-learn PCA"].ratio, 1 / 5)
 
 
-# --- models of a space --------------------------------------------------------------------------------------------
+# --- training -----------------------------------------------------------------------------------------------------
 def denoiser_of(net):
     betas = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
     return Denoiser.from_diffusers(net, DDIMScheduler(**betas))
-
-
-def space_of(model, net, k=100):
-    """The shipped people, or a random space of the paper's layers."""
-    if model == "portraits":
-        from vitrine.evidence.w2w.people import people_space
-
-        return people_space()
-    manifest = Manifest.of(initial_lora(net))
-    d = manifest.size
-    basis = torch.randn(k, d) / d**0.5
-    return WeightSpace(manifest, torch.zeros(d), torch.full((d,), 1e-3), basis, torch.ones(k), torch.zeros(0, k), k + 1)
 
 
 RECIPE = LoraTrainConfig(alpha=4.0, batch=1, lr=1e-2)
@@ -115,60 +93,3 @@ def test_batched_training_in_one_process(bench, model, count, rounds):
     trainer = BatchedTrainer(denoiser_of(full.net), made, RECIPE)
     method, name = f"W2W, one step of {count} LoRAs together", "PEFT, one after another"
     bench.compare(method, full.label, trainer.step, {name: (peft_step(full.net, made[0]), count)}, rounds, grad=True)
-
-
-@pytest.mark.parametrize("model", ["portraits", "SD1.5"])
-def test_a_sampled_model_against_a_lora_file(bench, model, tmp_path):
-    """From a seed to a network that has the model, against a LoRA file loaded and taken out again by diffusers."""
-    full = bench.model(model, 1, 32)
-    space, other = space_of(model, full.net), copy.deepcopy(full.net)
-    path = write_lora(tmp_path / "one.safetensors", materialise(space, sample(space, [0])[0]), "diffusers")
-
-    def ours():
-        with BatchedLora(full.net, space.manifest, space.decode(sample(space, [0]))):
-            pass
-
-    def theirs():
-        other.load_lora_adapter(load_file(path), prefix="unet")
-        other.unload_lora()
-
-    bench.compare("W2W, sample a model and apply it", full.label, ours, {"loading a LoRA": theirs}, 5)
-
-
-@pytest.mark.parametrize("model", ["portraits", "SD1.5"])
-def test_a_forward_of_a_sampled_model(bench, model, tmp_path):
-    """What each step of sampling costs while the model is applied."""
-    full = bench.model(model, 1, 32)
-    space, other = space_of(model, full.net), copy.deepcopy(full.net)
-    weights = space.decode(sample(space, [0])).to(full.x)
-    path = write_lora(tmp_path / "one.safetensors", materialise(space, sample(space, [0])[0]), "diffusers")
-    other.load_lora_adapter(load_file(path), prefix="unet")
-
-    def ours():
-        with BatchedLora(full.net, space.manifest, weights):
-            full()
-
-    against = {"bare forward": full, "PEFT's forward": lambda: other(full.x, full.t, full.text)}
-    bench.compare("W2W, forward with a model", full.label, ours, against, 10 if model == "portraits" else 3)
-
-
-@pytest.mark.parametrize(("model", "steps", "rounds"), [("portraits", 10, 5), ("SD1.5", 1, 2)])
-def test_a_step_of_inversion(bench, model, steps, rounds):
-    """Clocked between steps, so that the check at the end stays out; the first step of a run does not count."""
-    full = bench.model(model, 1, 32)
-    space, marks, ours, theirs = space_of(model, full.net), [], [], []
-    latents, cond, denoiser = torch.randn_like(full.x), Condition(full.text), denoiser_of(full.net)
-    config = InvertConfig(steps=steps + 1, check_every=1000)
-
-    def bare():
-        x = full.x.detach().requires_grad_()
-        full.net(x, full.t, full.text).sample.square().mean().backward()
-
-    def run():
-        marks.clear()
-        invert(denoiser, space, latents, cond, config, progress=lambda *values: marks.append(bench.now()))
-        ours.append((marks[-1] - marks[0]) / steps)
-        theirs.append(min(bench.seconds(bare) for _ in range(steps)))
-
-    bench.benchmark.pedantic(run, rounds=bench.rounds(rounds), warmup_rounds=0)
-    bench.record("W2W, step of an inversion", "bare forward and backward", full.label, ours, theirs)

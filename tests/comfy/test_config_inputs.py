@@ -28,8 +28,16 @@ def test_each_kind_of_option_is_an_input(made):
     assert (tau.default, tau.min) == (0.0, 0.0) and tau.tooltip.endswith(" 0: a score without a verdict.")
     guidance = made.input_of(FewStepConfig, "guidance", "cfg")
     assert guidance.id == "cfg" and guidance.step == 0.1
-    spread, components = made.inputs_of(SampleConfig, "factor", "components")
-    assert spread.display_name == "spread" and (components.default, components.min) == (0, 0)
+    spread, components = made.inputs_of(SampleConfig, "spread", "components")
+    assert spread.max == 3
+    assert (components.default, components.min) == (0, 0)
+
+
+def test_the_label_of_an_input_is_its_id(comfy):
+    pack = [node for name, node in comfy.nodes.NODE_CLASS_MAPPINGS.items() if name.startswith("Vitrine")]
+    inputs = [entry for node in pack for entry in node.define_schema().inputs]
+    assert len(pack) > 40 and len(inputs) > 200
+    assert not [(entry.id, entry.display_name) for entry in inputs if entry.display_name not in (None, entry.id)]
 
 
 def test_an_option_that_is_added_is_the_last_input(made, comfy):

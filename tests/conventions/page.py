@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from .checks import CHECKS, cell
@@ -33,9 +34,8 @@ def _reason(title: str, name: str) -> str:
     """In the words of the refusal itself."""
     door = DOORS[title]
     (argument, *_), words = door.refused[name]
-    if argument in getattr(door.kind, "_meaningless", {}):
-        return door.kind._meaningless[argument]
-    return REASONS[words]
+    stated = getattr(sys.modules[door.kind.__module__], "MEANINGLESS", {})
+    return stated[argument] if argument in stated and words not in REASONS else REASONS[words]
 
 
 REASONS = {

@@ -1,11 +1,8 @@
 """Faces put together from layers: labels, parts and keypoints are exact, and the portraits' recipe trains on them."""
 
 import json
-import os
 import shutil
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -222,17 +219,6 @@ def test_the_model_in_the_repository_knows_these_faces():
     assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 12e6
     latents = sample_latents(model, ["a smile pale face with bob ginger hair navy hoodie on sky"], [0], steps=2)
     assert torch.isfinite(latents).all()
-
-
-@pytest.mark.nightly
-def test_two_processes_write_one_model(layers, tmp_path):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = ["-m", "vitrine.evidence.recipes", "avataaars", str(layers), "--out", str(tmp_path / "run")]
-    done = subprocess.run(
-        [*launch, *command, *FLAGS], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert (tmp_path / "run" / "avataaars" / LAYERS).is_file()
 
 
 @pytest.mark.nightly

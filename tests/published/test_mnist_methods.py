@@ -2,21 +2,50 @@
 
 import copy
 import statistics
+import time
 
 import pytest
 import torch
 from vitrine.engine import families
 from vitrine.engine.activations.ranked_pictures import Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_sites
+from vitrine.engine.diffusion.noise import seeded_noise
+from vitrine.engine.emd.chain import EStepConfig
+from vitrine.engine.emd.emd_trainer import Trainer
+from vitrine.engine.emd.networks import GENERATOR
+from vitrine.engine.emd.train_config import EMDAdvancedConfig, EMDTrainConfig
 from vitrine.engine.nemo import FewStepSampler, sample_agreement
 from vitrine.engine.settings.nemo_options import FewStepConfig
-from vitrine_tests.published.digits import LABELS, SHAPE, denoiser_of, published_state, sampled
+from vitrine_tests.published.bring import cache
+from vitrine_tests.published.digits import (
+    LABELS,
+    SAMPLES,
+    SHAPE,
+    accuracy,
+    denoiser_of,
+    grey,
+    published_state,
+    sampled,
+    variety,
+)
 from vitrine_tests.published.mnist_family import CLASSES, FAMILY, NO_CLASS, digits, from_state
-from vitrine_tests.published.weights import keep
+from vitrine_tests.published.weights import keep, known
 
 COPIED, REPEATED = 7, 7
 """The class that is given one picture only, and which of the network's own digits that is."""
 UPDATES, BATCH, RATE = 250, 48, 1e-3
+TRAINING = EMDTrainConfig(
+    steps=400,
+    batch=32,
+    rank=64,
+    chain=EStepConfig(steps=4, ge=0.16, gz=0.01),
+    lr_generator=4e-4,
+    lr_score=1e-3,
+    guidance=1.0,
+    advanced=EMDAdvancedConfig(ema=0.98, save_every=200, decay=0.5),
+)
+"""Of the student; a class is its condition, its layers' ranks are whole."""
+STUDENT_UPDATES = 240
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -83,3 +112,36 @@ def test_a_digit_that_is_memorized_is_found(net, own):
         "digits, memorized",
         {"class": COPIED, "before": before[COPIED], "after": after[COPIED], "others": [min(others), max(others)]},
     )
+
+
+def test_a_one_step_student_of_a_published_teacher(net, own):
+    """Trained once, minutes on one thread; kept beside the published files and resumed if it is cut off."""
+    z, cond = seeded_noise(list(range(SAMPLES)), SHAPE), digits(LABELS.tolist())
+    with torch.no_grad():
+        before = denoiser_of(net).predict(z, 1000.0, cond).x0
+    run = Trainer(
+        denoiser_of(net),
+        digits(list(range(CLASSES))),
+        SHAPE,
+        TRAINING,
+        cache() / "trained" / "digits",
+        null=digits([NO_CLASS]),
+    )
+    try:
+        begun, start = run.done, time.process_time()
+        if begun < STUDENT_UPDATES:
+            run.run(until=STUDENT_UPDATES)
+        minutes = round((time.process_time() - start) / 60, 1)
+        with torch.no_grad(), run.roles.with_weights(GENERATOR, run.average.values):
+            after = run.generate(z, cond)
+    finally:
+        run.roles.remove()
+    assert run.skipped == 0 and accuracy(after) > 0.9
+    assert variety(after) > 1.3 * variety(before) and grey(after) < 0.8 * grey(before)
+    if begun:
+        minutes = known().get("digits, student", {}).get("minutes", 0)
+    figure = {"accuracy": accuracy(after), "updates": run.done, "batch": TRAINING.batch, "rank": TRAINING.rank}
+    figure |= {"minutes": minutes, "teacher steps": 25, "teacher grey": round(grey(own), 2)}
+    for name, digits_ in (("", after), (" before", before)):
+        figure |= {f"grey{name}": round(grey(digits_), 2), f"variety{name}": round(variety(digits_) / variety(own), 2)}
+    keep("digits, student", figure)

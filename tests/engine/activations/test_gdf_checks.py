@@ -12,7 +12,7 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
 )
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.activations.picture_latents import encode_pixels, to_pixels
+from vitrine.engine.activations.picture_latents import encode_pixels
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.tracing.addresses import sites_of
@@ -160,20 +160,3 @@ def test_flux_block_output_is_the_blocks_not_its_norms():
         denoiser.forward(torch.randn(1, 4, 8, 12), 500, Condition(torch.randn(1, 5, 24), torch.randn(1, 20)))
     found = taps["vit-block0-out"].tensor.flatten(2).transpose(1, 2)
     assert torch.equal(found, seen["out"]) and not torch.allclose(found, seen["norm"], atol=1e-2)
-
-
-def test_eight_seeds_encode_the_picture_once(unet, vae, case):
-    """Check 21: the k-seed mean streamed equals the stacked one, and the VAE runs once."""
-    pixels, text, _ = case
-    calls = []
-    handle = vae.encoder.register_forward_hook(lambda *a: calls.append(1))
-    latents = encode_pixels(vae, to_pixels(pixels[:1]))
-    handle.remove()
-    denoiser = Denoiser.from_diffusers(unet, DDIMScheduler(**SCHEDULE))
-    place = ("up-level0-repeat1-res-out",)
-    many = tap_latents(denoiser, latents, Condition(text), TapConfig(place, 261.0, tuple(range(4))))[place[0]].tensor
-    each = [
-        tap_latents(denoiser, latents, Condition(text), TapConfig(place, 261.0, (s,)))[place[0]].tensor
-        for s in range(4)
-    ]
-    assert len(calls) == 1 and torch.allclose(many, torch.stack(each).mean(0), atol=1e-5)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from vitrine.engine.copies.altered import KINDS, AlteredIndex, altered_words
 from vitrine.engine.copies.nearest import LENGTH, PictureIndex, distances, thumbnails
+from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.table_on_disk import RowFile
 from vitrine.engine.nemo.blocked_copies import THIRD, share_interval
 from vitrine.engine.portraits import render, sample_scenes
@@ -114,6 +115,19 @@ def test_the_check_counts_them_says_how_they_are_altered_and_leaves_the_others_a
     plain = distances(samples, pictures) / distances(usual, pictures).median(0).values
     assert float(near.ratios[2]) == pytest.approx(float(plain[2].min()), abs=1e-3)
     assert altered_words(near.kinds[near.copied]) == "1 mirrored"
+
+
+def test_training_pictures_among_the_usual_samples_are_left_out(pictures, usual, tmp_path):
+    others = scenes(5_400_000, 12)
+    with RowFile(tmp_path, (12, LENGTH), torch.float16) as table:
+        table.write(0, pictures.flatten(1))
+        alone, mixed = (PictureIndex(table, rows) for rows in (usual, torch.cat([pictures, usual])))
+        wrong = distances(torch.cat([pictures, usual]), pictures).median(0).values
+        assert float((wrong - distances(usual, pictures).median(0).values).abs().max()) > 0.01, "they would count"
+        assert torch.equal(mixed.usual, usual) and mixed.level == alone.level
+        assert torch.equal(mixed.nearest(others).ratios, alone.nearest(others).ratios)
+        with pytest.raises(VitrineError, match="usual samples: given 12 training pictures"):
+            PictureIndex(table, pictures)
 
 
 def found_of(sets, usual, others):

@@ -49,7 +49,7 @@ def test_a_longer_chain_takes_smaller_steps():
     assert found[2].gz > 1.5 * found[4].gz > 2.25 * found[8].gz
 
 
-@pytest.mark.parametrize("steps", [2, 8])
+@pytest.mark.parametrize("steps", [2, pytest.param(8, marks=pytest.mark.nightly)])
 def test_a_calibrated_chain_keeps_the_minor_mode(steps):
     """Forward KL of the best student 0.60, of Diff-Instruct's 4.1."""
     one = on_the_mixture(steps)

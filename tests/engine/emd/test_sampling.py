@@ -73,17 +73,6 @@ def test_preset_round_trips_through_the_header(tmp_path):
     assert PRESETS["DMD2 SDXL 1-step (UNet)"].timestep == 399
 
 
-def test_the_header_is_what_it_always_was():
-    preset = StudentPreset("SD1.5", 625.0, "eps", "vp", 0.18215, 1.0, 2.0, (4, 64, 64), 4, 0.16, 0.01, (0.1, 0.2))
-    header = (
-        '{"base": "SD1.5", "betas": [0.1, 0.2], "ge": 0.16, "guidance": 1.0, "gz": 0.01, "latent_scale": 0.18215, '
-        '"noise": "vp", "prediction": "eps", "shape": [4, 64, 64], "steps": 4, "timestep": 625.0, '
-        '"trained_guidance": 2.0, "version": 1}'
-    )
-    assert preset.to_metadata() == {"vitrine.student": header}
-    assert StudentPreset.from_metadata({"vitrine.student": header}) == preset
-
-
 def test_clear_refusals(tmp_path):
     save_file({"lora_unet_x.lora_down.weight": torch.ones(1)}, tmp_path / "bare.safetensors")
     with pytest.raises(VitrineError, match="student preset: given none in bare"):

@@ -51,6 +51,7 @@ def test_roles_start_equal_and_the_teacher_never_changes(tmp_path):
         assert torch.equal(base.predict(x, t, texts(1)).eps, before)
 
 
+@pytest.mark.nightly
 def test_resume_is_the_unbroken_run_to_the_bit(tmp_path):
     trainer(tmp_path / "whole").run()
     trainer(tmp_path / "parts").run(until=2)

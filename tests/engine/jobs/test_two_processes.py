@@ -206,40 +206,6 @@ def test_a_lost_machine_ends_the_job_and_a_second_run_goes_on(tmp_path):
 
 
 @pytest.mark.nightly
-def test_accelerate_launches_a_command(both, tmp_path):
-    """As torchrun does. On a machine without a GPU ``--multi_gpu`` starts the processes all the same."""
-    one, _ = both
-    command = [
-        "nemo",
-        "detect",
-        str(one.parent / "inputs" / "wanted.txt"),
-        "--calibration",
-        str(one / "cal.safetensors"),
-    ]
-    script = tmp_path / "score.py"
-    script.write_text(
-        textwrap.dedent(f"""
-        import os, sys
-        sys.path[:0] = [{str(TESTS)!r}]
-        import conftest
-        from vitrine.cli.main import main
-        assert os.environ["WORLD_SIZE"] == "2"
-        sys.exit(main({[*command, "--out", str(tmp_path / "scores.csv")]!r}))
-    """)
-    )
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    ended = subprocess.run(
-        [*launch, str(script)], env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, timeout=HANGS
-    )
-    assert ended.returncode == 0, ended.stderr.decode()[-3000:]
-    alone, shared = (list(csv.DictReader((f / "scores.csv").open(newline=""))) for f in (one, tmp_path))
-    assert [row["prompt"] for row in alone] == [row["prompt"] for row in shared]
-    for a, b in zip(alone, shared, strict=True):
-        assert float(a["distance"]) == pytest.approx(float(b["distance"]), abs=1e-4)
-
-
-@pytest.mark.nightly
 def test_loras_and_space(both):
     trained = [sorted((out / "trained").glob("*.safetensors")) for out in both]
     assert [p.name for p in trained[0]] == [p.name for p in trained[1]] == [f"{n}.safetensors" for n in "abc"]

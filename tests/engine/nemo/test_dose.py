@@ -176,6 +176,7 @@ def test_samples_decide_the_dose(searched):
     assert published.curve is None and published.neurons("").factor == 0, "as published"
 
 
+@pytest.mark.nightly
 def test_doses_take_no_more_evaluations_than_the_search(searched):
     """Where every dose fails; each row that goes through the network is counted."""
     probe, conds, statistics, fake = searched

@@ -167,6 +167,7 @@ def test_two_stages_leave_out_what_differs_at_once(denoiser, conds, usual):
         assert a.rows == 8 * a.count
 
 
+@pytest.mark.nightly
 def test_an_exhausted_search_begins_again_in_all_layers_that_the_statistics_know(denoiser, conds):
     sites = value_sites(denoiser.backbone, "all")
     every = gather([value_activations(denoiser, Condition.batch(conds), sites)], [s.address for s in sites])

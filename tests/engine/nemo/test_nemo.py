@@ -269,7 +269,7 @@ def test_search_equals_the_published_algorithm(denoiser, texts, statistics, refe
     assert kept == [sorted(set(x)) for x in refined]
 
 
-@pytest.mark.parametrize("ahead", [1, 4, 8, 16])
+@pytest.mark.parametrize("ahead", nightly_but([1, 4, 8, 16], [4]))
 def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statistics, reference, ahead):
     tau, _, _, _, refined = reference("midway")
     found, _ = everyone(denoiser, statistics, texts[:1], tau, "chain", rows=ahead * SEEDS)
@@ -297,6 +297,7 @@ def test_fast_mode_ends_below_the_threshold(denoiser, texts, statistics, referen
     assert float(probe.similarity(plain, signal).max()) <= tau + 1e-6
 
 
+@pytest.mark.nightly
 def test_progress_tells_how_much_of_one_prompts_search_is_decided(denoiser, texts, statistics):
     """It counted finished prompts: 0 of 1 to the end."""
     steps = []
