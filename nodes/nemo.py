@@ -125,8 +125,7 @@ class NEMOCalibrate(io.ComfyNode):
                 io.Combo.Input(
                     "measure", options=[EVERYTHING, *PARTS], default=EVERYTHING,
                     tooltip="statistics is for Find Copying Neurons (NEMO), samples and score for "
-                    "Detect a Copied Prompt (NEMO); "
-                    "everything takes longest.",
+                    "Detect a Copied Prompt (NEMO); everything takes longest.",
                 ),
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="down+mid: as published; all: up stage too."),
                 *_FEW_STEPS, *PROBE,
@@ -145,8 +144,7 @@ class NEMOCalibrate(io.ComfyNode):
                 io.Float.Output(
                     display_name="tau",
                     tooltip="Threshold of the one-step score, for Verify Blocking (NEMO) and Check for Copies (NEMO); "
-                    "0 if it "
-                    "was not measured.",
+                    "0 if it was not measured.",
                 ),
                 io.String.Output(display_name="report", tooltip="What was measured, one part a line."),
             ],

@@ -191,10 +191,8 @@ def cost_of(asked: Sequence[AskedPrompt], bare: Samples, full: Samples) -> Cost:
     own, ordinary = ([p.text for p in both if (p.kind == ORDINARY) == plain] for plain in (False, True))
     drift = None
     if len(ordinary) > 1:
-        # samples of equal seeds, by their distances
-        moved = torch.cat(
-            [(thumbnails(bare[p]) - thumbnails(full[p])).flatten(1).square().mean(1).sqrt() for p in ordinary]
-        )
+        apart = [(thumbnails(bare[p]) - thumbnails(full[p])).flatten(1) for p in ordinary]  # of equal seeds
+        moved = torch.cat(apart).square().mean(1).sqrt()
         first = thumbnails(torch.cat([bare[p][:1] for p in ordinary]))
         rows, columns = torch.triu_indices(len(first), len(first), 1)
         drift = float(moved.median() / distances(first, first)[rows, columns].median().clamp_min(1e-6))
@@ -418,10 +416,8 @@ def what_it_copies(f: Findings) -> Sentence:
     rule = f"distance between samples of one prompt that the LoRA takes: look from {LOST_LOOK:.0%}, bad from "
     rule += f"{LOST_BAD:.0%}"
     if f.pictures:
-        rule = (
-            f"bad: {COPIES_BAD:.0%} of a prompt's samples or more copy a training picture (below a third of the usual "
-        )
-        rule += "distance); look: any"
+        rule = f"bad: {COPIES_BAD:.0%} of a prompt's samples or more copy a training picture (below a third of the "
+        rule += "usual distance); look: any"
     if not f.own:
         return Sentence(topic, OPEN, "No samples were made.", "Give its base model, or more minutes.", rule)
     worst = max(f.own, key=lambda p: ((p.copies or 0) / p.samples, p.lost))
@@ -447,7 +443,10 @@ def what_it_copies(f: Findings) -> Sentence:
     verdict = with_missing(verdict, [*missing, *left])
     natural = [p for p in f.own if p.kind == NATURAL and (p.copies or (not f.pictures and p.lost >= LOST_BAD))]
     text += f' Natural prompts bring it back, too: "{natural[0].prompt[:60]}".' if natural else ""
-    advice = "" if verdict == FINE else "Give more minutes." if not score else _copy_advice(f, begins)
+    below = max((s for s in f.strengths if begins is not None and s < begins), default=None)
+    train = "rain fewer steps or on more pictures, and vary the captions of the copied ones."
+    advice = f"T{train}" if below is None else f"Use it at strength {below:g} or below, or t{train}"
+    advice = "" if verdict == FINE else "Give more minutes." if not score else advice
     return Sentence(topic, verdict, text, advice, rule)
 
 
@@ -458,12 +457,6 @@ def begins_at(f: Findings) -> float | None:
         if copied:
             return strength
     return None
-
-
-def _copy_advice(f: Findings, begins: float | None) -> str:
-    below = max((s for s in f.strengths if begins is not None and s < begins), default=None)
-    train = "rain fewer steps or on more pictures, and vary the captions of the copied ones."
-    return f"T{train}" if below is None else f"Use it at strength {below:g} or below, or t{train}"
 
 
 def what_it_costs(f: Findings) -> Sentence:

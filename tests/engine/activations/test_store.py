@@ -105,6 +105,8 @@ def test_any_damage_ends_in_our_error_or_a_whole_result(data: st.DataObject) -> 
         {"seeds": None}, {"seeds": "abc"}, {"seeds": (True,)},
         {"timestep": -1}, {"timestep": float("nan")}, {"timestep": "50"}, {"dtype": "float8"}, {"posterior": "mode"},
         {"size": 0}, {"batch": 0}, {"variance": True}, {"unknown": 1},
+        {"discard": (-1,)}, {"discard": ("x",)}, {"discard": (True,)},
+        {"seeds": (0, 1), "variance": True, "modulate": True},
     ],
 )  # fmt: skip
 def test_config_refuses(bad: dict) -> None:
