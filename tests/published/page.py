@@ -9,6 +9,7 @@ from vitrine_tests.published.bring import HERE, Entry, table
 from vitrine_tests.published.weights import known
 
 PAGE = HERE.parents[1] / "docs" / "published.md"
+GRAPH = PAGE.parent / "pictures" / "taef2_graph.jpg"
 
 HEAD = """# Weights that others published
 
@@ -17,8 +18,8 @@ commit and path, and checks its digest. **This page is written by the tests**:
 
 ```bash
 python tests/published/bring.py                                      # {size} MB, to ~/.cache/vitrine-published; or: bring.py FOLDER
-VITRINE_PUBLISHED=1 VITRINE_WRITE_DOCS=1 pytest tests/published      # four minutes on two busy cores, 2 GB of memory
-VITRINE_PUBLISHED=1 VITRINE_WRITE_DOCS=1 pytest tests/comfy/test_taef2.py
+export VITRINE_PUBLISHED=1 VITRINE_WRITE_DOCS=1
+pytest tests/published tests/comfy/test_taef2.py      # 2 GB of memory
 ```
 
 `VITRINE_PUBLISHED` may be a folder of copies, `OWNER+NAME/file`, instead of 1. Used: {count} files of {authors} authors under MIT or
@@ -97,6 +98,7 @@ next to it and other weights: the cosine of the two is {figure["cosine"]}.
 
 def _vae(figures: dict[str, Any]) -> str:
     ratios = figures["TAEF2 round trips, dB"]
+    picture = "![The graph after its run](pictures/taef2_graph.jpg)\n\n" if GRAPH.is_file() else ""
     names, values = " | ".join(ratios), " | ".join(f"{value:g}" for value in ratios.values())
     return f"""
 ## TAEF2 in a graph
@@ -108,7 +110,7 @@ random weights. The latents are the published VAE's, 128 channels at a 16th of t
 |---|{"---|" * len(ratios)}
 | round trip, PSNR in dB | {values} |
 
-The photographs are those of scikit-image and scikit-learn. ComfyUI takes the factor of every small VAE for 8. Vitrine
+{picture}The photographs are those of scikit-image and scikit-learn. ComfyUI takes the factor of every small VAE for 8. Vitrine
 measures it, so that 248 x 256 pixels are refused with "multiples of 16" instead of an error of the network. *Check
 for Copies (NEMO)* leaves NeMo's score out for latents below 11 x 11, where two cannot be compared.
 """
