@@ -113,10 +113,13 @@ def each_end_in_a_json_file(name, folder):
     tree = json.loads((folder / name).read_bytes())
     for place in leaves(tree):
         for value in ENDS:
-            attempt(TEXTS[name], folder / name, json.dumps(bent(tree, place, value)).encode())
+            attempt(USES[name], folder / name, json.dumps(bent(tree, place, value)).encode())
 
 
-@pytest.mark.parametrize("name", TEXTS)
+USES = TEXTS | {"adapter_config.json": TEXT_FILES["adapter_config.json"][1]}
+
+
+@pytest.mark.parametrize("name", USES)
 def test_each_end_in_a_json_file(name, tmp_path):
     assert survives(each_end_in_a_json_file, name, tmp_path)
 

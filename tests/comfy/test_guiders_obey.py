@@ -3,6 +3,7 @@
 import pytest
 import torch
 from vitrine.engine.control import GuidanceConfig
+from vitrine_tests.comfy import test_stock_wrappers
 from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, TOLD, close, latent, node, xl_twins
 from vitrine_tests.comfy.guided_graphs import patched
 
@@ -22,6 +23,10 @@ STOCK = {
 """A node that changes guidance -> settings with which it has an effect here."""
 
 
+EVERY = [n for n in (*test_stock_wrappers.ON_A_RUN, *test_stock_wrappers.ON_A_FORWARD) if "LoraLoader" not in n]
+"""Core's nodes that change a MODEL; that they are all is tested beside the list."""
+
+
 @pytest.fixture(scope="module")
 def flow(comfy):
     comfy.loop.run_until_complete(comfy.nodes.init_builtin_extra_nodes())
@@ -39,19 +44,22 @@ def sampled(guider, shape):
         return guider.sample(noise, torch.zeros(shape), samplers.sampler_object("euler"), sigmas, seed=3).clone()
 
 
-def by_core(flow, model, scale):
+FLOW, UNET = (1, 16, 16, 16), (1, 4, 16, 16)
+
+
+def by_core(flow, model, scale, shape=FLOW):
     from comfy import samplers
 
     guider = samplers.CFGGuider(model)
     guider.set_conds(flow[1], flow[2])
     guider.set_cfg(scale)
-    return sampled(guider, (1, 16, 16, 16))
+    return sampled(guider, shape)
 
 
-def by_ours(flow, model, scale):
+def by_ours(flow, model, scale, shape=FLOW):
     from vitrine.nodes.comfy.control_guider import ControlGuider
 
-    return sampled(ControlGuider(model, flow[1], flow[2], GuidanceConfig(scale)), (1, 16, 16, 16))
+    return sampled(ControlGuider(model, flow[1], flow[2], GuidanceConfig(scale)), shape)
 
 
 @pytest.mark.parametrize("name", STOCK)
@@ -110,3 +118,36 @@ def test_a_patch_that_guides_again_gets_its_own_conditionings(comfy, flow):
     wanted = by_core(flow, changed, 3.0)
     assert not close(wanted, by_core(flow, flow[0], 3.0))
     assert close(by_ours(flow, changed, 3.0), wanted)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["UNet"])
+def test_every_stock_node_acts_as_on_cores_guider(comfy, flow, kind, subtests, record_property):
+    """Core's own settings; the effect of those that have one on this network is in the record of the run."""
+    parts, shape = flow, FLOW
+    if kind == "UNet":
+        model, clip, _ = comfy.call("VitrineLoadPortraits", model="portraits, 64 px")
+        with torch.inference_mode():
+            parts = (model, *(clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in PROMPTS))
+        shape = UNET
+    plain, effects = by_core(parts, parts[0], 3.0, shape), {}
+    for name in EVERY:
+        with subtests.test(name):
+            settings = STOCK.get(name, {}) if kind == "flow" else {}
+            node = comfy.nodes.NODE_CLASS_MAPPINGS[name]
+            try:
+                changed = (
+                    patched(comfy, name, parts[0], **settings)
+                    if settings
+                    else test_stock_wrappers.patched(node, parts[0])
+                )
+                wanted = by_core(parts, changed, 3.0, shape)
+            except Exception as error:  # not for this network: ours says what core says
+                with pytest.raises(type(error)):
+                    by_ours(parts, test_stock_wrappers.patched(node, parts[0]), 3.0, shape)
+                continue
+            effects[name] = float((wanted - plain).square().mean().sqrt())
+            assert close(by_ours(parts, changed, 3.0, shape), wanted), effects[name]
+    acting = {name: effect for name, effect in effects.items() if effect > 1e-3}
+    record_property(kind, ", ".join(f"{name} {effect:.3f}" for name, effect in acting.items()))
+    assert len(acting) > 12

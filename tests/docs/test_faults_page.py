@@ -15,6 +15,9 @@ NUMBERS = {
     "D2",
     *(f"E{n}" for n in range(1, 8)),
     *(f"G{n}" for n in range(1, 11)),
+    *(f"H{n}" for n in range(1, 14)),
+    *(f"P{n}" for n in range(1, 12)),
+    *(f"S{n}" for n in range(1, 8)),
 }
 TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
