@@ -121,7 +121,7 @@ def test_a_patch_that_guides_again_gets_its_own_conditionings(comfy, flow):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kind", ["UNet"])
+@pytest.mark.parametrize("kind", ["UNet", "flow"])
 def test_every_stock_node_acts_as_on_cores_guider(comfy, flow, kind, subtests, record_property):
     """Core's own settings; the effect of those that have one on this network is in the record of the run."""
     parts, shape = flow, FLOW
