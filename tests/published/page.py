@@ -71,7 +71,10 @@ OTHER = {
 
 def render(figures: dict[str, Any]) -> str:
     """The page for these figures."""
-    entries, others = table(), [e for e in table("others.json") if not e["path"].endswith(".json")]
+    entries, others = (
+        table(),
+        [e for e in table("others.json") if e["as"] != "digits" and not e["path"].endswith(".json")],
+    )
     size, authors = round(sum(e["bytes"] for e in entries) / 1e6), {e["author"] for e in entries}
     refused = sum(figures.get(f"{e['repository']}/{e['path']}", {}).get("outcome") == "refused" for e in entries)
     parts = [HEAD.format(size=size, count=len(entries), authors=len(authors), others=len(others), refused=refused)]
@@ -133,7 +136,8 @@ Class accuracy is that of {drawn["samples"]} samples by a small classifier of MN
 | values of time and class blocked, as NEMO blocks | class accuracy {drawn["values of time and class blocked"]:.1%} |
 | tap and map | maps of four heads, 16 image tokens to 20 tokens; each sums to 1 |
 | ranking of layers | {ranked["layers"]} layers, {ranked["kept"]} kept by the filter; {chosen} tell ink from paper best, with mean IoU {ranked["held out"]} on held-out digits |
-| memorization | trained on with one picture for every {copied["class"]}: samples of that class differ by {copied["after"]} of the median class, by {copied["before"]} before; the other classes by {copied["others"][0]} to {copied["others"][1]} |
+| memorization | trained on with one picture for all of class {copied["class"]} |
+| its samples differ, as a share of the median class, by | {copied["after"]}, before {copied["before"]}; other classes {copied["others"][0]} to {copied["others"][1]} |
 {_student(figures, drawn["sampled"])}"""
 
 
@@ -141,7 +145,7 @@ def _student(figures: dict[str, Any], teacher: float) -> str:
     if "digits, student" not in figures:
         return ""
     student = figures["digits, student"]
-    return f"""| one-step student (EMD) | class accuracy {student["accuracy"]:.1%} in one forward, the teacher's in {student["teacher steps"]} steps {teacher:.2%}. Before training one forward gives blurred means: {student["grey before"]:.0%} of pixels grey and {student["variety before"]:.0%} of the teacher's variety, then {student["grey"]:.0%} and {student["variety"]:.0%}; the teacher's digits have {student["teacher grey"]:.0%} |
+    return f"""| one-step student (EMD) | class accuracy {student["accuracy"]:.1%} in one forward; the teacher's in {student["teacher steps"]} steps is {teacher:.2%}. Grey pixels: {student["grey before"]:.0%} before training, {student["grey"]:.0%} after, the teacher's {student["teacher grey"]:.0%}. Variety: {student["variety before"]:.0%} of the teacher's before, {student["variety"]:.0%} after |
 
 The student is a LoRA of rank {student["rank"]}, trained for {student["updates"]} updates of {student["batch"]} digits in {student["minutes"]:.0f} minutes of one CPU thread.
 """
