@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from ..engine.errors import refuse
 from ..engine.pipelines.loading import LoadConfig
+from ..engine.settings.ranking_options import RankingConfig
 from ..engine.settings.setting_checks import Count, OutFile, OutFolder, Side
-from .options import Load
+from .options import Load, flags
 
 
 @dataclass(frozen=True)
@@ -33,23 +34,15 @@ class Rank:
     keypoints: Path | None = None
     """Instead of masks, a JSON table: picture's file name -> [[x, y], null, ...], fractions of width and height, the
     same points in the same order for each; null if hidden."""
-    split: Literal["halves", "stratified", "crossed"] = "halves"
-    """Validation pictures with masks: the second half, a half with balanced classes, or each of
-    `folds` parts in turn."""
-    folds: Count = 4
-    """Parts of the crossed split."""
     model: str = "portraits"
     """Pipeline folder, hub id or file of a supported model."""
     prompt: str = ""
     """One plain prompt for all pictures."""
     size: Side | None = None
     """Side to which pictures are resized; 512 for SD1.5. None takes the model's default."""
-    timestep: float = 50.0
-    """The network's timestep."""
-    budget: Count | None = None
-    """Most channels of the chosen sites in total."""
-    most: Count = 4
-    """Most sites."""
+    ranking: Annotated[RankingConfig, flags(RankingConfig(), "timestep", "budget", "most", "split", "folds")] = (
+        RankingConfig()
+    )
     out: OutFile = Path("feature-preset.json")
     """The preset file."""
     state: OutFolder | None = None
@@ -60,7 +53,6 @@ class Rank:
 
     def run(self) -> int:
         """0 on success."""
-        from ..engine.activations.ranking import RankingConfig
         from ..engine.pipelines import ActivationTapPipeline
         from ..engine.pipelines.loading import load_pipeline
         from ..engine.runtime.processes import launched
@@ -75,9 +67,7 @@ class Rank:
             pictures,
             prompt=self.prompt,
             keypoints=points,
-            config=RankingConfig(
-                timestep=self.timestep, budget=self.budget, most=self.most, split=self.split, folds=self.folds
-            ),
+            config=self.ranking,
             size=self.size,
             state=self.state,
             memory=self.memory,
@@ -85,7 +75,7 @@ class Rank:
             workers=workers,
         )
         if not workers.index:
-            ranking.preset(self.out.stem, pipe._network, self.timestep).save(self.out)
+            ranking.preset(self.out.stem, pipe._network, self.ranking.timestep).save(self.out)
             print(ranking.summary())
             print(f"preset -> {self.out}")
         return 0

@@ -9,12 +9,12 @@ from comfy_api.latest import io, ui
 
 from ..engine.activations.correspondence import parse_keypoints
 from ..engine.activations.presets import FeaturePreset
-from ..engine.activations.qualitative_filter import FilterRule
 from ..engine.activations.ranked_pictures import Pictures, known_pairs
 from ..engine.activations.ranking import Ranking, RankingConfig, rank_sites
 from ..engine.activations.segmentation import IGNORE
 from ..engine.errors import refuse
 from ..engine.io.file_names import safe_name
+from ..engine.settings.ranking_options import FilterRule
 from ..engine.tracing.addresses import resolve, sites_of
 from .captions import captioned
 from .comfy import choices, saved

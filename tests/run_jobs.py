@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import TapConfig
-from vitrine.engine.activations.qualitative_filter import FilterRule, measure_properties
+from vitrine.engine.activations.qualitative_filter import measure_properties
 from vitrine.engine.activations.ranked_pictures import Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_sites
 from vitrine.engine.activations.site_search import greedy_search
@@ -34,6 +34,7 @@ from vitrine.engine.io.lora_writing import write_lora
 from vitrine.engine.jobs.run import Run
 from vitrine.engine.jobs.stored_text import StoredText
 from vitrine.engine.network.condition import Condition
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine.engine.w2w import (
     BuildConfig,
     InvertConfig,

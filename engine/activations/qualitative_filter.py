@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from ..jobs.run import Run
 from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes
 from ..runtime.progress import Progress, silent
-from ..settings.option import Option, Options
+from ..settings.ranking_options import FilterRule
 from ..tracing.hooks import Activation
 from .activation_pictures import PCABasis
 from .streaming import footprint, split_sites
@@ -50,70 +49,29 @@ class Properties:
     locality: float
 
 
-@dataclass(frozen=True)
-class FilterRule(Options):
-    """Bounds on a site's scores; None is no bound. Noise and granularity are relative to the model's median site.
+def filtered(rule: FilterRule, properties: Mapping[str, Properties]) -> tuple[list[str], dict[str, list[str]]]:
+    """(sites that are kept, site -> reasons why it was dropped), in the order of ``properties``."""
+    scores = list(properties.values())
+    noise = None if rule.noise is None else rule.noise * _median([p.noise for p in scores])
+    fine = None if rule.granularity is None else rule.granularity * _median([p.granularity for p in scores])
+    reasons = {a: _reasons(p, noise, fine, rule.locality) for a, p in properties.items()}
+    return [a for a, why in reasons.items() if not why], {a: why for a, why in reasons.items() if why}
 
-    The defaults were chosen on 16 portraits of the reference model and checked on others (``vitrine reproduce
-    gdf.filter``). On another model, check the strips first.
-    """
 
-    noise: Annotated[
-        float | None,
-        Option(
-            "Largest noise score, in medians over all layers.",
-            gt=0,
-            top=10,
-            step=0.05,
-            unset=0.0,
-            unset_doc="no bound",
-        ),
-    ] = 0.8
-    granularity: Annotated[
-        float | None,
-        Option(
-            "Finest detail allowed, in medians over all layers.",
-            gt=0,
-            top=10,
-            step=0.1,
-            unset=0.0,
-            unset_doc="no bound",
-        ),
-    ] = 2.0
-    locality: Annotated[
-        tuple[float | None, float | None],
-        Option(
-            "Smallest and largest locality. A layer below the smallest has no spatial order.",
-            node=False,
-        ),
-    ] = (0.05, 0.6)
-
-    def _check(self) -> None:
-        """Localities are in order."""
-        low, high = self.locality
-        if low is not None and high is not None and low >= high:
-            raise refuse("filter locality", self.locality, "smallest below largest", "(0.05, 0.6) is the default")
-
-    def apply(self, properties: Mapping[str, Properties]) -> tuple[list[str], dict[str, list[str]]]:
-        """(sites that are kept, site -> reasons why it was dropped), in the order of ``properties``."""
-        scores = list(properties.values())
-        noise = None if self.noise is None else self.noise * _median([p.noise for p in scores])
-        fine = None if self.granularity is None else self.granularity * _median([p.granularity for p in scores])
-        reasons = {a: self._reasons(p, noise, fine) for a, p in properties.items()}
-        return [a for a, why in reasons.items() if not why], {a: why for a, why in reasons.items() if why}
-
-    def _reasons(self, p: Properties, noise: float | None, fine: float | None) -> list[str]:
-        low, high = self.locality
-        reasons = []
-        if noise is not None and p.noise > noise:
-            reasons.append(f"diffusion noise {p.noise:.3f} > {noise:.3f}")
-        if fine is not None and p.granularity > fine:
-            reasons.append(f"over-refined, {p.granularity:.2f} > {fine:.2f} cycles")
-        if low is not None and p.locality < low:
-            reasons.append(f"no spatial order, locality {p.locality:.2f} < {low:g}")
-        if high is not None and p.locality > high:
-            reasons.append(f"bound to position, locality {p.locality:.2f} > {high:g}")
-        return reasons
+def _reasons(
+    p: Properties, noise: float | None, fine: float | None, locality: tuple[float | None, float | None]
+) -> list[str]:
+    low, high = locality
+    reasons = []
+    if noise is not None and p.noise > noise:
+        reasons.append(f"diffusion noise {p.noise:.3f} > {noise:.3f}")
+    if fine is not None and p.granularity > fine:
+        reasons.append(f"over-refined, {p.granularity:.2f} > {fine:.2f} cycles")
+    if low is not None and p.locality < low:
+        reasons.append(f"no spatial order, locality {p.locality:.2f} < {low:g}")
+    if high is not None and p.locality > high:
+        reasons.append(f"bound to position, locality {p.locality:.2f} > {high:g}")
+    return reasons
 
 
 def _median(values: list[float]) -> float:

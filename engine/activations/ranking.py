@@ -5,10 +5,9 @@ This is GDF's whole recipe (sections 4.3 and 5) as one call, for any model with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -19,15 +18,14 @@ from ..jobs.run import Run
 from ..runtime.footprint import memory_bytes
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
-from ..settings.option import Option, Options
+from ..settings.ranking_options import RankingConfig
 from ..tracing.addresses import resolve
 from ..tracing.fingerprint import fingerprint_of
 from .activation_pictures import PCABasis, pca_rgb
 from .presets import FeaturePreset, Preset
-from .qualitative_filter import FilterRule, Properties, measure_properties, site_groups
+from .qualitative_filter import Properties, filtered, measure_properties, site_groups
 from .ranked_pictures import Pictures
 from .site_search import (
-    SPLITS,
     Budget,
     Judge,
     ScoreOf,
@@ -48,70 +46,6 @@ _BEGUN = ("filter.safetensors", "scores-*.safetensors", "taps/shard-*.safetensor
 """Files of a ranking's folder that mean that there is work to lose."""
 TIE = 0.001
 """Scores this close count as equal: rounding changes a probe's score by up to 0.0003 between machines."""
-
-
-@dataclass(frozen=True)
-class RankingConfig(Options):
-    """How sites are ranked."""
-
-    layers: Annotated[
-        str | tuple[str, ...],
-        Option(
-            "Layer names or patterns, such as up-*; * ranks all.",
-        ),
-    ] = "*"
-    timestep: Annotated[
-        float,
-        Option(
-            "The network's own timestep, 0 to 999; GDF takes 50.",
-            bottom=0,
-            top=1000,
-            step=1,
-        ),
-    ] = 50.0
-    rule: FilterRule = FilterRule()
-    budget: Annotated[
-        int | None,
-        Option(
-            "Most channels together.",
-            ge=1,
-            top=100_000,
-            unset=0,
-            unset_doc="no bound",
-        ),
-    ] = None
-    most: Annotated[int, Option("Most layers together.", ge=1, top=16, remedy="GDF chooses four")] = 4
-    strips: Annotated[
-        bool,
-        Option(
-            "Also render the scored images at every site, for :meth:`Ranking.strip`.",
-            node=False,
-        ),
-    ] = False
-    split: Annotated[
-        str,
-        Option(
-            "Who judges: the second half; a half that shows each class as often; or each part in turn (crossed).",
-            choices=tuple(SPLITS),
-            details="Half of the validation images choose the sites, the others score the choice; "
-            "with crossed, choices made without each part are scored on it.",
-            remedy="'stratified' balances classes",
-        ),
-    ] = "halves"
-    folds: Annotated[int, Option("Parts of the crossed split.", ge=2, top=64)] = 4
-    alpha: Annotated[
-        float,
-        Option(
-            "A point within this fraction of the image's longer side is correct.",
-            gt=0,
-            node=False,
-            remedy="0.1 is usual",
-        ),
-    ] = 0.1
-
-    def within(self, widths: Mapping[str, int]) -> Budget | None:
-        """The bound on channels, if any."""
-        return None if self.budget is None else Budget(widths, self.budget)
 
 
 @dataclass(frozen=True)
@@ -218,7 +152,7 @@ def rank_sites(
             memory=memory,
             state=_run(folder, "filter.safetensors", made_of),
         )
-        candidates, dropped = config.rule.apply(properties)
+        candidates, dropped = filtered(config.rule, properties)
         if not candidates:
             shown = f"all {len(properties)} layers dropped"
             raise refuse("filter", shown, "a rule that keeps some", "loosen its bounds")
@@ -228,7 +162,7 @@ def rank_sites(
             tapped = TapConfig(tuple(candidates), config.timestep)
             made_of |= {"memory": None if memory is None else memory_bytes(memory)}  # a probe uses fewer pixels
             with Features.of(denoiser, pictures, tapped, memory, state, progress, workers) as features:
-                budget = config.within(features.widths)
+                budget = None if config.budget is None else Budget(features.widths, config.budget)
                 judged = {**made_of, "judged by": [config.split, config.folds, config.alpha]}
 
                 def searched(score: ScoreOf, name: str) -> SearchResult:

@@ -18,6 +18,7 @@ from ..errors import refuse
 from ..io.files import named
 from ..jobs.run import Run
 from ..runtime.progress import Progress, silent
+from ..settings.ranking_options import SPLITS
 from .correspondence import find_correspondence, pck
 from .ranked_pictures import Pair, Pictures
 from .segmentation import ProbeSettings, confusion, fit_probe_on, iou
@@ -111,9 +112,6 @@ def greedy_search(
         added = next(c for c in additions if scores[c] >= max(scores.values()) - tie)
         chosen, best = (*chosen, added), scores[added]
     return SearchResult(ranked, chosen, best)
-
-
-SPLITS = ("halves", "stratified", "crossed")
 
 
 class Fold(NamedTuple):

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from ...engine.activations.presets import PRESETS
-from ...engine.activations.qualitative_filter import FilterRule
+from ...engine.activations.qualitative_filter import filtered
 from ...engine.activations.segmentation import ProbeSettings, confusion, fit_probe, iou, mean_iou
 from ...engine.activations.site_search import Budget, ScoreOf, SearchResult, greedy_search
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.ranking_options import FilterRule
 from ..intervals import iou_gain_interval, iou_interval, mean_interval
 from ..registry import ClaimResult, Table, arms, claim
 from . import filter_claims as _filter  # noqa: F401  registers gdf.filter, gdf.filter.flow and gdf.properties
@@ -118,7 +119,7 @@ def choose_sites(
     prior: tuple[str, ...] = PRIOR_LAYERS,
 ) -> Choice:
     """Filters, then searches by ``score`` on ``count`` misaligned portraits that no claim tests on."""
-    candidates, _ = FilterRule().apply(score_sites(portraits, CHOOSING, progress, timestep=timestep))
+    candidates, _ = filtered(FilterRule(), score_sites(portraits, CHOOSING, progress, timestep=timestep))
     between = inter_module_sites(portraits)
     wanted = list(dict.fromkeys((*candidates, *between, *prior)))
     held_out = tap_pictures(portraits, CHOOSING, count, wanted, progress, misaligned=True, timestep=timestep)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from statistics import median
 
-from ...engine.activations.qualitative_filter import FilterRule, Properties
+from ...engine.activations.qualitative_filter import Properties, filtered
 from ...engine.activations.ranking import PICTURES_SCORED
 from ...engine.activations.segmentation import ProbeSettings, fit_probe, mean_iou
 from ...engine.portraits import PARTS
 from ...engine.portraits.flow import FLOW_WEIGHTS, load_flow_portraits
 from ...engine.runtime.progress import Progress, silent
+from ...engine.settings.ranking_options import FilterRule
 from ..registry import ClaimResult, Table, arms, claim
 from .measures import correspondence_score
 from .tapped_pictures import (
@@ -65,7 +66,7 @@ def filtering_flow(model: str | None = None, progress: Progress = silent, quick:
 def judge_filter(portraits: Model, progress: Progress, quick: bool) -> ClaimResult:
     """The filter's choice compared with the exhaustive measurement of all sites."""
     sites, count = all_sites(portraits), QUICK_PROBED_COUNT if quick else PROBED_COUNT
-    candidates, dropped = FilterRule().apply(score_sites(portraits, FILTERING, progress))
+    candidates, dropped = filtered(FilterRule(), score_sites(portraits, FILTERING, progress))
     pictures = tap_pictures(portraits, PROBING, count, sites, progress, misaligned=True)
     tasks = _measure_all(pictures, sites, ProbeSettings(pixels=QUICK_PIXELS) if quick else ProbeSettings())
     count = QUICK_TOP_COUNT if quick else TOP_COUNT

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine.engine.settings.ranking_options import FilterRule, RankingConfig
 
 PLACES = "up-level0-repeat0-*-q, up-level0-repeat0-vit-out, down-level0-repeat0-res-out, up-level0-upsampler-out"
 

@@ -10,7 +10,6 @@ from torch.nn import functional
 from vitrine.engine.activations import tap_steps
 from vitrine.engine.activations.correspondence import draw_matches, parse_points
 from vitrine.engine.activations.presets import FeaturePreset
-from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.activations.tap_during_sampling import DIFFUSERS_GUIDED
 from vitrine.engine.copies import CheckConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
@@ -48,6 +47,7 @@ from vitrine.engine.portraits import render
 from vitrine.engine.portraits.plants import plants
 from vitrine.engine.portraits.shipped import PEOPLE_LORAS, student_file
 from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.settings.ranking_options import FilterRule, RankingConfig
 from vitrine.engine.w2w import (
     BuildConfig,
     EditConfig,

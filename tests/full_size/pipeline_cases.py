@@ -11,7 +11,6 @@ from typing import Any
 import diffusers
 import torch
 from vitrine.engine import pipelines
-from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.control import (
     ControlCheckpoint,
@@ -29,6 +28,7 @@ from vitrine.engine.nemo import NeuronSet, ProbeConfig, SearchConfig
 from vitrine.engine.pipelines.loading import LoadConfig, load_pipeline
 from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine.engine.w2w import BuildConfig, EditConfig, InvertConfig, WeightSpace, build_space, with_directions
 from vitrine_tests.full_size.material import CLASSES, checkpoint, configuration, loras, pictures
 from vitrine_tests.full_size.scene import CAPTIONS, PLACE, PROMPT, SELECTION, VALUES

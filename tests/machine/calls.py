@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from vitrine.engine.activations import TapConfig, tap_latents, tap_steps
-from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.control import (
     ControlEmbedder,
@@ -46,6 +45,7 @@ from vitrine.engine.pipelines.nemo_jobs import verify_blocking
 from vitrine.engine.portraits import caption, plants, render, sample_scenes
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.resolution import ResolutionTransferConfig
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine.engine.tracing.hooks import edit
 from vitrine.engine.w2w import EditConfig, InvertConfig, WeightSpace
 

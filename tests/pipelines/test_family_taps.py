@@ -27,11 +27,11 @@ from transformers import (
     UMT5EncoderModel,
 )
 from vitrine.engine.activations import TapConfig, tap_latents
-from vitrine.engine.activations.ranking import FilterRule, RankingConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
+from vitrine.engine.settings.ranking_options import FilterRule, RankingConfig
 from vitrine_tests import models
 from vitrine_tests.families import flux2
 from vitrine_tests.families.twin import network

@@ -81,9 +81,9 @@ def test_bad_input_is_refused(stock, drawn):
 def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
     from transformers import CLIPTextModelWithProjection
-    from vitrine.engine.activations.qualitative_filter import FilterRule
     from vitrine.engine.activations.ranking import RankingConfig
     from vitrine.engine.portraits import build_models
+    from vitrine.engine.settings.ranking_options import FilterRule
 
     m = build_models(seed=3)
     second = CLIPTextModelWithProjection(m.text_encoder.config).eval()

@@ -5,7 +5,6 @@ import torch
 from diffusers import DDIMScheduler
 from PIL import Image
 from vitrine.engine.activations import ActivationReader, TapConfig
-from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranked_pictures import read_masks
 from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.activations.streaming import footprint, stream_taps
@@ -13,6 +12,7 @@ from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine_tests import models
 from vitrine_tests.killed import killed, killing
 from vitrine_tests.peak import MiB, bounded, held, needs_peak

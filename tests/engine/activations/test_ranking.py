@@ -10,8 +10,8 @@ from vitrine.cli.main import main
 from vitrine.engine.activations.correspondence import parse_keypoints
 from vitrine.engine.activations.presets import PRESETS, FeaturePreset
 from vitrine.engine.activations.qualitative_filter import (
-    FilterRule,
     Properties,
+    filtered,
     granularity_score,
     locality_score,
     measure_properties,
@@ -25,6 +25,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline
 from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine_tests import models
 
 pytestmark = pytest.mark.rounding
@@ -77,7 +78,7 @@ def test_the_rule_says_why():
     table = {f"p{i}": Properties(0.1, 2.0, 0.3) for i in range(5)}
     table |= {"noisy": Properties(0.3, 2.0, 0.3), "fine": Properties(0.05, 9.0, 0.3), "clean": Properties(0.01, 2, 0.3)}
     table |= {"flat": Properties(0.01, 2.0, 0.0), "bound": Properties(0.01, 2.0, 0.9)}
-    kept, dropped = FilterRule(noise=1.0).apply(table)
+    kept, dropped = filtered(FilterRule(noise=1.0), table)
     assert kept == [*(f"p{i}" for i in range(5)), "clean"]
     assert {a: why[0].split()[0] for a, why in dropped.items()} == {
         "noisy": "diffusion",
@@ -85,7 +86,7 @@ def test_the_rule_says_why():
         "flat": "no",
         "bound": "bound",
     }
-    assert FilterRule(None, None, (None, None)).apply(table) == (list(table), {})
+    assert filtered(FilterRule(None, None, (None, None)), table) == (list(table), {})
     for bad in ({"noise": -1.0}, {"locality": (0.5, 0.1)}):
         with pytest.raises(VitrineError):
             FilterRule(**bad)

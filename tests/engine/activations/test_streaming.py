@@ -9,7 +9,6 @@ import pytest
 import torch
 from diffusers import DDIMScheduler
 from vitrine.engine.activations import ActivationReader, TapConfig, tap_latents
-from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranked_pictures import MadeOf, Pictures
 from vitrine.engine.activations.ranking import RankingConfig, rank_sites
 from vitrine.engine.activations.streaming import footprint, split_sites, stream_taps
@@ -17,6 +16,7 @@ from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.runtime.footprint import memory_bytes
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine_tests import models
 from vitrine_tests.hangs import HANGS
 from vitrine_tests.killed import one_thread

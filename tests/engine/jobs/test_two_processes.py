@@ -21,7 +21,6 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from vitrine.cli.main import main
-from vitrine.engine.activations.qualitative_filter import FilterRule
 from vitrine.engine.activations.ranking import RankingConfig
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.lora_writing import kohya
@@ -31,6 +30,7 @@ from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.pipelines.emd_training import TEXTS, training_parts
 from vitrine.engine.portraits import caption, load_portraits, plants, render, sample_scenes
 from vitrine.engine.runtime.processes import launched
+from vitrine.engine.settings.ranking_options import FilterRule
 from vitrine.engine.w2w import BuildConfig, build_space, load_space, train_loras
 from vitrine_tests.engine.small_loras import lora
 from vitrine_tests.hangs import HANGS
