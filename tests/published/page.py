@@ -147,7 +147,8 @@ def _student(figures: dict[str, Any], teacher: float) -> str:
     student = figures["digits, student"]
     return f"""| one-step student (EMD) | class accuracy {student["accuracy"]:.1%} in one forward; the teacher's in {student["teacher steps"]} steps is {teacher:.2%}. Grey pixels: {student["grey before"]:.0%} before training, {student["grey"]:.0%} after, the teacher's {student["teacher grey"]:.0%}. Variety: {student["variety before"]:.0%} of the teacher's before, {student["variety"]:.0%} after |
 
-The student is a LoRA of rank {student["rank"]}, trained for {student["updates"]} updates of {student["batch"]} digits in {student["minutes"]:.0f} minutes of one CPU thread.
+The student is a LoRA of rank {student["rank"]}, trained for {student["updates"]} updates of {student["batch"]} digits, a minute or two of one CPU thread.
+That it stops there was chosen by the same judge: after 160 updates class accuracy was 42%, so this training is not stable, and the 98.8% are its best moment.
 """
 
 
