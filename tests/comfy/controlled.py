@@ -24,7 +24,7 @@ CURVE = {
     "reference_height": 40,
 }
 NEVER = GammaConfig("step", step_at=0.0)
-NESTED = {"cfg": 3.0, "control": 1.375, "nesting": "control_inner"}
+NESTED = {"cfg": 3.0, "size_guidance": 1.375, "nesting": "control_inner"}
 RUN = {"seed": 3, "steps": 4, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": False}
 
 
@@ -115,7 +115,7 @@ def latent(side=8):
 
 def node(comfy, twins, model=None, positive=POSITIVE, **change):
     """Latents in the network's own scale, and the report."""
-    told = FAR | CURVE | RUN | {"cfg": 3.0, "control": 1.0, "nesting": "control_inner"} | change
+    told = FAR | CURVE | RUN | {"cfg": 3.0, "size_guidance": 1.0, "nesting": "control_inner"} | change
     made, drawn, report = comfy.call(
         "VitrineControlConditionedSampler",
         model=model or twins.model,

@@ -89,7 +89,7 @@ class Scene:
             return self.clip.encode_from_tokens_scheduled(self.clip.tokenize(text))
 
     def somebody(self, seed):
-        told = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+        told = {"spread": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
         return self.comfy.call("VitrineW2WSample", space=self.space, seed=seed, **told)[0]
 
     def block(self, model):
@@ -176,7 +176,7 @@ class Scene:
         told = {
             "seed": 3, "steps": 3, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": True,
             "nesting": "control_inner", "width": 24, "height": 32, "crop_left": 3, "crop_top": 6, "cfg": 2.0,
-            "control": 1.4, "form": "power_cos", "alpha": 2.0, "clock": "native", "reference": "target",
+            "size_guidance": 1.4, "form": "power_cos", "alpha": 2.0, "clock": "native", "reference": "target",
             "reference_width": 48, "reference_height": 40,
         }  # fmt: skip
         return self.comfy.call(

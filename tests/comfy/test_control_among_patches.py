@@ -41,10 +41,10 @@ def core(model, positive, scale):
     return guider
 
 
-def ours(model, positive, scale, control=1.0, **more):
+def ours(model, positive, scale, size_guidance=1.0, **more):
     from vitrine.nodes.comfy.control_guider import ControlGuider
 
-    return ControlGuider(model, positive, NEGATIVE, GuidanceConfig(scale, control, **more))
+    return ControlGuider(model, positive, NEGATIVE, GuidanceConfig(scale, size_guidance, **more))
 
 
 @pytest.mark.parametrize("name", nightly_but(GUIDERS, ["DualCFGGuider", "areas"]))
@@ -80,10 +80,10 @@ def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, s
     "config",
     [
         {},
-        {"control": 1.375},
-        {"nesting": "semantic_inner", "control": 1.375},
-        {"negative": "positive", "control": 1.375},
-        {"scale": 1.0, "control": 1.375},
+        {"size_guidance": 1.375},
+        {"nesting": "semantic_inner", "size_guidance": 1.375},
+        {"negative_sizes": "positive", "size_guidance": 1.375},
+        {"scale": 1.0, "size_guidance": 1.375},
     ],
     ids=str,
 )

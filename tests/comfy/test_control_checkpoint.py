@@ -30,7 +30,7 @@ CURVE = {
     "reference_width": 48,
     "reference_height": 40,
 }
-NESTED = {"cfg": 3.0, "control": 1.375, "nesting": "control_inner"}
+NESTED = {"cfg": 3.0, "size_guidance": 1.375, "nesting": "control_inner"}
 RUN = {"seed": 3, "steps": 4, "sampler_name": "euler", "scheduler": "ddim_uniform", "denoise": 1.0, "flip": False}
 
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_samples_as_in_the_pipeline(comfy, portraits, folder, beta)
         positive=positive,
         negative=negative,
         latent_image=latent(),
-        **CURVE | RUN | told | {"cfg": 3.0, "control": beta, "nesting": "control_inner"},
+        **CURVE | RUN | told | {"cfg": 3.0, "size_guidance": beta, "nesting": "control_inner"},
     )
     assert "alpha" in text.splitlines()[0], "the report says that the checkpoint's curve was used"
     own = portraits.pipe.load_control(path)
@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_refused(comfy, portraits, folder):
     told = {"model": portraits.model, "positive": positive, "negative": positive}
     with pytest.raises(ValueError, match="other models take no sizes"):
         comfy.call("VitrineControlCFGGuider", **told, **NESTED)
-    (guider,) = comfy.call("VitrineControlCFGGuider", **told, **NESTED | {"control": 1.0})
+    (guider,) = comfy.call("VitrineControlCFGGuider", **told, **NESTED | {"size_guidance": 1.0})
     assert guider.config.scale == 3.0
     write(portraits.pipe, folder / "mine.safetensors")
     model, _ = comfy.call("VitrineLoadControl", model=portraits.model, file="mine.safetensors")

@@ -141,7 +141,7 @@ def test_both_doors_tell_the_negative_one_size(comfy, xl, negative):
 @pytest.mark.parametrize("alpha", [1.0, 8.0])
 def test_the_positives_sizes_for_the_negative_under_equation_two(comfy, xl, alpha):
     """With a curve, control guidance and steps whose control has no weight, both doors still agree."""
-    how = {"control": 1.375, "negative_sizes": "positive", "alpha": alpha, "crop_left": 0, "crop_top": 0}
+    how = {"size_guidance": 1.375, "negative_sizes": "positive", "alpha": alpha, "crop_left": 0, "crop_top": 0}
     found, report = node(comfy, xl, **how)
     config = GuidanceConfig(3.0, 1.375, negative_sizes="positive")
     ours = pipeline(xl, GammaConfig(alpha=alpha), config, replace(TOLD, crop=(0, 0)))

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from vitrine.engine.nemo import NeuronSet, ProbeConfig
-from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import caption, sample_scenes
 from vitrine_tests.comfy.guided_graphs import VALUES, _values
 
@@ -106,7 +105,7 @@ def reported(comfy, model, clip, vae):
     from vitrine.nodes.comfy.copies import ComfyModel
 
     with torch.inference_mode(), ComfyModel(model, clip, vae, LATENT).at(0) as measured:
-        (cond,) = conditions(measured, [CAPTIONS[0]])
+        (cond,) = measured.conditions([CAPTIONS[0]])
         return measured.denoiser.predict(torch.ones(1, 4, 16, 16), 500.0, cond).x0
 
 

@@ -77,7 +77,7 @@ def test_a_scale_set_for_some_steps_acts_where_there_was_no_guidance(comfy, flow
     assert close(by_ours(flow, changed, 1.0), wanted)
 
 
-@pytest.mark.parametrize("config", [{}, {"nesting": "semantic_inner"}, {"negative": "positive"}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"nesting": "semantic_inner"}, {"negative_sizes": "positive"}], ids=str)
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_a_scale_set_by_a_node_is_the_guiders(comfy, flow, scale, config):
     """Also with a strength of the sizes: all steps at the node's 5 are a run at 5."""

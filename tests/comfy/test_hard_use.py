@@ -75,7 +75,7 @@ def test_stopped_anywhere_leaves_nothing_behind(scene, name):
 # --- one queue ------------------------------------------------------------------------------------------------------
 def small(seed, kind, size=64):
     """A graph of a few nodes: sampling with a late person and taps, or with a one-step student."""
-    person = {"space": ["5", 0], "factor": 1.0, "components": 0, "truncation": 0.0, "wanted": "", "attributes": "auto"}
+    person = {"space": ["5", 0], "spread": 1.0, "components": 0, "truncation": 0.0, "wanted": "", "attributes": "auto"}
     graph = {
         "1": ("VitrineLoadPortraits", {}),
         "2": ("CLIPTextEncode", {"clip": ["1", 1], "text": "a smiling face on blue"}),

@@ -125,7 +125,7 @@ def test_the_sampler_starts_as_cores_does(comfy, calls, more):
 
     told = calls["VitrineControlConditionedSampler"]
     start, own = {"samples": seeded(1, 4, 8, 8) * 0.1, **more}, SizeCondition((64, 64), (0, 0), (64, 64))
-    run = {"latent_image": start, "cfg": 3.0, "control": 1.0, "form": "constant", "width": 0, "height": 0, **RUN}
+    run = {"latent_image": start, "cfg": 3.0, "size_guidance": 1.0, "form": "constant", "width": 0, "height": 0, **RUN}
     found = call(comfy, "VitrineControlConditionedSampler", **run, **told)[0]
     prompts = [with_sizes(told[name], own, (64, 64)) for name in ("positive", "negative")]
     with torch.inference_mode():

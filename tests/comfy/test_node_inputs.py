@@ -47,7 +47,7 @@ def test_the_signature_is_the_nodes_own(comfy):
     """ComfyUI and the page's tests read it."""
     from vitrine.nodes.w2w import W2WBlend
 
-    assert list(inspect.signature(W2WBlend.execute).parameters) == ["space", "w2w_model", "other", "share"]
+    assert list(inspect.signature(W2WBlend.execute).parameters) == ["space", "w2w_model", "other", "blend"]
 
 
 def test_a_file_that_came_since_is_on_offer(comfy):

@@ -143,7 +143,7 @@ def test_a_published_selection_while_sampling_and_as_one_picture(comfy, loaded):
     latent = {"samples": sample(watched, positive, negative, steps=2)[0]}
     taps, *_ = comfy.call("VitrineCollectTaps", recorder=recorder, latent=latent, step=-1, half="cond")
     assert set(taps) == set(PRESETS["portraits"].addresses)
-    told = {"activations": taps, "address": "", "shared": True, "size": 64}
+    told = {"activations": taps, "layer": "", "shared": True, "size": 64}
     (joined,) = comfy.call("VitrineActivationPicture", **told, selection="portraits")
     maps = feature_maps(taps)
     expected = pca_rgb(maps, PCABasis.fit(maps), (64, 64)).permute(0, 2, 3, 1)

@@ -70,7 +70,7 @@ def test_layers_of_a_unet_are_refused(tiny, workflow):
     """With the layers that are accepted in their place."""
     graph = tiny.template(workflow)
     for node in graph.values():
-        node["inputs"].update({k: "up-*" for k in ("addresses", "places") if node["inputs"].get(k) == "auto"})
+        node["inputs"].update({k: "up-*" for k, v in node["inputs"].items() if (k, v) == ("layers", "auto")})
     _, error = tiny.run(graph)
     assert error and re.search(r"address: given up-\*", error) and "layers of this model" in error, error
 

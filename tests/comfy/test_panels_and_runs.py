@@ -16,7 +16,7 @@ STUDENT = "vitrine/vitrine-portraits-emd-student.safetensors"
 
 def people_graph(seed, edit="6", own=False):
     """*Person Sliders (W2W)* of a person, with a model of its own or the panel's."""
-    person = {"seed": seed, "factor": 1.0, "components": 0, "truncation": 0.0, "wanted": "", "attributes": "auto"}
+    person = {"seed": seed, "spread": 1.0, "components": 0, "truncation": 0.0, "wanted": "", "attributes": "auto"}
     sliders = {f"label_{i}": "" for i in range(1, 5)} | {f"strength_{i}": 0.0 for i in range(1, 5)}
     model = {"model": ["1", 0], "positive": ["2", 0], "vae": ["1", 2], "student": STUDENT} if own else {}
     nodes = {

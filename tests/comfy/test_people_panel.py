@@ -32,7 +32,7 @@ def graph(edit, released=False):
         "2": ("CLIPTextEncode", {"text": PROMPT, "clip": ["1", 1]}),
         "3": ("EmptyLatentImage", {"width": 64, "height": 64, "batch_size": 1}),
         "4": ("VitrineLoadW2WSpace", {"space_file": SPACE, "components": 0}),
-        "5": ("VitrineW2WSample", {"space": ["4", 0], "seed": 4, "factor": 1.0, "components": 0, "truncation": 0.0,
+        "5": ("VitrineW2WSample", {"space": ["4", 0], "seed": 4, "spread": 1.0, "components": 0, "truncation": 0.0,
                                    "wanted": "", "attributes": "auto"}),
         "6": ("VitrineW2WEdit", {"space": ["4", 0], "w2w_model": ["5", 0], **edit}),
         "7": ("VitrineApplyW2WModel", {"model": ["1", 0], "space": ["4", 0], "w2w_model": ["6", 0], "strength": 1.0,
@@ -214,7 +214,7 @@ def test_a_place_moves_and_none_does_not(comfy, space, person):
     def call(**changes):
         return comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **INPUTS | {"more": ""} | changes)[0]
 
-    plain = {k: v for k, v in INPUTS.items() if k not in ("more", "place")}
+    plain = {k: v for k, v in INPUTS.items() if k not in ("more", "map_position")}
     before = comfy.call("VitrineW2WEdit", space=space, w2w_model=person, **plain)[0]
     assert torch.equal(before.coefficients, call(map_position="").coefficients)
     chart = map_of(space, method="components")
@@ -224,7 +224,7 @@ def test_a_place_moves_and_none_does_not(comfy, space, person):
     row = at_place(space, chart, person.coefficients[0], (-0.5, 0.25))
     assert torch.equal(dragged.coefficients[0], row) and dragged.history[-2] == {"place": [-0.5, 0.25]}
     for wrong in ("0.5", "a b", "2 0", "nan 0"):
-        with pytest.raises(VitrineError, match="place"):
+        with pytest.raises(VitrineError, match="map_position"):
             call(map_position=wrong)
 
 
@@ -347,7 +347,7 @@ async def _walk(driver, address, vue):
         seen["reloaded"] = await tab.evaluate(VALUES)
         copied = "app.canvas.copyToClipboard([e]); app.canvas.pasteFromClipboard(); return app.graph._nodes"
         copied += ".filter(n => n.comfyClass === 'VitrineW2WEdit' && n !== e)"
-        copied += ".map(n => n.widgets.find(w => w.name === 'place').value)"
+        copied += ".map(n => n.widgets.find(w => w.name === 'map_position').value)"
         seen["copied"] = await tab.evaluate(f"(() => {{ const e = {EDITS}; {copied} }})()")
         copies = "app.graph._nodes.filter(n => n.comfyClass === 'VitrineW2WEdit').slice(1)"
         await tab.evaluate(f"{copies}.forEach(n => app.graph.remove(n))")  # it is connected to nothing

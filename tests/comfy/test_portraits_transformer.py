@@ -82,7 +82,7 @@ def test_a_run_with_controls_is_the_pipelines(comfy, loaded, control):
         positive=positive,
         negative=negative,
         latent_image=latent,
-        **CURVE | RUN | {"cfg": 2.0, "control": control},
+        **CURVE | RUN | {"cfg": 2.0, "size_guidance": control},
     )
     pipe, embeds = pipeline(loaded.name)
     own = pipe.load_control(transformer_folder(loaded.name) / "control.safetensors")
@@ -105,7 +105,7 @@ def test_a_run_with_controls_is_the_pipelines(comfy, loaded, control):
         positive=positive,
         negative=negative,
         latent_image=latent,
-        **CURVE | RUN | {"cfg": 2.0, "control": control, "width": 64, "height": 64, "flip": False},
+        **CURVE | RUN | {"cfg": 2.0, "size_guidance": control, "width": 64, "height": 64, "flip": False},
     )
     assert not close(untold["samples"], made["samples"]), "the controls are read"
 

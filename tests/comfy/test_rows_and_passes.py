@@ -72,7 +72,7 @@ def check_a_late_model(comfy, scene, make):
     """From the beginning on it is the later model; before its time it is nothing."""
     model, conds = scene
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
-    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    draw = {"spread": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
 
     def applied(**late):
@@ -261,7 +261,7 @@ def test_two_of_a_kind_add_up(comfy, scene):
     assert set(early.record[0]["cond"]) == {VALUES} and set(late.record[1]["cond"]) == {MIDDLE}
 
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
-    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    draw = {"spread": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
     told = {"space": space, "w2w_model": one, "late_model": other, "start_timestep": 999.5}
     twice = comfy.call("VitrineApplyW2WModel", model=model, strength=0.3, **told)[0]
@@ -276,7 +276,7 @@ def test_a_timestep_of_a_model_without_timesteps_is_refused(comfy, scene, sampli
     """EDM's network is told a logarithm near 0, which every ``start`` would be above."""
     model, conds = scene
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
-    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    draw = {"spread": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
     told = {"space": space, "w2w_model": one, "late_model": other, "start_timestep": 500.0, "strength": 1.0}
     late = comfy.call("VitrineApplyW2WModel", model=model, **told)[0]

@@ -27,7 +27,7 @@ JOINT = ("text to image", "hires fix", "inpaint, noise mask", "regional, masks",
 def scene(comfy):
     made = Scene.of(comfy)
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
-    draw = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    draw = {"spread": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     one, other = (comfy.call("VitrineW2WSample", space=space, seed=seed, **draw)[0] for seed in (1, 2))
     made.made = {"space": space, "one": one, "other": other, "neurons": NEURONS, "tapped": [VALUES, MIDDLE]}
     made.made["lora"] = applied(made, made.model, other)

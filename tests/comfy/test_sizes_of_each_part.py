@@ -33,7 +33,7 @@ def parts(first, second, at=0.5):
     return ranged(first, 0.0, at) + ranged(second, at, 1.0)
 
 
-@pytest.mark.parametrize("config", [{}, {"nesting": "semantic_inner"}, {"negative": "positive"}], ids=str)
+@pytest.mark.parametrize("config", [{}, {"nesting": "semantic_inner"}, {"negative_sizes": "positive"}], ids=str)
 def test_two_prompts_one_after_the_other_have_their_own(model, config):
     from comfy import samplers
     from vitrine.nodes.comfy.conditioning import with_sizes

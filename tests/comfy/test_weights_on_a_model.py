@@ -60,7 +60,7 @@ def test_baked_rows_are_those_of_what_the_model_is(comfy, scene, name, factor):
 # --- Apply Person (W2W), late ----------------------------------------------------------------------------------------
 def late(comfy, model):
     space = comfy.call("VitrineLoadW2WSpace", space_file="portraits people (shipped)", components=0)[0]
-    draw = {"space": space, "factor": 3.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    draw = {"space": space, "spread": 3.0, "components": 0, "truncation": 0.0, "wanted": ""}
     people = [comfy.call("VitrineW2WSample", seed=n, **draw)[0] for n in (1, 2)]
     asked = {"space": space, "w2w_model": people[0], "late_model": people[1], "start_timestep": 900.0, "strength": 1.0}
     return comfy.call("VitrineApplyW2WModel", model=model, **asked)[0]

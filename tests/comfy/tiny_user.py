@@ -57,9 +57,8 @@ class Tiny:
         for node in graph.values():
             inputs = node["inputs"]
             inputs.update({k: v for k, v in files.items() if isinstance(inputs.get(k), str)})
-            for layers in ("addresses", "places"):
-                if isinstance(inputs.get(layers), str):
-                    inputs[layers] = "auto"
+            if isinstance(inputs.get("layers"), str):
+                inputs["layers"] = "auto"
             if "pos_embed" in inputs:
                 inputs.update(pos_embed=positions, receptive_field="none")
         return graph
@@ -82,7 +81,7 @@ def made_small(node, name, side):
     if node["class_type"] == "ImageScaleBy":
         given["scale_by"] = 1.0  # sides above are the target's already
     if node["class_type"] == "VitrineTapDuringSampling":
-        given["steps"] = "0 1"
+        given["record_steps"] = "0 1"
     if node["class_type"] == "VitrineCollectTaps":
         given["step"] = min(given["step"], 1)
     if isinstance(given.get("prompts"), str):

@@ -64,7 +64,7 @@ FIELDS = {
         "steps": st.integers(50, 99), "timestep_index": st.integers(0, 49), "signal": st.just("eps_minus_noise"),
     },
     "SearchConfig": {"theta": st.floats(5, 9), "theta_min": st.floats(0, 4)},
-    "BlockConfig": {"start": st.floats(0, 0.5), "end": st.floats(0.5, 1), "tokens": TOKENS},
+    "BlockConfig": {"start_percent": st.floats(0, 0.5), "end_percent": st.floats(0.5, 1), "tokens": TOKENS},
     "VerifyConfig": {"tau": LEVEL},
     "GammaConfig": {"form": st.sampled_from(("power_cos", "linear")), "points": st.just("")},
     "StudentPreset": {

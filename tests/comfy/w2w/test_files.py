@@ -108,7 +108,7 @@ def test_a_published_space_works_in_every_node(comfy, loaded, space, positive, t
 
     leading = replace(space, coefficients=space.coefficients[:, :50], names=(), directions={})
     bare = replace(leading, coefficients=torch.zeros(0, space.dimension), singular_values=0 * space.singular_values)
-    told = {"factor": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
+    told = {"spread": 1.0, "components": 0, "truncation": 0.0, "wanted": ""}
     model, report = comfy.call("VitrineW2WSample", space=leading, seed=3, **told)
     assert "nearest" in report
     taught, _ = comfy.call(
@@ -152,7 +152,7 @@ def test_a_lora_or_a_member_becomes_a_model(comfy, space, tmp_path):
     assert "captures 100.0%" in report and "person-0011 1.00" in report
     member, report = comfy.call("VitrineLoadW2WModel", file="", space=space, member="person-0011")
     assert torch.equal(member.coefficients[0], space.coefficients[11]) and "training model" in report
-    with pytest.raises(VitrineError, match="Load LoRA Space (W2W)"):
+    with pytest.raises(VitrineError, match=r"Load LoRA Space \(W2W\)"):
         comfy.call("VitrineLoadW2WModel", file="", member="person-0011")
 
 

@@ -47,6 +47,7 @@ def test_inversion_equals_the_pipelines(comfy, loaded, pipe, space, positive):
 def test_samples_are_of_the_vaes_posterior(comfy, loaded, pipe, space, positive):
     """Means and deviations are the pipeline's; the node trains on other latents than the means."""
     from vitrine.engine.activations.picture_latents import encode_pixels
+    from vitrine.engine.pipelines.w2w_jobs import _deviations
     from vitrine.nodes.comfy.model import encode
     from vitrine.nodes.w2w_make import _posterior
 
@@ -55,7 +56,7 @@ def test_samples_are_of_the_vaes_posterior(comfy, loaded, pipe, space, positive)
     with torch.no_grad():
         ours = _posterior(loaded[0], loaded[2], image, encode(loaded[0], loaded[2], image))
         means = encode_pixels(pipe.vae, pixels)
-        deviations = pipe._deviations(pixels, means)
+        deviations = _deviations(pipe._adapter, pixels, means)
     torch.testing.assert_close(ours.means, means, atol=2e-3, rtol=1e-2)
     torch.testing.assert_close(ours.deviations, deviations, atol=2e-3, rtol=2e-2)
     told = {"steps": 2, "lr": 0.5, "batch": 2, "components": 5, "prior": 0.0, "seed": 1, "preset": "custom"}

@@ -21,7 +21,6 @@ EXEMPT = {
     "nodes/comfy/flow.py": BUILDS,
     "nodes/comfy/portraits.py": BUILDS,
     "nodes/comfy/transformer.py": BUILDS,
-    "engine/pipelines/activation_tap.py": TYPES,
 }
 CLAIMS = "evidence/"
 """Claims say of which published models they are: by a family's name, not by a class."""

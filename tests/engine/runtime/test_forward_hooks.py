@@ -141,5 +141,5 @@ def test_the_installed_libraries_have_every_name(monkeypatch):
     from diffusers import DiffusionPipeline
 
     assert not missing_names()
-    monkeypatch.delattr(DiffusionPipeline, "_optional_components")
-    assert missing_names() == ["DiffusionPipeline._optional_components"]
+    monkeypatch.delattr(DiffusionPipeline, "_get_signature_keys")
+    assert missing_names() == ["DiffusionPipeline._get_signature_keys"]

@@ -126,12 +126,12 @@ def test_edit_and_export(people, tmp_path, capsys):
 
 
 def test_sample_takes_every_setting(tmp_path, capsys):
-    how = ["--components", "400", "--attributes", "joined", "--emphasis", "1.5", "--inherit", "0.4", "--factor", "0.9"]
+    how = ["--components", "400", "--attributes", "joined", "--emphasis", "1.5", "--inherit", "0.4", "--spread", "0.9"]
     wanted = ["--wanted", "glasses=1", "--protect", "bald", "--edits", "beard=1"]
     assert main(["w2w", "sample", "--seeds", "7", *how, *wanted, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.glob("*.w2wmodel.safetensors")
     history = W2WModel.load(path).history
-    told = {"emphasis": 1.5, "inherit": 0.4, "factor": 0.9, "components": 400, "seeds": [7]}
+    told = {"emphasis": 1.5, "inherit": 0.4, "spread": 0.9, "components": 400, "seeds": [7]}
     assert told.items() <= history[0]["sample"].items() and history[1:] == (
         {"conditioned": {"glasses": 1.0}},
         {"edit": {"beard": 1.0}},

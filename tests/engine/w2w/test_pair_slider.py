@@ -119,7 +119,7 @@ def test_what_does_not_pair_is_refused(space, unet):
         blended(torch.zeros(2, 3, 8, 8), torch.zeros(3, 3, 8, 8))
     with pytest.raises(VitrineError, match="prompts"):
         Pairs(torch.zeros(3, 4, 4, 8, 8), Condition(torch.zeros(2, 5, 12)), torch.zeros(1, 4))
-    with pytest.raises(VitrineError, match="start: given 0; accepted: above 0, 1000 or less"):
+    with pytest.raises(VitrineError, match="start_timestep: given 0; accepted: above 0, 1000 or less"):
         PairConfig(start_timestep=0)
     wide = Pairs(torch.zeros(1, 4, 4, 8, 8), Condition(torch.zeros(1, 5, 12)), torch.zeros(1, space.dimension + 1))
     with pytest.raises(VitrineError, match="models"):
