@@ -80,10 +80,10 @@ def draw(model: FlowPortraits, arm: str, size: tuple[int, int], scenes: Scenes, 
     return functional.interpolate(images, (size[1], size[0]), mode="bicubic").clamp(0, 1)
 
 
-def shown_arms(looks: Mapping[str, Look], ours: str) -> tuple[Arm, ...]:
-    """Fraction of attributes shown by each arm of one size; an untouched model is the trivial baseline."""
+def shown_arms(looks: Mapping[str, Look], ours: str, trivial: str) -> tuple[Arm, ...]:
+    """Fraction of attributes shown by each arm of one size."""
     roles = {name: "reference" if name.endswith("enlarged") else "rival" for name in looks}
-    roles |= {name: "trivial" for name in (EXTRAPOLATED, "untouched") if name in looks} | {ours: "ours"}
+    roles |= {trivial: "trivial", ours: "ours"}
     spans = {name: mean_interval(look.hits) for name, look in looks.items()}
     return arms({name: float(look.hits.mean()) for name, look in looks.items()}, roles, spans)
 
