@@ -145,9 +145,10 @@ def test_auto_leaves_a_transformer_alone():
 def test_what_the_report_says_was_measured():
     path = Path(__file__).parents[3] / "results" / "resolution.receptive.json"
     result = json.loads(path.read_text(encoding="utf-8"))
-    rows = {arm: [float(x) for x in cell.split(" / ")] for arm, cell, _ in result["tables"][0]["rows"]}
-    assert MEASURED["heads"] == (round(rows["untouched"][0], 1), rows["ours"][0])
-    assert MEASURED["attributes"] == (rows["untouched"][1], rows["ours"][1]) and result["verdict"] == "pass"
+    rows = {arm: (shown, heads) for arm, shown, heads, *_ in result["tables"][0]["rows"]}
+    shown, heads = zip(rows["untouched"], rows["dilate"], strict=True)
+    assert MEASURED["heads"] == tuple(round(x, 1) for x in heads)
+    assert MEASURED["attributes"] == tuple(round(x, 2) for x in shown) and result["verdict"] == "pass"
 
 
 def test_the_report_says_it(pipe):
