@@ -133,8 +133,8 @@ class TrainingRun:
         verdict: ``fine``, ``look``, ``bad`` or ``not measured``, see :mod:`~vitrine.engine.settings.verdicts`.
         headline: the outcome in a few words.
         text: why, and what to do.
-        suggested: index of the checkpoint to try first; None where the weights do not say.
         copies: by checkpoint, see :class:`CopiesAtStep`; empty without a model.
+        suggested: index of the last sampled checkpoint before the first that copies; None without such.
         left_out: files of the run that cannot be read, or have other layers.
     """
 
@@ -143,9 +143,9 @@ class TrainingRun:
     verdict: str
     headline: str
     text: str
-    suggested: int | None
     paths: tuple[Path, ...] = field(default=(), repr=False)
     copies: tuple[CopiesAtStep | None, ...] = ()
+    suggested: int | None = None
     left_out: tuple[str, ...] = ()
 
     @property
@@ -257,34 +257,34 @@ def _length(squared: float) -> float:
     return max(squared, 0.0) ** 0.5
 
 
-def _verdict(points: Sequence[Checkpoint], still: float, from_zero: bool) -> tuple[str, str, str, int | None]:
-    """(verdict, headline, text, index of the checkpoint to try first)."""
+def _verdict(points: Sequence[Checkpoint], still: float, from_zero: bool) -> tuple[str, str, str]:
+    """(verdict, headline, text). Which checkpoint is nicer the weights do not say."""
     count, last = len(points), len(points) - 1
     if from_zero and max(point.size for point in points) < 1e-12:
         text = f"{count} files of exactly zero change. The rate was zero, or no gradient reached the LoRA."
-        return BAD, "This training did nothing", text, None
+        return BAD, "This training did nothing", text
     moved = [i for i in range(1, count) if (points[i].stretch or 0.0) > still]
     if not moved:
         text = f"{count} files of the same weights: no checkpoint differs from the first."
-        return BAD, "Nothing was learned between these files", text, 0
+        return BAD, "Nothing was learned between these files", text
     turned = [i for i in range(1, count) if _restarted(points, i, from_zero)]
     if turned:
         step = points[turned[-1]].label
         text = f"The weights turn back at step {step}: training began anew, or these are files of two runs. "
         text += "Read the part before and the part after it as two runs."
-        return LOOK, f"Restarted at step {step}", text, None
+        return LOOK, f"Restarted at step {step}", text
     if moved[-1] < last:
         step = points[moved[-1]].label
         text = f"The files after step {step} have its weights: the rate had come to zero, or nothing was trained."
-        return LOOK, f"Nothing changes after step {step}", text, moved[-1]
+        return LOOK, f"Nothing changes after step {step}", text
     known = [i for i in range(1, count) if points[i].cosine is not None]
     if len(known) < 2:
         text = f"{count} checkpoints are too few to say whether it still learns; {FEWEST} or more are needed."
-        return OPEN, "Too few checkpoints", text, None
+        return OPEN, "Too few checkpoints", text
     return _direction(points, known)
 
 
-def _direction(points: Sequence[Checkpoint], known: Sequence[int]) -> tuple[str, str, str, int | None]:
+def _direction(points: Sequence[Checkpoint], known: Sequence[int]) -> tuple[str, str, str]:
     """The same by the cosines alone."""
     values = [points[i].cosine or 0.0 for i in known]
     wandering = len(values)
@@ -292,22 +292,19 @@ def _direction(points: Sequence[Checkpoint], known: Sequence[int]) -> tuple[str,
         wandering -= 1
     end = f"{values[-1]:.2f}"
     if len(values) - wandering >= 2:
-        best = known[wandering] - 1
-        step = points[best].label
+        step = points[known[wandering] - 1].label
         if not wandering:
             text = "No checkpoint goes on in the direction of the one before: the steps are noise, or too far apart."
-            return LOOK, "Wandering from the start", text, None
+            return LOOK, "Wandering from the start", text
         text = f"From there on each stretch has nothing in common with the one before (cosine below {WANDERS}): "
-        text += f"more steps add noise. Try step {step} first, and a smaller rate to learn more."
-        return LOOK, f"Wandering from step {step} on", text, best
-    last = len(points) - 1
+        text += "more steps add noise; a smaller rate learns more."
+        return LOOK, f"Wandering from step {step} on", text
     if values[-1] >= LEARNS:
         text = f"The last stretch still goes the way of the one before (cosine {end}): it has not come to an end. "
-        text += "Try the last checkpoint first; more steps may help."
-        return FINE, "Still learning", text, last
-    text = f"The last stretch hardly goes the way of the one before (cosine {end}). Try the last checkpoint first; "
-    text += "more steps will change it little."
-    return FINE, "Learning slows down", text, last
+        text += "More steps change it further."
+        return FINE, "Still learning", text
+    text = f"The last stretch hardly goes the way of the one before (cosine {end}). More steps change it little."
+    return FINE, "Learning slows down", text
 
 
 def _restarted(points: Sequence[Checkpoint], i: int, from_zero: bool) -> bool:
@@ -461,8 +458,5 @@ def with_copies(run: TrainingRun, copies: Sequence[CopiesAtStep | None]) -> Trai
     before = max((i for i in range(first) if copies[i] is not None), default=None)
     text = f"{run.checkpoints[first].name} is the first whose samples copy. "
     text += "Every sampled checkpoint copies." if before is None else f"Try step {run.checkpoints[before].label} first."
-    if before is not None and run.suggested is not None:
-        before = min(before, run.suggested)
-        text = text.rsplit("Try step", 1)[0] + f"Try step {run.checkpoints[before].label} first."
     weights = f" From the weights: {run.headline[0].lower()}{run.headline[1:]}."
     return replace(run, verdict=BAD, headline=f"Copies from step {step} on", text=text + weights, suggested=before)

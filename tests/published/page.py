@@ -153,30 +153,28 @@ That it stops there was chosen by the same judge: after 160 updates class accura
 
 
 def _runs(figures: dict[str, Any]) -> str:
-    rows, agreed, known_ = [], 0, 0
+    rows, known_ = [], 0
     for run in table("runs.json"):
         figure = figures[f"run, {run['repository']}, {run['name']}"]
         first = run["files"][0]
         address = f"https://github.com/{run['repository']}/blob/{first['commit']}/{first['path']}"
-        tried = f"step {figure['try first']}" if figure["try first"] else "none"
         chose = f"step {run['chose']}: {run['why']}" if run["chose"] else f"not known: {run['why']}"
         cosines = " ".join(f"{value:.2f}" for value in figure["cosines"])
         made = f"[{run['author']}, {run['name']}]({address}), {run['licence']}"
         steps = f"{figure['checkpoints']}: {figure['steps']}"
-        rows.append(f"| {made} | {steps} | {cosines} | {figure['headline']} | {tried} | {chose} |\n")
+        rows.append(f"| {made} | {steps} | {cosines} | {figure['headline']} | {chose} |\n")
         known_ += bool(run["chose"])
-        agreed += bool(run["chose"]) and run["chose"] == figure["try first"]
     return f"""
 ## Training runs with their checkpoints
 
 What `vitrine lora report FOLDER` says of a run from its weights alone, next to the checkpoint that its author used. DDPMs are not LoRAs, which the
 command reads; the same rule was applied to all their weights. The files are brought by hand.
 
-| run | checkpoints | cosine of each stretch with the one before | verdict | try first | the author used |
-|---|---|---|---|---|---|
+| run | checkpoints | cosine of each stretch with the one before | verdict | the author used |
+|---|---|---|---|---|
 {"".join(rows)}
-The page's first try is the author's in {agreed} of {known_} runs. The authors of DDPMs chose by looking at samples, and earlier than the weights come to rest:
-the page says when training stops learning, not which samples are nicer. In Max Talberg's folder the files from 5 on are another run's:
+In none of the {known_} runs whose author's choice is known do the weights name it: the authors chose by looking at samples, most of them long before the weights came to rest.
+So the page says when training stops learning, and recommends a checkpoint only where samples were drawn. In Max Talberg's folder the files from 5 on are another run's:
 its samples of epochs 0 to 4 have two losses each.
 """
 

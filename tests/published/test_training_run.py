@@ -64,6 +64,5 @@ def test_what_the_page_says_of_a_run(known, tmp_path):
     assert len(run.checkpoints) == len({file["sha256"] for file in known["files"]}), "the last step may be there twice"
     figure = {"outcome": "read", "checkpoints": len(run.checkpoints), "headline": run.headline, "verdict": run.verdict}
     figure["steps"] = f"{run.checkpoints[0].label} to {run.checkpoints[-1].label}"
-    figure["try first"] = "" if run.suggested is None else run.checkpoints[run.suggested].label
     figure["cosines"] = [round(point.cosine, 2) for point in run.checkpoints if point.cosine is not None]
     compared(f"run, {known['repository']}, {known['name']}", figure)

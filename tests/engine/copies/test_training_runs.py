@@ -41,10 +41,11 @@ def path_of(signal, seed=0):
 
 def test_a_line_learns_a_walk_wanders_and_one_that_fades_wanders_from_its_middle_on():
     line, walk = course(path_of([1.0] * 8)), course(path_of([0.0] * 8))
-    assert (line.headline, line.verdict, line.suggested) == ("Still learning", "fine", 7)
-    assert (walk.headline, walk.verdict, walk.suggested) == ("Wandering from the start", "look", None)
+    assert (line.headline, line.verdict) == ("Still learning", "fine")
+    assert (walk.headline, walk.verdict) == ("Wandering from the start", "look")
     fades = course(path_of([1, 1, 1, 1, 0, 0, 0, 0]))
-    assert (fades.headline, fades.suggested) == ("Wandering from step 400 on", 3)
+    assert fades.headline == "Wandering from step 400 on"
+    assert [of.suggested for of in (line, walk, fades)] == [None] * 3, "which is nicer, only samples say"
     slow = course(path_of([1, 0.9, 0.7, 0.6, 0.45, 0.4]))
     assert slow.headline == "Learning slows down" and slow.checkpoints[-1].cosine == pytest.approx(0.15, abs=0.06)
 
@@ -69,7 +70,7 @@ def test_the_cosine_is_that_of_the_stretches_and_the_first_one_begins_at_zero():
 def test_zeros_equal_files_and_a_run_that_stopped_are_named():
     nothing = course(torch.zeros(5, 10))
     assert nothing.headline == "This training did nothing" and "5 files of exactly zero change" in nothing.text
-    assert nothing.verdict == "bad" and nothing.suggested is None
+    assert nothing.verdict == "bad"
     equal = course(noise(1).expand(4, -1))
     assert equal.headline == "Nothing was learned between these files"
     rows = path_of([1.0] * 6)
@@ -129,7 +130,7 @@ def test_the_command_says_a_run_of_n_checkpoints_and_shows_it(folder, tmp_path, 
     assert "a run of 6 checkpoints" in page and "Wandering from step 3 on" in page and page.count("<svg") == 1
     assert "evenly spaced" in page
     (run,) = json.loads((out / "report.json").read_text())["runs"]
-    assert run["try_first"] == "style-000003" and len(run["checkpoints"]) == 6
+    assert run["try_first"] is None and len(run["checkpoints"]) == 6
     rows = torch.nn.functional.normalize(path_of([1, 1, 1, 0, 0, 0]).diff(dim=0))
     assert run["checkpoints"][2]["cosine_with_the_stretch_before"] == pytest.approx(float(rows[0] @ rows[1]), abs=1e-3)
 
