@@ -43,6 +43,20 @@ def test_new_names_are_kept_too():
     assert set(KEPT["workflows"]) == {p.stem for p in (ROOT / "workflows").glob("*.json")}
 
 
+def test_scripts_of_the_page_name_inputs_that_exist():
+    """A field that a script asks for by another id is silently left as it is."""
+    scripts = {p.name: p.read_text(encoding="utf-8") for p in (ROOT / "nodes" / "web").glob("*.js")}
+    rows = re.findall(r"^  (Vitrine\w+): (\{.*\}),$", scripts["choices.js"], re.MULTILINE)
+    named = {(node_id, name) for node_id, row in rows for name in re.findall(r"[{,] (\w+): (?=LABELS|\{)", row)}
+    assert len(named) >= 10 and ("VitrineW2WEdit", "label_1") in named
+    lost = {(node_id, name) for node_id, name in named if name not in DEFINITIONS[node_id]["inputs"]}
+    known = {name for node in DEFINITIONS.values() for name in node.get("inputs", {})}
+    for script, text in scripts.items():
+        asked = re.findall(r'(?:\bw|\bi)\.name === "(\w+)"', text)
+        lost |= {(script, name) for name in asked if name not in known}
+    assert lost == {("rows.js", "people")}, "the panel itself is no input"
+
+
 def test_templates_are_listed_in_an_order_of_learning():
     """nodes/web/templates.js orders what the page lists; twins share a title, and the end says whose model it is."""
     script = (ROOT / "nodes" / "web" / "templates.js").read_text(encoding="utf-8")
