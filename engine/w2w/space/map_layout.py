@@ -138,7 +138,7 @@ def at_place(space: Space, layout: SpaceMap, coefficients: torch.Tensor, place: 
         place: x to the right and y upwards, -1 .. 1.
     """
     if not all(-1 <= v <= 1 for v in place):
-        raise refuse("place", " ".join(f"{v:g}" for v in place), "two numbers from -1 to 1", "stay on the map")
+        raise refuse("map_position", " ".join(f"{v:g}" for v in place), "two numbers from -1 to 1", "stay on the map")
     home, there = place_of(space, layout, coefficients), torch.tensor(place, dtype=torch.float32)
     if torch.equal(home, there):
         return coefficients.clone()

@@ -65,7 +65,7 @@ def test_a_model_dragged_over_the_map(people):
     ends = [(chart.coordinates - end).norm(dim=1).argsort()[:22] for end in (home, there)]
     means = [people.coefficients[near].float().mean(0) for near in ends]
     assert torch.cosine_similarity(path[-1] - person, means[1] - means[0], dim=0) > 0.7, "by weights, not all alike"
-    with pytest.raises(VitrineError, match="place"):
+    with pytest.raises(VitrineError, match="map_position"):
         at_place(people, chart, person, (1.5, 0.0))
 
 
