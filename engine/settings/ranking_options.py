@@ -90,7 +90,7 @@ class RankingConfig(Options):
     strips: Annotated[
         bool,
         Option(
-            "Also render the scored images at every site, for :meth:`Ranking.strip`.",
+            "Also render the scored images at every site, for ``Ranking.strip``.",
             node=False,
         ),
     ] = False
