@@ -135,7 +135,7 @@ def tap(s: Loaded) -> Tensors:
     return [a.tensor for a in out.activations.values()]
 
 
-@case("CorrespondencePipeline", families=BOTH)
+@case("ActivationTapPipeline.match", families=BOTH)
 def correspondence(s: Loaded) -> Tensors:
     (found,) = s.of("Correspondence").match(
         s.images[:1], s.images[1:2], [[0.5, 0.5], [0.2, 0.7]], PROMPT, addresses=PLACE
@@ -143,13 +143,13 @@ def correspondence(s: Loaded) -> Tensors:
     return [found.points, found.similarity]
 
 
-@case("SegmentationPipeline", families=BOTH)
+@case("ActivationTapPipeline.segment", families=BOTH)
 def segmentation(s: Loaded) -> Tensors:
     masks = s.masks[:2].long()
     return [s.of("Segmentation").segment(s.images[:2], masks, s.images[2:], PROMPT, addresses=PLACE).float()]
 
 
-@case("SegmentationPipeline.rank", families=BOTH)
+@case("ActivationTapPipeline.rank", families=BOTH)
 def rank(s: Loaded) -> Tensors:
     places = "up-level1-repeat0-vit-block0-*"
     rule = FilterRule(None, None, (None, None))  # random weights have no better and worse places
@@ -186,7 +186,7 @@ def nemo_find(s: Loaded) -> Tensors:
     return [torch.tensor(found.before.value)]
 
 
-@case("NEMOPipeline.verify")
+@case("nemo_jobs.verify_blocking")
 def nemo_verify(s: Loaded) -> Tensors:
     found = verify_blocking(s.of("NEMO"), PROMPT, s.neurons, 0.5, None, PROBE)
     return [torch.tensor([found.untouched.value, found.blocked.value])]
