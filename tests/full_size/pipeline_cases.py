@@ -135,7 +135,7 @@ def tap(s: Loaded) -> Tensors:
     return [a.tensor for a in out.activations.values()]
 
 
-@case("ActivationTapPipeline.match", families=BOTH)
+@case("CorrespondencePipeline", families=BOTH)
 def correspondence(s: Loaded) -> Tensors:
     (found,) = s.of("Correspondence").match(
         s.images[:1], s.images[1:2], [[0.5, 0.5], [0.2, 0.7]], PROMPT, addresses=PLACE
@@ -143,13 +143,13 @@ def correspondence(s: Loaded) -> Tensors:
     return [found.points, found.similarity]
 
 
-@case("ActivationTapPipeline.segment", families=BOTH)
+@case("SegmentationPipeline", families=BOTH)
 def segmentation(s: Loaded) -> Tensors:
     masks = s.masks[:2].long()
     return [s.of("Segmentation").segment(s.images[:2], masks, s.images[2:], PROMPT, addresses=PLACE).float()]
 
 
-@case("ActivationTapPipeline.rank", families=BOTH)
+@case("SegmentationPipeline.rank", families=BOTH)
 def rank(s: Loaded) -> Tensors:
     places = "up-level1-repeat0-vit-block0-*"
     rule = FilterRule(None, None, (None, None))  # random weights have no better and worse places
