@@ -1,4 +1,4 @@
-// Dropdowns for text fields whose words depend on what is connected: labels of a space, places of a model.
+// Dropdowns for text fields whose words depend on what is connected: labels of a space, layers of a model.
 // The text stays the value, and anything can still be typed; without this file they are plain text fields.
 import { app } from "../../scripts/app.js";
 import { chain, reread, undoStep } from "./panel.js";
@@ -9,10 +9,10 @@ const LABELS = { input: "space" };
 const FIELDS = {
   VitrineW2WEdit: { label_1: LABELS, label_2: LABELS, label_3: LABELS, label_4: LABELS, protect: { ...LABELS, several: ", " } },
   VitrineLoadW2WSpace: { colour_by: { own: "space_file" } },
-  VitrineActivationPicture: { address: { input: "activations" } },
-  VitrineRankActivations: { places: { input: "model", first: ["*"] } },
-  VitrineActivationTap: { addresses: { input: "model", chooser: true } },
-  VitrineTapDuringSampling: { addresses: { input: "model", chooser: true } },
+  VitrineActivationPicture: { layer: { input: "activations" } },
+  VitrineRankActivations: { layers: { input: "model", first: ["*"] } },
+  VitrineActivationTap: { layers: { input: "model", chooser: true } },
+  VitrineTapDuringSampling: { layers: { input: "model", chooser: true } },
 };
 
 /** The loader that an input leads to, through nodes that pass the same thing on; null where the page cannot know. */
