@@ -77,26 +77,53 @@ FRAMES: dict[str, list[Frame]] = {
     "Turn a folder of LoRAs into sliders (demo)": [("in none of the files", "Somebody new, with glasses", 0, 4)],
 }  # fmt: skip
 PARTED: dict[str, tuple[str, list[tuple[str, str, str]]]] = {
-    "Check a model for copies (demo)": ("which samples are copies?", [
-        ("training picture", "training picture", ""), ("sample: a copy", "copy", BAD),
-        ("training picture", "training picture", ""), ("sample: no copy", "no copy", GOOD),
-    ]),
-    "Sample a person in one step (demo)": ("a person in one network call", [
-        ("1 call", "one call", ""), ("40 calls", "forty calls", ""),
-    ]),
-    "Sample at twice the size (demo)": ("a second pass at twice the size", [
-        ("plain", "second pass", BAD), ("with dilation", "second pass with dilation", GOOD),
-    ]),
-    "Find the same part (demo)": ("click one, find the others", [
-        ("clicked", "point 0", ""), ("matched", "point 1", ""), ("matched", "point 2", ""), ("matched", "point 3", ""),
-    ]),
-    "Make a picture look small or large (demo)": ("as from a large or a small original", [
-        ("large", "a large original", ""), ("small", "a small original", ""),
-    ]),
-    "Pull sliders, four nodes (demo)": ("pull a slider: glasses", [
-        ("glasses 0", "person", ""), ("glasses 3", "person with glasses", ""),
-    ]),
-}  # fmt: skip
+    "Check a model for copies (demo)": (
+        "which samples are copies?",
+        [
+            ("training picture", "training picture", ""),
+            ("sample: a copy", "copy", BAD),
+            ("training picture", "training picture", ""),
+            ("sample: no copy", "no copy", GOOD),
+        ],
+    ),
+    "Sample a person in one step (demo)": (
+        "a person in one network call",
+        [
+            ("1 call", "one call", ""),
+            ("40 calls", "forty calls", ""),
+        ],
+    ),
+    "Sample at twice the size (demo)": (
+        "a second pass at twice the size",
+        [
+            ("plain", "second pass", BAD),
+            ("with dilation", "second pass with dilation", GOOD),
+        ],
+    ),
+    "Find the same part (demo)": (
+        "click one, find the others",
+        [
+            ("clicked", "point 0", ""),
+            ("matched", "point 1", ""),
+            ("matched", "point 2", ""),
+            ("matched", "point 3", ""),
+        ],
+    ),
+    "Make a picture look small or large (demo)": (
+        "as from a large or a small original",
+        [
+            ("large", "a large original", ""),
+            ("small", "a small original", ""),
+        ],
+    ),
+    "Pull sliders, four nodes (demo)": (
+        "pull a slider: glasses",
+        [
+            ("glasses 0", "person", ""),
+            ("glasses 3", "person with glasses", ""),
+        ],
+    ),
+}
 """Title -> caption, and two or four pictures: a label, the picture's name, the colour of its edge or nothing."""
 CUT = (0.22, 0.0, 0.78, 1.0)
 """Of a picture that takes half a thumbnail: left, top, right and bottom of what is shown."""

@@ -74,8 +74,8 @@ def portrait(side: int = 600, sky: str = "#8fa8c8", turn: float = 0, heads: int 
             [side * v for v in (middle - size * 1.12, high - size * 1.4, middle + size * 1.12, high + size * 0.75)],
             fill="#5a4334",
         )
-        pen.ellipse([side * v for v in (middle - size * 0.84, high - size, middle + size * 0.84, high + size * 1.15)],
-                    fill="#e8c4a0")  # fmt: skip
+        face = (middle - size * 0.84, high - size, middle + size * 0.84, high + size * 1.15)
+        pen.ellipse([side * v for v in face], fill="#e8c4a0")
     return image
 
 
