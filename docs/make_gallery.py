@@ -11,7 +11,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from make_thumbnails import FRAMES
+from make_thumbnails import FRAMES, PARTED
 from PIL import Image
 from sheets import DOCS, PLACES, slug
 
@@ -27,7 +27,7 @@ def graph(shot: Path) -> Image.Image:
 def main(folder: Path) -> None:
     """Take over what was photographed; templates without a photograph stay as they are."""
     places = json.loads(PLACES.read_text(encoding="utf-8")) if PLACES.is_file() else {}
-    for title in FRAMES:
+    for title in (*FRAMES, *PARTED):
         if (shot := folder / f"{title}.png").is_file():
             graph(shot).save(DOCS / "pictures" / f"graph_{slug(title)}.jpg", quality=85)
             shutil.copyfile(folder / f"{title}.pictures.jpg", DOCS / "pictures" / f"{slug(title)}.jpg")

@@ -348,7 +348,7 @@ def picture(taps: Activations, address: str = "", shared: bool = True, size: int
     activation = next((taps[a] for a in chosen if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
         accepted = sites or "none of these: text tokens and attention maps have no picture"
-        raise refuse("address", address or list(taps)[:3], accepted, "tap a layer of the picture as well")
+        raise refuse("layer", address or list(taps)[:3], accepted, "tap a layer of the picture as well")
     return coloured(activation.tensor.float(), shared, size)
 
 
@@ -383,7 +383,7 @@ def first_picture(taps: Activations, size: int = 256) -> torch.Tensor:
     """IMAGE (1, size, width, 3) of the first row at the first site that has a grid, in its own colours."""
     activation = next((taps[a] for a in taps if taps[a].grid is not None), None)
     if activation is None or activation.grid is None:
-        raise refuse("places", list(taps), "one with a grid", "text tokens and attention maps have no picture")
+        raise refuse("taps", list(taps), "one with a grid", "text tokens and attention maps have no picture")
     return coloured(activation.tensor[:1].float(), True, size)[:1]
 
 

@@ -56,13 +56,16 @@ def _parts(text: str) -> list[str]:
 def place_in(text: str) -> tuple[float, float] | None:
     """A place of the map, "x y"; None for an empty text."""
     words = text.replace(",", " ").split()
+    if not words:
+        return None
     try:
-        x, y = map(float, words or ("nan", "nan"))
+        x, y = map(float, words)
+        on_the_map = -1 <= x <= 1 and -1 <= y <= 1
     except ValueError:
-        raise refuse(
-            "map_position", text, "two numbers from -1 to 1, or nothing", "drag the person on the map"
-        ) from None
-    return (x, y) if words else None
+        on_the_map = False
+    if not on_the_map:
+        raise refuse("map_position", text, "two numbers from -1 to 1, or nothing", "drag the person on the map")
+    return x, y
 
 
 def moved(space: Space, model: W2WModel, inputs: Mapping[str, Any]) -> W2WModel:

@@ -50,9 +50,9 @@ def refuse_other_tokens(model: Any, addresses: Iterable[str]) -> None:
     if merging and inside is not None:
         shown, accepted = (
             f"{inside} behind {' and '.join(merging)}",
-            "places outside self-attention, or the MODEL before it",
+            "layers outside self-attention, or the MODEL before it",
         )
-        raise refuse("address", shown, accepted, "that node runs self-attention on other tokens")
+        raise refuse("layers", shown, accepted, "that node runs self-attention on other tokens")
 
 
 def replaced_attention(model: Any, addresses: Iterable[str]) -> str:

@@ -61,7 +61,7 @@ def test_maps_alone_have_no_picture(comfy, scene):
     out = {"samples": sampled(cfg(watched, scene[2]))}
     taps, drawn, latent = comfy.call("VitrineCollectTaps", recorder=recorder, latent=out, step=-1, half="cond")
     assert list(taps) == [MAP] and isinstance(drawn, ExecutionBlocker) and latent is out
-    with pytest.raises(VitrineError, match="address"):
+    with pytest.raises(VitrineError, match="layer"):
         comfy.call("VitrineActivationPicture", activations=taps, layer="", shared=True, size=64)
 
 

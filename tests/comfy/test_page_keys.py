@@ -214,7 +214,7 @@ async def _copied(panel, kind):
 
 async def _people(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.build(people.BUILD.replace("PROMPT", people.PROMPT).replace("STUDENT", people.STUDENT), vue)
+        await tab.build(people.BUILD, vue)
         await tab.run(address)
         await tab.wait_for(f"document.querySelector('[data-name=\"{LAST}\"]')")
         panel = Panel(tab, "VitrineW2WEdit", STATE)

@@ -270,7 +270,7 @@ BUILD = """(async () => {
     for (const n of [person, step]) n.widgets.find(w => w.name === 'control_after_generate').value = 'fixed'
     edit.properties.vitrine_prompt = 'PROMPT'
     window.edit = edit
-})()"""
+})()""".replace("PROMPT", PROMPT).replace("RELEASED", json.dumps(RELEASED))
 EDITS = "app.graph._nodes.find(n => n.comfyClass === 'VitrineW2WEdit')"
 VALUES = f"Object.fromEntries({EDITS}.widgets.filter(w => w.serialize !== false).map(w => [w.name, w.value]))"
 LATEST = "document.querySelector('.vitrine-person').dataset"
@@ -323,7 +323,7 @@ async def _face_under_the_mouse(tab):
 
 async def _walk(driver, address, vue):
     async with driver.page(address) as tab:
-        await tab.build(BUILD.replace("PROMPT", PROMPT).replace("RELEASED", json.dumps(RELEASED)), vue)
+        await tab.build(BUILD, vue)
         await tab.wait_for("document.querySelector('.vitrine-people').textContent.includes('Run once')")
         first = await _run(tab, address)
         await tab.wait_for(f"{LATEST}.turn")
