@@ -2,7 +2,7 @@
 
 Blocking may change one-step predictions as far as it can and samples still end in the memorized picture. So the found
 neurons are multiplied by less and less, then more neurons are blocked, until no sample agrees with the untouched ones.
-Where switching the found neurons off leaves no copy but changes ordinary captions too much, they are weakened less.
+A dose that leaves no copy but changes ordinary captions too much is weakened until it does not.
 The doses are tried on a dozen samples. One that leaves no copy among these is verified on more, of fresh seeds.
 """
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 FACTORS = (0.0, -0.1, -0.2)
 """What found neurons are multiplied by, one after another."""
-WEAKER = (0.25, 0.5)
-"""The same, where the first of these factors cures at too high a cost."""
+STEP = 0.05
+"""Factors of a dose that is weakened since it costs too much are multiples of this."""
 SAMPLES, FRESH = 12, 32
 """Of the prompt at each dose, from the calibration's first seed on; and of seeds that no dose was tried on, before the
 word cured: a dose that leaves 10 % copies passes these with a chance of 0.034, all together of 0.01."""
@@ -102,6 +102,19 @@ class DosePoint:
         return not self.copies and self.affordable
 
     @property
+    def too_strong(self) -> bool:
+        """Whether no sample agrees any more, but at too high a cost."""
+        return not self.copies and not self.affordable
+
+    @property
+    def weakened(self) -> Dose:
+        """The dose with the next factor at which it should be affordable: costs grow with what a factor takes away."""
+        name, factor = self.dose.name.split(", factor")[0], self.dose.factor
+        expected = 1 - (1 - factor) * MOST_COST / self.cost
+        steps = max(math.ceil(expected / STEP), round(factor / STEP) + 1)
+        return replace(self.dose, name=f"{name}, factor {steps * STEP:g}", factor=steps * STEP)
+
+    @property
     def cures(self) -> bool:
         """The same, verified on samples of fresh seeds."""
         return self.promising and self.fresh > 0
@@ -144,10 +157,12 @@ class DoseCurve:
         """Whether a dose cures, or there is nothing to cure."""
         return bool(self.points) and (self.points[-1].cures or not self.untouched.copies)
 
-    @property
-    def too_strong(self) -> bool:
-        """Whether the first dose leaves no copy among the samples it was tried on, and costs too much."""
-        return bool(self.points) and not self.points[0].copies and not self.points[0].affordable
+    def following(self, ladder: Sequence[Dose]) -> Dose | None:
+        """The next dose: of the ladder until one is too strong, and then that one weakened until it is affordable."""
+        if self.points and self.points[-1].too_strong:
+            return self.points[-1].weakened
+        over = len(self.points) >= len(ladder) or any(point.too_strong for point in self.points)
+        return None if over else ladder[len(self.points)]
 
     @property
     def samples(self) -> tuple[Agreement, Agreement]:
@@ -223,11 +238,6 @@ def dose_picture(curve: DoseCurve) -> Image:
     return curve_picture(points, title, along, "% agree", [point.dose.short for point in tried], chosen, limit)
 
 
-def weaker_doses(outcome: Outcome) -> list[Dose]:
-    """The first dose, and what is tried where it is :attr:`DoseCurve.too_strong`."""
-    return [Dose(f"found neurons, factor {f:g}", outcome.neurons, f) for f in (FACTORS[0], *WEAKER)]
-
-
 def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome) -> list[Dose]:
     """What is tried after a search, in order of its cost: found neurons, all candidates, all of down and mid.
 
@@ -265,20 +275,19 @@ def escalate(
     if sampler.threshold is None:
         raise refuse("sampler", "without a threshold", "one measured on this model", "calibrate")
     judge = _Judge(sampler, shape)
-    ladders = [(doses_of(sampler.denoiser.backbone, sampler.sites, each), weaker_doses(each)) for each in outcomes]
+    ladders = [doses_of(sampler.denoiser.backbone, sampler.sites, outcome) for outcome in outcomes]
     untouched = judge.samples([(cond, UNTOUCHED) for cond in conds])
     shared = judge.rows[0] + judge.rows[1] // max(1, len(conds))
     curves = [DoseCurve(judge.point(UNTOUCHED, each, each), judge.agreement(each), rows=shared) for each in untouched]
     each, verifying = sum(judge.rows), judge.verifying_rows
-    most = max((len(stronger) for stronger, _ in ladders), default=0)
+    most = max(map(len, ladders), default=0)
     least, most_rows = shared + each + verifying, most_rows or [sys.maxsize] * len(curves)
     limits = [max(rows, least) for rows in most_rows]
     expected = max((min(n, shared + most * (each + verifying)) for n in limits), default=1)
 
     def following(i: int) -> Dose | None:
-        doses, tried = ladders[i][curves[i].too_strong], len(curves[i].points)
-        over = curves[i].ended or (curves[i].too_strong and curves[i].points[-1].copies)
-        return None if over or tried == len(doses) or curves[i].rows + each + verifying > limits[i] else doses[tried]
+        room = curves[i].rows + each + verifying <= limits[i]
+        return curves[i].following(ladders[i]) if room and not curves[i].ended else None
 
     progress(shared, expected, None)
     while waiting := {i: dose for i in range(len(curves)) if (dose := following(i)) is not None}:

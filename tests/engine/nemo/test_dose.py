@@ -32,8 +32,8 @@ from vitrine.engine.nemo.dose import (
     FRESH,
     MOST_COST,
     SAMPLES,
+    STEP,
     UNTOUCHED,
-    WEAKER,
     Dose,
     DoseCurve,
     DosePoint,
@@ -164,13 +164,15 @@ def searched():
     return probe, conds, statistics, sampler
 
 
+def all_doses(judge, conds, outcomes, shape, most_rows, progress):
+    """Where the search is shorter than a dose."""
+    return escalate(judge, conds, outcomes, shape, None, progress)
+
+
 def dosed(searched, progress=silent, protocol="vitrine", **change):
     probe, conds, statistics, sampler = searched
     config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="fast", protocol=protocol)
     sampler = replace(sampler, forwards=0, **change)
-
-    def all_doses(judge, conds, outcomes, shape, most_rows, progress):  # this search is shorter than a dose
-        return escalate(judge, conds, outcomes, shape, None, progress)
 
     with mock.patch.object(find, "escalate", all_doses):
         (result,) = find_neurons(probe, ["a"], conds[:1], statistics, (4, 16, 16), config, progress, sampler)
@@ -215,35 +217,47 @@ def test_what_cures_at_too_high_a_cost_is_weakened(searched):
     """Before, only stronger doses were tried, which cost more."""
     plain, _ = dosed(searched, cured_at=0.3)
     assert [p.dose.factor for p in plain.curve.points] == [0.0] and plain.verdict == "cured"
-    first = plain.curve.chosen.cost
-    dear = {"cured_at": 0.3, "moving": 0.01 * 1.2 * MOST_COST / first}
+    dear = {"cured_at": 0.3, "moving": 0.01 * 1.2 * MOST_COST / plain.curve.chosen.cost}
     result, _ = dosed(searched, **dear)
     tried = [(p.dose.factor, p.affordable) for p in result.curve.points]
-    assert tried == [(0.0, False), (WEAKER[0], True)] and result.verdict == "cured"
-    assert result.neurons("").factor == WEAKER[0]
+    assert tried == [(0.0, False), (pytest.approx(0.2), True)] and result.verdict == "cured"
+    assert result.neurons("").factor == pytest.approx(0.2) and result.curve.chosen.cost > 0.9 * MOST_COST
     copying, _ = dosed(searched, **dear | {"cured_at": 0.1})
-    assert [p.dose.factor for p in copying.curve.points] == [0.0, WEAKER[0]] and copying.verdict == "not cured"
-    assert copying.curve.chosen.affordable, "what costs too much is not taken"
+    assert [p.dose.factor for p in copying.curve.points] == [0.0, pytest.approx(0.2)]
+    assert copying.verdict == "not cured" and copying.curve.chosen.affordable, "what costs too much is not taken"
+
+
+def test_any_dose_that_is_too_strong_is_weakened():
+    ladder = [Dose(f"{name}, factor {f:g}", {}, f) for name in ("found", "all") for f in FACTORS]
+    assert curve_of().following(ladder) is ladder[0] and curve_of(point(3)).following(ladder) is ladder[1]
+    dear = point(0, cost=0.62, factor=-0.1, name="found, factor -0.1")
+    weaker = curve_of(point(2), dear).following(ladder)
+    assert weaker.factor == pytest.approx(-STEP) and weaker.name == "found, factor -0.05"
+    again = replace(dear, dose=weaker, cost=0.61)
+    assert curve_of(point(2), dear, again).following(ladder).factor == 0, "a step more where it still costs too much"
+    affordable = point(1, cost=0.58)
+    assert curve_of(point(2), dear, affordable).following(ladder) is None, "all others cost more"
+    assert curve_of(*[point(3)] * len(ladder)).following(ladder) is None
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("fails", "verdict"), [(True, "not cured"), (False, "cured")])
 def test_doses_take_no_more_evaluations_than_the_search(searched, fails, verdict):
-    """Each row that goes through the network is counted; where every dose fails, and where the second one holds."""
+    """Each row that goes through the network is counted; where every dose fails, and where the first one holds."""
     probe, conds, statistics, fake = searched
-    probe, counted = replace(probe, config=ProbeConfig(seeds=16)), []
+    probe, counted = replace(probe, config=ProbeConfig(seeds=24)), []
     handle = probe.denoiser.backbone.register_forward_pre_hook(
         lambda _, args, kwargs: counted.append(len(args[0] if args else kwargs["sample"])), with_kwargs=True
     )
     agreeing = replace(fake.threshold, distance=1e3)
     real = FewStepSampler(probe.denoiser, empty=conds[-1], sites=fake.sites, threshold=agreeing, ordinary=conds[1:3])
-    sampler = real if fails else replace(fake, forwards=0)
-    config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="fast")
+    sampler = real if fails else replace(fake, forwards=0, cured_at=0.3)
+    config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="chain")
 
     def rows(judge):
         counted.clear()
         (result,) = find_neurons(probe, ["a"], conds[:1], statistics, (4, 16, 16), config, sampler=judge)
-        return sum(counted) + (judge.forwards if judge is not None and not fails else 0), result
+        return sum(counted) + (sampler.forwards if judge and not fails else 0), result
 
     try:
         (before, _), (after, result) = rows(None), rows(sampler)
@@ -274,15 +288,9 @@ def test_a_memorized_portrait_is_cured_by_samples():
     probed, prompt = setting(budget=small, scope="all"), verbatim(small)[0].captions[0]
     config = SearchConfig(tau=probed.tau, effect_fraction=0.3, mode="fast", rows=40)
     probe = make_probe(probed.denoiser, config=ProbeConfig(seeds=3, timestep_index=4), rows=40)
-    (result,) = find_neurons(
-        probe,
-        [prompt],
-        probed.conditions([prompt]),
-        probed.statistics,
-        probed.model.latent_shape,
-        config,
-        sampler=probed.sampler(12),
-    )
+    conds, shape = probed.conditions([prompt]), probed.model.latent_shape
+    with mock.patch.object(find, "escalate", all_doses):
+        (result,) = find_neurons(probe, [prompt], conds, probed.statistics, shape, config, sampler=probed.sampler(12))
     assert result.curve.untouched.copies == 12
     assert result.curve.points[0].copies > 0, "the published factor does not do here"
     assert result.curve.chosen.copies < result.curve.points[0].copies
