@@ -231,11 +231,13 @@ def dose_picture(curve: DoseCurve) -> Image:
     measured = not any(math.isnan(point.cost) for point in curve.points)
     costs = [0.0, *(point.cost for point in curve.points)] if measured else list(range(len(tried)))
     along = "how far ordinary captions' samples move (1: as two samples differ)" if measured else "doses, in order"
-    chosen = curve.points.index(curve.chosen) + 1 if curve.points else None
+    chosen = curve.points.index(curve.chosen) + 1 if curve.points else 0
     title = f"{curve.verdict}: {curve.chosen.dose.name}, {curve.agreeing}"
-    points = [(cost, 100 * point.copies / point.samples) for cost, point in zip(costs, tried, strict=True)]
+    order = sorted(range(len(tried)), key=costs.__getitem__)
+    points = [(costs[i], 100 * tried[i].copies / tried[i].samples) for i in order]
     limit = (MOST_COST, "most that a dose may cost") if measured else None
-    return curve_picture(points, title, along, "% agree", [point.dose.short for point in tried], chosen, limit)
+    names = [tried[i].dose.short for i in order]
+    return curve_picture(points, title, along, "% agree", names, order.index(chosen), limit)
 
 
 def doses_of(backbone: nn.Module, sites: Sequence[ModuleSite], outcome: Outcome) -> list[Dose]:
