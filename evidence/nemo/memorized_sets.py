@@ -251,7 +251,7 @@ def measure_plants(
                 picture = bench.measure(plant, levels[number], number, len(plants))
                 run.save({}, facts=asdict(picture))
             else:
-                picture = Picture(**kept.facts)
+                picture = Picture(**kept.facts | {"agreement": tuple(kept.facts["agreement"])})
         pictures.append(picture)
         progress(number + 1, len(plants), None)
     return Outcome(pictures, chosen.copy, *_detection(bench, [p.captions[0] for p in plants]))

@@ -69,7 +69,7 @@ def test_the_lists_that_ship_are_the_recipes_pictures(later):
             assert all(np.array_equal(getattr(one.scenes, f), getattr(other.scenes, f)) for f in FIELDS)
             pairs.append(one.name)
             scenes.append(int(one.scenes.identity[0]))
-    assert len(set(pairs)) == len(pairs) == 52 and len(set(scenes)) == 40
+    assert len(set(pairs)) == len(pairs) == 56 and len(set(scenes)) == 44
     shirts = PlantFile.read(FOLDER / "plants-shirts.json").plants[0]
     assert shirts.kind == "template" and len(shirts.captions) == 4 and SETS["plants-twice"].repetitions == 2
     first, second = (shirts.scenes[[i]].words(0) for i in (0, 1))
