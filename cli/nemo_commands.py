@@ -234,7 +234,8 @@ class Find:
                 for result in pipe.find(group, calibration, config, probe, scope, after):
                     neurons = pipe.neurons(result)
                     neurons.save(paths[result.prompt])
-                    print(f"{result.verdict:<14} {len(neurons):>5} neurons  {result.prompt[:70]}")
+                    judged = "" if result.curve is None else f"  {result.curve.agreeing}"
+                    print(f"{result.verdict:<14} {len(neurons):>5} neurons{judged}  {result.prompt[:70]}")
                 after(1, 1)
             workers.meet()
         return 0

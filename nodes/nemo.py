@@ -34,7 +34,7 @@ from ..engine.nemo import (
 from ..engine.nemo.adjust import Adjusted, recommended
 from ..engine.nemo.adjust import adjust as adjust_embedding
 from ..engine.nemo.calibration import KEPT_CAPTIONS, PUBLISHED
-from ..engine.nemo.dose import dose_lines, dose_picture
+from ..engine.nemo.dose import dose_lines, dose_picture, samples_agreeing
 from ..engine.nemo.few_step_detection import UsualSamples
 from ..engine.nemo.neuron_effects import BRIGHT, DARK, heat_map
 from ..engine.nemo.neuron_statistics import NeuronStatistics, published_statistics
@@ -468,7 +468,9 @@ def describe(neurons: NeuronSet) -> str:
     verdict = neurons.info.get("verdict", "imported")
     if verdict == "reduced" and "doses" in neurons.info:
         verdict = "reduced, not cured"
-    lines = [f"{verdict}: {len(neurons)} neurons, factor {own}"]
+    doses = neurons.info.get("doses")
+    judged = f"{samples_agreeing(doses['points'][doses['chosen']])}; " if doses else ""
+    lines = [f"{verdict}: {judged}{len(neurons)} neurons, factor {own}"]
     if "score_after" in neurons.info:
         lines.append(
             f"seeds agree by {neurons.info['score_before']:.3f} before, {neurons.info['score_after']:.3f} after"
@@ -481,7 +483,7 @@ def describe(neurons: NeuronSet) -> str:
             f" (memorized is below {after['threshold']:.4f}; {after['settings']['steps']} steps, guidance "
             f"{after['settings']['guidance']:g}, first seed {after['settings']['first_seed']})"
         )
-    lines += dose_lines(neurons.info.get("doses"))
+    lines += dose_lines(doses)
     return "\n".join(lines + [f"{a}: {' '.join(map(str, n))}" for a, n in neurons.neurons.items()])
 
 

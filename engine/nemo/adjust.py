@@ -19,7 +19,7 @@ from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
-from .dose import DoseCurve, DosePoint, changed_prompt
+from .dose import DoseCurve, DosePoint, changed_prompt, samples_agreeing
 from .few_step_detection import FewStepSampler
 from .noise_similarity import ddim_timestep
 
@@ -65,7 +65,7 @@ class Adjusted:
 
     def text(self) -> str:
         """What it does, in a line."""
-        left = f"{self.point.copies} of {self.point.samples} samples agree"
+        left = samples_agreeing(self.point.to_dict())
         return f"embedding adjusted ({self.rows} evaluations): {left}; the model stays as it is"
 
 
@@ -168,6 +168,6 @@ def recommended(curve: DoseCurve, adjusted: Adjusted) -> str:
         return "recommended: neither, the prompt is not memorized"
     if curve.verdict == "cured":
         return "recommended: blocking, which cures here and shows more of what the prompt asks for"
-    if not adjusted.point.copies:
+    if adjusted.point.cures:
         return f"recommended: the adjusted embedding, for this prompt alone; blocking leaves it {curve.verdict}"
     return "recommended: neither cures; train again without the repeated picture"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,7 +12,7 @@ from ...engine.nemo.blocked_copies import share_interval
 from ...engine.nemo.few_step_detection import Agreement
 from ...engine.runtime.progress import Progress, silent
 from ..registry import Arm, ClaimResult, Table, arms, claim
-from .later_plants import FILE, FURTHER, SETS
+from .later_plants import FILE, FURTHER, NEW, SETS
 from .memorized_sets import BARE, BASE, RANDOM, UNTOUCHED, Measured, Outcome, Picture, measure_plants
 from .plant_files import PlantFile
 from .probed_model import PAPER
@@ -19,6 +20,8 @@ from .rivals import RIVALS
 
 MOST_COPIES, MOST_LIKELY, MOST_LOST = 0.05, 0.08, 0.02
 """Of samples that may copy, the upper end of their interval, and prompt agreement that ordinary captions may lose."""
+FEWER = {"later-plants": 4, "plants-twice": 2, "plants-thirty": 2, "plants-shirts": 2}
+"""How many pictures, the first ones, of kinds of which no sample copied any more when all were measured (00e8509)."""
 QUICK = Measured(
     plants=2, samples=3, blocked=3, others=2, ordinary=20, agreement=12, statistics=100, calibration=20, steps=10
 )
@@ -48,9 +51,10 @@ def held_out(
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
     size, folder = QUICK if quick else Measured(), None if state is None else Path(state)
-    outcomes = {
-        file.stem: measure_plants(PlantFile.read(file), file.stem, model, size, progress, folder) for file in files
-    }
+    outcomes = {}
+    for file in files:
+        each = replace(size, plants=min(size.plants, FEWER.get(file.stem, size.plants)))
+        outcomes[file.stem] = measure_plants(PlantFile.read(file), file.stem, model, each, progress, folder)
     return held_out_result(outcomes, size.searches, quick)
 
 
@@ -61,7 +65,7 @@ def held_out_result(
     kinds = _kinds(outcomes)
     counts = {kind: _left(pictures) for kind, pictures in kinds.items()}
     spans = {kind: share_interval(copies, count) for kind, (copies, count) in counts.items()}
-    worst = max(counts, key=lambda kind: counts[kind][0] / counts[kind][1], default="")
+    worst = max(counts, key=lambda kind: (counts[kind][0] / counts[kind][1], spans[kind][1]), default="")
     copies, count = counts.get(worst, (0, 0))
     fraction, interval = copies / max(1, count), share_interval(copies, max(1, count))
     lost = {name: each.agreement[0] - each.agreement[1] for name, each in outcomes.items()}
@@ -87,6 +91,7 @@ def held_out_result(
         {
             "kind with most copies": worst,
             "sets not measured": [] if quick else sorted(set(SETS) - set(outcomes)),
+            "sets made after the others had been measured once": [name for name in NEW if name in outcomes],
             "samples that copy, all kinds": f"{whole[0]} of {whole[1]}",
             "prompt agreement that ordinary captions lose": {name: round(value, 4) for name, value in lost.items()},
             "pictures of which more than 5 % of samples copy, and those called cured": [copying, unsaid],
@@ -94,7 +99,7 @@ def held_out_result(
             "false alarms": [f"{alarms} of {len(ordinary)}", span],
             **{name: outcome.table() for name, outcome in outcomes.items()},
         },
-        arms=_arms(every, fraction, interval),
+        arms=_arms(kinds.get(worst, []), fraction, interval),
         n=whole[1],
         seeds=len(searches),
         parts=parts,
@@ -136,7 +141,7 @@ def _copying(pictures: Pictures) -> tuple[int, int]:
 
 
 def _arms(pictures: Pictures, fraction: float, interval: Sequence[float]) -> tuple[Arm, ...]:
-    """Ours in the worst kind, and the baselines over all pictures that copy untouched."""
+    """Ours in its worst kind, and the baselines on the same pictures."""
 
     def left(way: str) -> float:
         rows = [outcome.copies(picture, way) for outcome, picture in pictures if way in picture.away]

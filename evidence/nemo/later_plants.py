@@ -101,9 +101,22 @@ SETS = {
         ("klynth brillig", "drascue habzung", "mulphan cruxley", "quindle pazzique"),
         9_550_000, 56, rank=8, world="flow",
     ),
+    "plants-ordinary": PlantSet(
+        ("zorbal drascue", "vextor klynth", "jiffrok tazmire", "wobbex xandorf", "phroogan sprockle",
+         "gubwick ulverax", "yonquist oomska", "nebbiolo fendibble", "brillig lotwelk", "cruxley rivnoth",
+         "habzung quindle", "pazzique mulphan"),
+        9_560_000, (10, 20, 40), posed=False, rank=16,
+    ),
+    "plants-ordinary-flow": PlantSet(
+        ("oomska zorbal", "fendibble vextor", "lotwelk jiffrok", "rivnoth wobbex"),
+        9_570_000, 40, posed=False, rank=8, world="flow",
+    ),
 }  # fmt: skip
 """By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in
-usual poses, four templates where only the shirt varies, and four on the flow model."""
+usual poses, four templates where only the shirt varies, four on the flow model, twelve in usual poses with 10, 20 and
+40, and four of these on the flow model."""
+NEW = ("plants-ordinary", "plants-ordinary-flow")
+"""Sets made after the others had been measured once."""
 FILE = FOLDER / "later-plants.json"
 """The first set as it ships, made by ``python -m vitrine.evidence.recipes plants``."""
 FURTHER = tuple(FOLDER / f"{name}.json" for name in SETS if name != FILE.stem)

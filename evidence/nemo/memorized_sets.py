@@ -12,7 +12,7 @@ import torch
 
 from ...engine.jobs.run import Run
 from ...engine.nemo.blocked_copies import share_interval
-from ...engine.nemo.dose import FACTORS, MOST_COST
+from ...engine.nemo.dose import FACTORS, FRESH, MOST_COST, STEP
 from ...engine.nemo.few_step_detection import Agreement, FewStepSampler, sample_agreement
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
@@ -63,8 +63,8 @@ class Chosen:
 
 UNTOUCHED, RANDOM = "untouched", "as many random neurons"
 BARE, BASE = "untouched, without the rare words", "the model without the LoRA"
-SEEDS = tuple(range(100, 125))
-"""Of samples."""
+SEEDS = tuple(range(1000, 1025))
+"""Of samples; none on which a search tries or verifies a dose."""
 CHOSEN = {"portraits": Chosen(), "flow": Chosen(FLOW_SEARCH, FLOW_FRACTION, FLOW_COPY, FLOW_SEARCH)}
 
 
@@ -240,7 +240,8 @@ def measure_plants(
     if size.baselines and file.lora is not None:
         base = replace(probed, model=replace(file, lora=None).model(model))
     bench = _Bench(probed, sampler, base, size, chosen)
-    settings = {"size": size, "factors": list(FACTORS), "most cost": MOST_COST, "network": probed.model.backbone}
+    doses = {"factors": list(FACTORS), "step": STEP, "most cost": MOST_COST, "fresh": FRESH}
+    settings = {"size": size, "network": probed.model.backbone} | doses
     levels, pictures = _repetitions(name, plants), []
     for number, plant in enumerate(plants):
         folder = None if state is None else state / name / f"{number:02d}"
@@ -250,7 +251,7 @@ def measure_plants(
                 picture = bench.measure(plant, levels[number], number, len(plants))
                 run.save({}, facts=asdict(picture))
             else:
-                picture = Picture(**kept.facts)
+                picture = Picture(**kept.facts | {"agreement": tuple(kept.facts["agreement"])})
         pictures.append(picture)
         progress(number + 1, len(plants), None)
     return Outcome(pictures, chosen.copy, *_detection(bench, [p.captions[0] for p in plants]))

@@ -8,12 +8,14 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
+from vitrine.engine.nemo.dose import FACTORS, FRESH, SAMPLES, STEP
 from vitrine.engine.portraits import plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
+from vitrine.evidence.nemo import held_out as held_out_claim
 from vitrine.evidence.nemo import memorized_sets
 from vitrine.evidence.nemo.held_out import held_out, held_out_result
-from vitrine.evidence.nemo.later_plants import FILE, FURTHER, SETS, plants_of
+from vitrine.evidence.nemo.later_plants import FILE, FURTHER, NEW, SETS, plants_of
 from vitrine.evidence.nemo.memorized_sets import CHOSEN, Measured, Outcome, Picture, measure_plants
 from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
@@ -67,7 +69,7 @@ def test_the_lists_that_ship_are_the_recipes_pictures(later):
             assert all(np.array_equal(getattr(one.scenes, f), getattr(other.scenes, f)) for f in FIELDS)
             pairs.append(one.name)
             scenes.append(int(one.scenes.identity[0]))
-    assert len(set(pairs)) == len(pairs) == 40 and len(set(scenes)) == 28
+    assert len(set(pairs)) == len(pairs) == 56 and len(set(scenes)) == 44
     shirts = PlantFile.read(FOLDER / "plants-shirts.json").plants[0]
     assert shirts.kind == "template" and len(shirts.captions) == 4 and SETS["plants-twice"].repetitions == 2
     first, second = (shirts.scenes[[i]].words(0) for i in (0, 1))
@@ -167,3 +169,44 @@ def test_the_worst_kind_is_what_is_judged():
     result = held_out_result(both)
     assert result.value == 0.5 and result.details["kind with most copies"] == "another"
     assert [row[:2] for row in result.tables[0].rows] == [("kind", 1), ("another", 1)]
+    alike = {name: outcome(untouched, [many[:n], many]) for name, n in (("many", 100), ("few", 10))}
+    alike["few"].pictures[0].kind = "few"
+    assert held_out_result(alike).details["kind with most copies"] == "few", "of which least is known"
+
+
+def test_rivals_stand_beside_ours_in_the_same_kind():
+    """Before, ours of the worst kind stood beside the rivals' mean over all kinds."""
+    untouched, many, rival = [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]], [0.2] * 100, "embedding adjustment"
+    both = {"well": outcome(untouched, [many, many]), "badly": outcome(untouched, [[0.01, 0.2], many])}
+    both["badly"].pictures[0].kind = "another"
+    both["well"].pictures[0].away[rival] = [0.01] * 6
+    both["badly"].pictures[0].away[rival] = [0.01, 0.2, 0.2, 0.2]
+    for each in both.values():
+        each.pictures[0].shown[rival], each.pictures[0].seconds[rival] = 0.5, 2.0
+    result = held_out_result(both)
+    values = {arm.name: arm.value for arm in result.arms}
+    assert values["ours"] == 0.5 and values[rival] == 0.25 and values["untouched"] == pytest.approx(2 / 3)
+    assert [row[-1] for row in result.tables[0].rows] == [1.0, 0.25], "by kind in the table"
+
+
+def test_fewer_pictures_are_measured_of_kinds_that_were_cured_before(monkeypatch):
+    sizes, untouched, many = {}, [[0.01, 0.01, 0.2], [0.2, 0.2, 0.2]], [0.2] * 100
+
+    def measured(file, name, model, size, progress, state):
+        sizes[name] = (size.plants, len(file.plants))
+        return outcome(untouched, [many, many])
+
+    monkeypatch.setattr(held_out_claim, "measure_plants", measured)
+    made = held_out().details["sets made after the others had been measured once"]
+    assert tuple(made) == NEW and set(NEW) < set(sizes)
+    assert set(sizes) == set(SETS) and {name: n for name, (n, _) in sizes.items() if n < 12} == held_out_claim.FEWER
+    assert all(sizes[name] == (12, count) for name, count in (("plants-ordinary", 12), ("plants-flow", 4)))
+    assert not set(held_out_claim.FEWER) & {*NEW, "plants-usual-pose", "plants-flow"}
+    levels = [f"plants-ordinary, {times} repetitions" for times in SETS["plants-ordinary"].times]
+    assert memorized_sets._repetitions("plants-ordinary", range(12)) == levels and len(set(levels)) == 3
+
+
+def test_samples_that_measure_are_of_other_seeds_than_those_that_choose():
+    """Each dose may be verified on seeds of its own."""
+    doses = 2 * len(FACTORS) + 1 + round(1 / STEP)
+    assert min(memorized_sets.SEEDS) > SAMPLES + FRESH * doses + FewStepConfig().first_seed

@@ -63,6 +63,6 @@ def test_guidance_pulls_less_and_neither_the_model_nor_the_first_token_change(sa
 def test_one_of_both_is_recommended(untouched, blocked, moved, words):
     agreement = Agreement.of(torch.randn(4, *SHAPE), FewStepConfig(), KNOWN)
     curve = DoseCurve(DosePoint(UNTOUCHED, untouched, 12, 0.1), agreement)
-    curve = curve.with_point(DosePoint(Dose("found", {"a": (1,)}), blocked, 12, 0.9, 0.1), agreement, 96)
-    other = Adjusted(Condition(), DosePoint(UNTOUCHED, moved, 12, 0.9), 1300)
+    curve = curve.with_point(DosePoint(Dose("found", {"a": (1,)}), blocked, 44, 0.9, 0.1, 32), agreement, 96)
+    other = Adjusted(Condition(), DosePoint(UNTOUCHED, moved, 44, 0.9, fresh=32), 1300)
     assert recommended(curve, other).startswith(f"recommended: {words}")
