@@ -5,6 +5,7 @@ from __future__ import annotations
 from comfy_api.latest import io
 
 from ..engine.network.patches import as_text
+from .comfy.graph_files import files_before
 from .comfy.patches import patches_of
 from .comfy.progress import text_on
 
@@ -22,12 +23,15 @@ class ActivePatches(io.ComfyNode):
             description="Lists every change that is applied to a MODEL: LoRAs and other weight patches, blocked "
             "neurons, replaced sampling objects, attention patches, wrappers. The MODEL passes through "
             "unchanged.",
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.prompt],
             inputs=[io.Model.Input("model", tooltip="Any MODEL, from any chain of nodes.")],
             outputs=[
                 io.Model.Output(display_name="MODEL", tooltip="The same object, untouched."),
-                io.String.Output(display_name="report", tooltip="One line for each kind of patch."),
-                io.Int.Output(display_name="count", tooltip="How many lines; 0 is an unchanged checkpoint."),
+                io.String.Output(
+                    display_name="report",
+                    tooltip="One line for each kind of patch, then the files of the nodes before.",
+                ),
+                io.Int.Output(display_name="count", tooltip="How many kinds of patch; 0 is an unchanged checkpoint."),
             ],
             is_output_node=True,
         )
@@ -36,7 +40,8 @@ class ActivePatches(io.ComfyNode):
     def execute(cls, model: io.Model.Type) -> io.NodeOutput:
         """Read the patcher and write the list."""
         patches = patches_of(model)
-        text = as_text(patches, "MODEL")
+        files = files_before(cls.hidden, "model")
+        text = "\n".join([as_text(patches, "MODEL"), *(f"file: {line}" for line in files)])
         return io.NodeOutput(model, text, len(patches), ui=text_on(text))
 
 

@@ -100,9 +100,6 @@ async def _copies(driver, address, vue):
         for number in (0, 1, 0):
             await tab.evaluate(f"app.canvas.openSubgraph(hosts[{number}].subgraph, hosts[{number}])")
             await tab.settle()
-            if not seen:
-                await tab.evaluate("press(panel)")
-                await tab.settle()
             await tab.evaluate(VIEW)
             seen.append(await shows(tab, expected[number]))
             await tab.evaluate("app.canvas.setGraph(app.graph)")
@@ -135,7 +132,6 @@ async def _workflows(driver, address, vue):
     """A workflow, a copy of it that is loaded while the first is open, the first in another tab, and back."""
     async with driver.page(address) as tab, driver.page(address) as other:
         await tab.build(graph(copies=False), vue)
-        await tab.evaluate("press(panel)")
         (first,) = await ran(tab, address)
         seen = [await shows(tab, first)]
         data, saves = await tab.evaluate("[app.graph.serialize(), window.saves]")
