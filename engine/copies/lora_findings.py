@@ -339,7 +339,8 @@ def what_it_is(f: Findings) -> Sentence:
         return Sentence(topic, BAD, f"Not usable: {f.health_problem}", "Choose its base model, or another file.", rule)
     ranks = f"rank {file.ranks[0]}" if len(file.ranks) == 1 else f"ranks {file.ranks[0]} to {file.ranks[-1]}"
     kinds, base = " and ".join(sorted(f.facts.to_dict()["kinds"])), file.shaped_base or file.said_base
-    text = f"{kinds} of {len(file.entries)} layers, {ranks}, for {base or 'a base model that is not known'}."
+    layers = "1 layer" if len(file.entries) == 1 else f"{len(file.entries)} layers"
+    text = f"{kinds} of {layers}, {ranks}, for {base or 'a base model that is not known'}."
     text += "" if f.loadings else " Whether it loads was not tried."
     others = [f"{file.text_layers} layers of text encoders"] if file.text_layers else []
     others += file.dropped

@@ -30,12 +30,13 @@ def named_base(metadata: Mapping[str, str], settings: Mapping[str, object]) -> s
 def shaped_base(outers: Outers) -> str:
     """The base model by names, numbers of blocks and sizes (out, in) of layers; empty if none matches.
 
-    Several that cannot be told apart are joined by "or".
+    Several that cannot be told apart are joined by "or". Names of layers alone decide only where no family that has
+    them is known by its sizes.
     """
+    names = sized_bases(outers)
     fitting = families_of(tuple(outers))
-    names = sized_bases(outers) or [
-        family.name for family in fitting if not any(m.width or m.text for m in family.published)
-    ]
+    if not names and not any(model.width or model.text for family in fitting for model in family.published):
+        names = [family.name for family in fitting]
     return " or ".join(name for name in names if not any(name in other for other in names if other != name))
 
 

@@ -81,6 +81,7 @@ def test_copies_of_many_are_found_in_blocks_and_nothing_else():
         ("joint_blocks.0.x_block.attn.qkv", (4608, 1536), "Stable Diffusion 3 / 3.5 medium"),
         ("transformer_blocks.0.attn2.to_q", (1152, 1152), "PixArt"),
         (KEYS, (32, 33), ""),
+        ("double_blocks.0.img_attn.proj", (64, 64), ""),  # Chroma's names, and no width of theirs
     ],
 )
 def test_the_base_model_by_layers(tmp_path, path, sizes, base):
