@@ -20,7 +20,7 @@ from ...engine.settings.nemo_options import FewStepConfig
 from ..intervals import auroc, auroc_interval
 from ..portraits.avataaars import open_model
 from ..registry import ClaimResult, Table, arms, claim
-from . import copy_claims, held_out, lora_report_claims, photograph_copies, swept  # noqa: F401
+from . import copy_claims, held_out, lora_report_claims, swept  # noqa: F401
 from . import flow_claims as _flow  # noqa: F401  registers nemo.blocking.flow
 from .probed_model import (
     DETECT,
