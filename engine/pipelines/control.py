@@ -32,7 +32,6 @@ from ..diffusion.guidance import scale_for_size
 from ..diffusion.schedule import convention_of
 from ..errors import refuse
 from ..network.condition import Condition
-from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
 from .adapter import reads_sizes
@@ -140,7 +139,6 @@ class ControlConditionedPipeline(TaskPipeline):
         output_type: str = "pil",
         return_dict: bool = True,
         callback_on_step_end: StepEnd | None = None,
-        progress: Progress = silent,
         **embeds: torch.Tensor,
     ) -> ControlConditionedPipelineOutput:
         """Sample with time-weighted control (Berrada et al. 2024, Eq. 1) and two-way guidance (Eq. 2).
@@ -186,14 +184,11 @@ class ControlConditionedPipeline(TaskPipeline):
             grid = {"num_inference_steps": num_inference_steps} if sigmas is None else {"sigmas": sigmas}
             self.scheduler.set_timesteps(**grid, device=self._adapter.device)  # the noise's scale depends on it
             noise, extra = self._noise(count, size, noise_sources(seeds, generator, latents, count), latents, eta)
+            revise = revision(self, callback_on_step_end)
             with self.progress_bar(total=len(self.scheduler.timesteps)) as bar:
-
-                def both(step: int, total: int, preview: torch.Tensor | None = None) -> None:
-                    bar.update()
-                    progress(step, total, preview)
-
-                revise = revision(self, callback_on_step_end)
-                images, log = sampling.run(noise, self.scheduler, progress=both, revise=revise, **extra)
+                images, log = sampling.run(
+                    noise, self.scheduler, progress=lambda *_: bar.update(), revise=revise, **extra
+                )
             if output_type != "latent":
                 images = self._pictures(images, output_type)
         output: Any = ControlConditionedPipelineOutput(images, tuple(log))

@@ -34,7 +34,6 @@ from ..errors import refuse
 from ..families import family_of
 from ..io.hub import local_file
 from ..runtime.finite import require_finite
-from ..runtime.progress import Progress, silent
 from ..settings.sizes import check_sides
 from .adapter import Adapter
 from .conventions import Generators, noise_sources, refuse_arguments
@@ -190,7 +189,6 @@ class EMDOneStepPipeline(TaskPipeline):
         base: Denoiser | None = None,
         first: FirstSteps | None = None,
         output_type: str = "pil",
-        progress: Progress = silent,
     ) -> StableDiffusionPipelineOutput:
         """Pictures of a student of several steps, whose weights are loaded; the base may begin, which varies them.
 
@@ -211,7 +209,8 @@ class EMDOneStepPipeline(TaskPipeline):
             z = seeded_noise(seeds, shape).to(adapter.device)
             cond = adapter.condition(prompts, size)
             begin = None if base is None else Base(base, cond, first or FirstSteps())
-            x0 = few_steps(self._denoiser(), z, cond, sampling, seeds, begin, progress)
+            with self.progress_bar(total=len(sampling.timesteps)) as bar:
+                x0 = few_steps(self._denoiser(), z, cond, sampling, seeds, begin, lambda *_: bar.update())
             images = decoded(self, x0, output_type)
         return StableDiffusionPipelineOutput(images, None)
 

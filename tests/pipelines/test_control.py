@@ -181,9 +181,9 @@ def test_what_does_not_fit_is_refused(xl, portraits, pixart, tmp_path, no_hooks_
     with pytest.raises(VitrineError, match="unknown"):
         portraits(PROMPT, checkpoint=own, size_condition=SizeCondition(extra={"colour": 1.0}), **SHORT)
     with pytest.raises(RuntimeError, match="stop"):
-        ours(xl, progress=stop)
+        ours(xl, callback_on_step_end=stop)
     no_hooks_left(xl.unet, portraits.unet)
 
 
-def stop(step, total, preview):
+def stop(pipe, step, timestep, tensors):
     raise RuntimeError("stop")
