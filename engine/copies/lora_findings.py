@@ -356,10 +356,9 @@ def what_it_is(f: Findings) -> Sentence:
         spreads = "Retrain with a lower rate or in bfloat16; NaN spreads into every picture."
         advice = spreads if broken or others_broken else ""
         return Sentence(topic, BAD, text + where, advice or "Choose the base model that it was trained on.", rule)
-    layers = len(file.entries)
     kinds_of_fault = {"changes nothing": "are zero", "at the end of its number format": "end their number format"}
     notes = [
-        f"{len(f.health.broken(p))} of {layers} layers {word}."
+        f"{len(f.health.broken(p))} of {len(file.entries)} layers {word}."
         for p, word in kinds_of_fault.items()
         if f.health.broken(p)
     ]
