@@ -19,7 +19,9 @@ def files_before(hidden: Any, name: str) -> list[str]:
     """
     graph = getattr(hidden, "prompt", None) or {}
     here = graph.get(str(getattr(hidden, "unique_id", "")), {}).get("inputs", {})
-    waiting, seen, lines = [here.get(name)], set(), []
+    waiting: list[Any] = [here.get(name)]
+    seen: set[str] = set()
+    lines: list[str] = []
     while waiting:
         value = waiting.pop(0)
         if not (isinstance(value, list) and len(value) == 2) or str(value[0]) in seen:

@@ -9,8 +9,8 @@ const SAVER = "VitrineSaveW2WLora", GAP = 60;
 
 /** The node that saves this one's person: the connected one, else a new one beside it. */
 function saverOf(node) {
-  const graph = node.graph, out = node.outputs[0];
-  const known = (out.links ?? []).map((id) => graph.getNodeById(graph.getLink(id)?.target_id)).find((n) => n?.comfyClass === SAVER);
+  const graph = node.graph;
+  const known = node.getOutputNodes(0)?.find((n) => n.comfyClass === SAVER); // newer pages deprecate `links` of an output
   if (known) return known;
   const saver = LiteGraph.createNode(SAVER);
   saver.pos = [node.pos[0] + node.size[0] + GAP, node.pos[1]];
