@@ -27,9 +27,9 @@ def of_kind(*kinds):
 
 
 def compared(name, figure):
-    """A figure against the one of the page, where a difference may round otherwise."""
+    """A figure against the one of the page, where differences and shares of samples may round otherwise."""
     keep(name, figure)
-    written = known().get(name, {})
+    written = {k: pytest.approx(v, abs=0.01) if isinstance(v, float) else v for k, v in known().get(name, {}).items()}
     assert figure.get("difference", 0) <= LARGEST
     assert {**figure, "difference": 0} == {**written, "difference": 0}, "write the page: VITRINE_WRITE_DOCS=1"
 
