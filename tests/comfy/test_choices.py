@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import re
-from pathlib import Path
 
 from vitrine_tests.lanes import page_modes
 
@@ -25,20 +23,6 @@ def test_what_is_known_before_a_run(comfy):
         assert len(listed) > 20 and (folder == FLOW_WEIGHTS or listed == list(sites_of(load_portraits().unet)))
     for unknown in ({"node": "999"}, {"space_file": "gone"}, {"shipped": "gone"}, {}):
         assert choices(unknown) is None
-
-
-TABLE = re.compile(r"^  (Vitrine\w+): \{ (.*) \},$", re.M)
-FIELD = re.compile(r"(\w+): (?:LABELS|\{[^}]*\})")
-
-
-def test_every_field_of_the_scripts_table_is_an_input_of_its_node(comfy):
-    """A field that the page does not find stays a plain text, and nothing says so."""
-    script = (Path(__file__).parents[2] / "nodes" / "web" / "choices.js").read_text(encoding="utf-8")
-    table = {node: set(FIELD.findall(fields)) for node, fields in TABLE.findall(script)}
-    assert len(table) == 6 and sum(map(len, table.values())) == 10
-    for node, fields in table.items():
-        inputs = {i.id for i in comfy.nodes.NODE_CLASS_MAPPINGS[node].define_schema().inputs}
-        assert fields <= inputs, node
 
 
 def test_a_node_that_ran_is_known(comfy):
