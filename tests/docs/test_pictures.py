@@ -10,12 +10,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 Image = pytest.importorskip("PIL.Image")
+BESIDE = ("sheets", "thumbnail_drawings", "thumbnail_parts")
+"""Modules in docs/ that its commands import."""
 
 
 def command(name):
     """docs/NAME.py as a module, which finds those beside it."""
-    if name != "sheets" and "sheets" not in sys.modules:
-        command("sheets")
+    for other in {"make_thumbnails": BESIDE}.get(name, BESIDE[:1]):
+        if other != name and other not in sys.modules:
+            command(other)
     spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
