@@ -36,6 +36,17 @@ def input_of(config: type[Options], name: str, id: str | None = None, **changes:
     return made
 
 
+def with_values(id: str, choices: Sequence[str], below: Mapping[str, Sequence[Any]], **changes: Any) -> Any:
+    """A choice, some of whose options have inputs of their own: the page shows those of the option that is chosen.
+
+    Args:
+        choices: the first is the default.
+        below: option -> its inputs, ``id.name`` in a prompt. ``execute`` is given ``{id: option, name: value, ...}``.
+    """
+    options = [io.DynamicCombo.Option(choice, list(below.get(choice, ()))) for choice in choices]
+    return io.DynamicCombo.Input(id, options=options, **changes)
+
+
 def settings_from(config: type[O], values: Mapping[str, Any], **others: Any) -> O:
     """The settings with those of a node's values that the class has; an option's ``unset`` becomes None."""
     return config(**values_of(config, values) | others)

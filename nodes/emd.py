@@ -44,7 +44,7 @@ from .comfy.model import backbone_of, blank_latents, denoiser_of, latent_of, pic
 from .comfy.pictures import as_pictures
 from .comfy.progress import progress, text_on
 from .comfy.saved import in_the_list, stamp
-from .config_inputs import input_of, inputs_of, settings_from
+from .config_inputs import input_of, inputs_of, settings_from, with_values
 from .sockets import under_advanced
 
 CATEGORY = "Vitrine/few-step students"
@@ -54,11 +54,12 @@ _SEVERAL = {name: s for name, s in STUDENTS.items() if len(s.timesteps) > 1}
 """Published students of several steps."""
 
 
-def _contract(choice: str, student: str, timestep: float, noise: str) -> StudentPreset:
+def _contract(choice: str, student: str, manual: dict[str, Any]) -> StudentPreset:
+    """``manual``: the values that stand below that choice."""
     if choice == _AUTO:
         preset = preset_in(student)
     elif choice == _MANUAL:
-        preset = StudentPreset(timestep=timestep, noise=noise)
+        preset = settings_from(StudentPreset, manual)
     else:
         preset = ONE_STEP[choice]
     # ComfyUI's own sampling class turns every prediction into x0; what is not the base's is given to it
@@ -86,7 +87,7 @@ class EMDOneStepGenerator(io.ComfyNode):
             description="Runs a one-step student as it was trained: one network call a picture, no negative prompt, "
             "and its own noise convention (EMD, DMD2, SiD, SwiftBrush, Turbo, Hyper, LCM). Students of two to "
             "eight steps run at the levels they were distilled for, and the base can begin, for variety.",
-            inputs=under_advanced(("timestep", "noise", "base_steps", "replaces"), [
+            inputs=under_advanced(("base_steps", "replaces"), [
                 io.Model.Input("model", tooltip="The student, or its base model when a student file is chosen."),
                 io.Conditioning.Input("positive", tooltip="One plain prompt."),
                 io.Latent.Input("latent", tooltip="Gives size and batch only; its content is not used."),
@@ -97,12 +98,12 @@ class EMDOneStepGenerator(io.ComfyNode):
                     "student", options=student_files(), default=usual_student(),
                     tooltip="A student LoRA to apply at strength 1, or none if MODEL is the student already.",
                 ),
-                io.Combo.Input(
-                    "preset", options=[_AUTO, *ONE_STEP, *_SEVERAL, _MANUAL], default=_AUTO,
+                with_values(
+                    "preset", [_AUTO, *ONE_STEP, *_SEVERAL, _MANUAL],
+                    {_MANUAL: inputs_of(StudentPreset, "timestep", "noise")},
                     tooltip="auto reads the student file's header, or knows it by its name; a preset knows a published "
                     "student; manual takes the two values below.",
                 ),
-                *inputs_of(StudentPreset, "timestep", "noise"),
                 io.Model.Input(
                     "base", optional=True,
                     tooltip="The model a student of several steps was distilled from: it takes the first step, "
@@ -145,16 +146,15 @@ class EMDOneStepGenerator(io.ComfyNode):
         latent: dict,
         seed: int,
         student: str,
-        preset: str,
-        timestep: float,
-        noise: str,
+        preset: dict[str, Any],
         base: Any = None,
         base_steps: int = 1,
         replaces: int = 1,
     ) -> io.NodeOutput:
         """``one_step`` or ``few_steps`` on seeded noise."""
-        several = _sampling(preset, student)
-        contract = StudentPreset() if several else _contract(preset, student, timestep, noise)
+        choice = preset["preset"]
+        several = _sampling(choice, student)
+        contract = StudentPreset() if several else _contract(choice, student, preset)
         if several is None:
             check_network(contract, backbone_of(model))
             if base is not None:

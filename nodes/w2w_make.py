@@ -35,9 +35,11 @@ from .comfy.conditioning import condition_of
 from .comfy.model import allow_gradients, denoiser_of, differentiable, encode, encode_samples
 from .comfy.pictures import as_masks, as_pictures
 from .comfy.progress import progress, text_on
-from .config_inputs import input_of, inputs_of, settings_from
+from .config_inputs import input_of, inputs_of, settings_from, values_of, with_values
 from .sockets import W2WModelSocket, W2WSpaceSocket, under_advanced
 from .w2w import CATEGORY, SPACE
+
+_CUSTOM = "custom"
 
 
 class BuildSpace(io.ComfyNode):
@@ -166,18 +168,22 @@ class W2WInvert(io.ComfyNode):
                         "keeps the background out. Interrupting keeps the best so far; the same inputs, seed included, "
                         "resume there.",
             hidden=[io.Hidden.unique_id],
-            inputs=under_advanced(("lr", "batch", "components", "prior", "together", "posterior"), [
+            inputs=under_advanced(("together", "posterior"), [
                 io.Model.Input("model", tooltip="The base model the space was made for."),
                 io.Vae.Input("vae", tooltip="Its VAE."),
                 io.Conditioning.Input("positive", tooltip="The prompt the LoRAs were trained with: sks person."),
                 SPACE,
                 io.Image.Input("image", tooltip="One picture; of a batch each becomes a model, unless together."),
-                io.Combo.Input("preset", options=["photo", "out_of_distribution", "quick", "custom"], default="quick",
-                               tooltip="photo, out_of_distribution: the paper's. quick: fewer steps, larger batches. "
-                               "custom takes the values below."),
-                *inputs_of(InvertConfig, "steps", "lr"),
-                input_of(InvertConfig, "batch", default=4),
-                *inputs_of(InvertConfig, "components", "prior"),
+                with_values(
+                    "preset", ["quick", "photo", "out_of_distribution", _CUSTOM],
+                    {_CUSTOM: [
+                        *inputs_of(InvertConfig, "steps", "lr"),
+                        input_of(InvertConfig, "batch", default=4),
+                        *inputs_of(InvertConfig, "components", "prior"),
+                    ]},
+                    tooltip="photo, out_of_distribution: the paper's. quick: fewer steps, larger batches. "
+                            "custom takes the values below.",
+                ),
                 input_of(InvertConfig, "seed", control_after_generate=True),
                 io.Mask.Input("mask", optional=True, tooltip="White where the subject is; same size as the picture."),
                 *inputs_of(InvertConfig, "together", "posterior", optional=True),
@@ -199,15 +205,17 @@ class W2WInvert(io.ComfyNode):
         positive: list,
         space: Space,
         image: torch.Tensor,
-        preset: str,
+        preset: dict[str, Any],
         mask: torch.Tensor | None = None,
         **options: Any,
     ) -> io.NodeOutput:
         """``invert_below`` outside inference mode: the same inputs go on where they were stopped."""
-        config = settings_from(InvertConfig, options, antithetic=options["batch"] > 1)
-        if preset != "custom":
-            asked = {name: getattr(config, name) for name in ("seed", "together", "posterior")}
-            config = replace(named_preset(preset), **asked)
+        choice = preset["preset"]
+        if choice == _CUSTOM:
+            config = settings_from(InvertConfig, preset, antithetic=preset["batch"] > 1)
+        else:
+            config = named_preset(choice)
+        config = replace(config, **values_of(InvertConfig, options))
         image = as_pictures(image)
         mask = None if mask is None else as_masks(mask, image)
         latents = encode(model, vae, image)
@@ -234,7 +242,7 @@ class W2WInvert(io.ComfyNode):
                     best.save(saved.folder(comfy_w2w.FOLDER) / "interrupted.w2wmodel.safetensors")
                 raise
         inverted = W2WModel(
-            inversion.coefficients, space.identity, ({"invert": {"steps": inversion.steps, "preset": preset}},)
+            inversion.coefficients, space.identity, ({"invert": {"steps": inversion.steps, "preset": choice}},)
         )
         first, last = inversion.losses[0][1][0], min(row[0] for _, row in inversion.losses)
         text = f"{inversion.steps} steps: held-out loss {first:.4f} -> {last:.4f}\n"

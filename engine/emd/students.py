@@ -49,7 +49,7 @@ class StudentPreset(Options):
     timestep: Annotated[
         float,
         Option(
-            "Manual: the one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
+            "The one network timestep of the student (999 for most, 399 DMD2 SDXL, 625 SiD-LSG).",
             ge=0,
             le=1000,
             step=1,
@@ -66,7 +66,7 @@ class StudentPreset(Options):
     noise: Annotated[
         str,
         Option(
-            "Manual: the noise the network starts from. unit: full strength (DMD2, LCM, "
+            "The noise the network starts from. unit: full strength (DMD2, LCM, "
             "SwiftBrush). vp: as strong as in a picture noised to that timestep (SiD-LSG).",
             choices=CONVENTIONS,
             remedy="DMD2, LCM and Vitrine's students are unit, SiD-LSG is vp",

@@ -72,20 +72,23 @@ def modules_in(network: nn.Module) -> Iterator[nn.Module]:
             stack.extend(child for child in reversed(children_of(module).values()) if child is not None)
 
 
-def has_attribute_below(network: nn.Module, names: tuple[str, str]) -> bool:
-    """Whether the network or a module below has an attribute of one of two names of its own: a plain loop, for use
-    before each forward."""
+def replaces_forward_below(network: nn.Module, names: tuple[str, str]) -> bool:
+    """Whether the network or a module below has a forward of its own and with it an attribute of one of two names.
+
+    A plain loop, for use before each forward: libraries' hooks come with such a forward, so that one look tells of
+    nearly all modules that there is none.
+    """
     first, second = names
-    stack: list[nn.Module | None] = [network]
-    while stack:
-        module = stack.pop()
+    modules: list[nn.Module | None] = [network]
+    for module in modules:  # which grows meanwhile
         if module is None:  # a layer that was taken out
             continue
         own = module.__dict__
-        if first in own or second in own:
+        if "forward" in own and (first in own or second in own):
             return True
-        if own["_modules"]:
-            stack.extend(own["_modules"].values())
+        children = own["_modules"]
+        if children:
+            modules += children.values()
     return False
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import refuse
 from . import compat_accelerate as accelerate
 from . import compat_diffusers as diffusers
-from .compat_torch import has_attribute_below, modules_in, uncompiled
+from .compat_torch import modules_in, replaces_forward_below, uncompiled
 from .stored_weights import is_packed, shape_of
 
 HOOKED = (accelerate.HOOK, diffusers.HOOK)
@@ -33,7 +33,7 @@ def placement_of(module: nn.Module) -> tuple[torch.device, torch.dtype]:
     plain = uncompiled(module)
     kept = getattr(type(plain), "_keep_in_fp32_modules", ())  # () for other modules than models
     tensor = next((t for tensors in (module.parameters(), module.buffers()) for t in tensors), None)
-    if tensor is None or kept == () or has_attribute_below(plain, HOOKED):
+    if tensor is None or kept == () or replaces_forward_below(plain, HOOKED):
         return device_of(module), dtype_of(module)
     known = _first_weight_dtype(plain, kept or ())
     return tensor.device, dtype_of(module) if known is None else _wide_enough(known)
@@ -71,7 +71,7 @@ def _first_dtype(module: nn.Module) -> torch.dtype | None:
     """What diffusers' ``model.dtype`` finds where nothing is hooked, without its walk through all modules."""
     module = uncompiled(module)
     kept = getattr(type(module), "_keep_in_fp32_modules", ())  # () for other modules than models
-    if kept == () or has_attribute_below(module, HOOKED):
+    if kept == () or replaces_forward_below(module, HOOKED):
         return None
     return _first_weight_dtype(module, kept or ())
 

@@ -233,16 +233,16 @@ class InvertConfig(Options):
     components: Annotated[
         int | None,
         Option(
-            "custom: how many, from the first.",
+            "How many, from the first.",
             ge=1,
             top=100_000,
             unset=0,
             unset_doc="all of them",
         ),
     ] = None
-    steps: Annotated[int, Option("custom: Adam steps.", ge=1, top=10_000)] = 400
-    lr: Annotated[float, Option("custom: learning rate.", gt=0, bottom=1e-4, top=10, step=0.01)] = 0.1
-    batch: Annotated[int, Option("custom: noise levels a step.", ge=1, top=64, details="One in the paper.")] = 1
+    steps: Annotated[int, Option("Adam steps.", ge=1, top=10_000)] = 400
+    lr: Annotated[float, Option("Learning rate.", gt=0, bottom=1e-4, top=10, step=0.01)] = 0.1
+    batch: Annotated[int, Option("Noise levels a step.", ge=1, top=64, details="One in the paper.")] = 1
     weight_decay: Annotated[
         float,
         Option(
@@ -255,7 +255,7 @@ class InvertConfig(Options):
     prior: Annotated[
         float,
         Option(
-            "custom: pull towards the mean model; for drawings or hidden faces try 0.001.",
+            "Pull towards the mean model; for drawings or hidden faces try 0.001.",
             ge=0,
             top=1,
             step=0.0001,

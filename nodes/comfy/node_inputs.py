@@ -49,11 +49,17 @@ def _schema_inputs(node: Any) -> dict[str, Any]:
 
 def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
     """Checks what a node is given, by the inputs of its schema; what is not given has its default."""
-    for name, entry in _schema_inputs(node).items():
+    _check_entries(node, _schema_inputs(node), values)
+
+
+def _check_entries(node: Any, entries: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    for name, entry in entries.items():
         if name not in values:
             continue
         value, kind = values[name], entry.io_type
-        if value is None:
+        if isinstance(entry, io.DynamicCombo.Input):
+            _check_below(node, name, value, entry)
+        elif value is None:
             if not entry.optional:
                 raise refuse(
                     name,
@@ -67,6 +73,19 @@ def check_inputs(node: Any, values: Mapping[str, Any]) -> None:
             _check_choice(node, name, value, entry)
         elif kind in _KINDS and not isinstance(value, _KINDS[kind][0]):
             raise refuse(name, f"{value!r:.60} ({type(value).__name__})", _KINDS[kind][1], "connect another output")
+
+
+def _check_below(node: Any, name: str, value: Any, entry: Any) -> None:
+    """A choice with inputs of its own, which ComfyUI hands on as a dictionary."""
+    choice = value.get(name) if isinstance(value, dict) else value
+    below = next((option.inputs for option in entry.options if option.key == choice), None)
+    if below is None or not isinstance(value, dict):
+        accepted = ", ".join(option.key for option in entry.options)
+        raise refuse(name, f"{choice!r:.80}", accepted, "choose one on the node")
+    missing = [each.id for each in below if each.id not in value and not each.optional]
+    if missing:
+        raise refuse(name, f"{choice} without {', '.join(missing)}", "a number for each", "choose it anew on the node")
+    _check_entries(node, {each.id: each for each in below}, value)
 
 
 def _check_number(name: str, value: Any, entry: Any, whole: bool) -> None:

@@ -44,7 +44,7 @@ def inputs_of(comfy, node_id, known):
     values = {}
     for number, entry in enumerate(comfy.nodes.NODE_CLASS_MAPPINGS[node_id].define_schema().inputs):
         kind, optional = entry.get_io_type(), getattr(entry, "optional", False)
-        options = list(getattr(entry, "options", None) or [])
+        options = [getattr(option, "key", option) for option in getattr(entry, "options", None) or []]
         if entry.id in known:
             values[entry.id] = known[entry.id]
         elif kind in known and not (optional and kind == "MODEL"):

@@ -87,8 +87,25 @@ class Comfy:
 
     def call(self, node_id, **inputs):
         """Execute one node class as the executor does, in inference mode; returns its outputs."""
+        node = self.nodes.NODE_CLASS_MAPPINGS[node_id]
         with torch.inference_mode():
-            return self.nodes.NODE_CLASS_MAPPINGS[node_id].execute(**inputs).result
+            return node.execute(**with_choices(node, inputs)).result
+
+
+def with_choices(node, inputs):
+    """The inputs, with those that stand below a choice in its dictionary, as the executor hands them on."""
+    schema = node.define_schema() if hasattr(node, "define_schema") else None
+    nested = dict(inputs)
+    for entry in schema.inputs if schema else ():
+        if entry.io_type != "COMFY_DYNAMICCOMBO_V3":
+            continue
+        key = nested.get(entry.id, entry.options[0].key)
+        if isinstance(key, dict):
+            continue
+        below = {i.id: nested.pop(i.id, i.default) for option in entry.options for i in option.inputs}
+        chosen = next((option.inputs for option in entry.options if option.key == key), ())
+        nested[entry.id] = {entry.id: key, **{i.id: below[i.id] for i in chosen}}
+    return nested
 
 
 MODULES = {"pyyaml": "yaml", "pillow": "PIL"}

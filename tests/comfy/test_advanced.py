@@ -36,9 +36,18 @@ def schemas(comfy):
 
 
 def widgets(schema):
+    return [entry for _, entry in named_widgets(schema)]
+
+
+def named_widgets(schema):
+    """(name on the page, input) of each, those below a choice after it."""
     from comfy_api.latest import io
 
-    return [entry for entry in schema.inputs if isinstance(entry, io.WidgetInput)]
+    for entry in schema.inputs:
+        if isinstance(entry, (io.WidgetInput, io.DynamicCombo.Input)):
+            yield entry.id, entry
+        for option in getattr(entry, "options", None) or ():
+            yield from ((f"{entry.id}.{below.id}", below) for below in getattr(option, "inputs", ()))
 
 
 def test_a_node_of_many_widgets_shows_fewer(schemas):
@@ -77,7 +86,7 @@ def test_saved_graphs_find_every_widget_in_its_place(schemas):
         for node in page["nodes"] + inside:
             if node["type"] in schemas:
                 saved = [i["name"] for i in node["inputs"] if "widget" in i]
-                now = [entry.id for entry in widgets(schemas[node["type"]])]
+                now = [name for name, _ in named_widgets(schemas[node["type"]])]
                 assert [name for name in now if name in saved] == saved, (path.stem, node["type"])
                 seen.add(node["type"])
     assert len(seen) >= 40

@@ -107,7 +107,7 @@ def test_the_node_that_needs_it_says_so(comfy, reloaded, monkeypatch):
     monkeypatch.delattr(core.samplers, "calc_cond_batch")
     monkeypatch.delattr(core.sample, "prepare_noise")
     nodes, _ = reloaded()
-    told = {"student": "(the model is the student)", "preset": "manual", "timestep": 999.0, "noise": "unit"}
+    told = {"student": "(the model is the student)", "preset": {"preset": "manual", "timestep": 999.0, "noise": "unit"}}
     one = {"model": model, "positive": [[torch.zeros(1, 77, 64), {}]], "seed": 1}
     latent = {"samples": torch.zeros(1, 4, 16, 16)}
     with pytest.raises(VitrineError, match=r"without comfy\.samplers\.calc_cond_batch"):

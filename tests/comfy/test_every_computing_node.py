@@ -12,6 +12,7 @@ import pytest
 import torch
 from vitrine.engine.nemo import NeuronSet
 from vitrine_tests.comfy import any_node
+from vitrine_tests.comfy.conftest import with_choices
 from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, xl_twins
 from vitrine_tests.comfy.guided_graphs import VALUES
 from vitrine_tests.comfy.test_encode_then_load import CAPTIONS, FEW, LATENT, adapter, encoded
@@ -94,7 +95,8 @@ def asked_of(comfy, node_id, parts, model):
 
 def output_of(comfy, node_id, asked):
     with torch.inference_mode():
-        return comfy.nodes.NODE_CLASS_MAPPINGS[node_id].execute(**asked)
+        node = comfy.nodes.NODE_CLASS_MAPPINGS[node_id]
+        return node.execute(**with_choices(node, asked))
 
 
 def numbers(output):

@@ -38,7 +38,14 @@ SHORTER = {
     "EmptyLatentImage": {"width": 64, "height": 64},
     "CLIPTextEncode": {"text": "a smiling face"},
     "VitrineEMDDistill": {"steps": 1, "batch": 1, "K": 1},
-    "VitrineW2WInvert": {"preset": "custom", "steps": 2},
+    "VitrineW2WInvert": {
+        "preset": "custom",
+        "preset.steps": 2,
+        "preset.lr": 0.1,
+        "preset.batch": 1,
+        "preset.components": 0,
+        "preset.prior": 0.0,
+    },
     "VitrineTrainW2WSlider": {"steps": 2},
     "VitrineNEMOCalibrate": {"prompts": "a face\na hat\na beard\na cap"},
     "VitrineNEMOCopyCheck": {"seeds": 2, "steps": 2, "prompts": "a face"},
@@ -78,6 +85,8 @@ class Wired:
                 inputs[name] = [self.add(source[0]), source[1]]
             elif isinstance(socket, list):
                 inputs[name] = settings.get("default", socket[0])
+            elif socket == "COMFY_DYNAMICCOMBO_V3":
+                inputs[name] = settings["options"][0]["key"]
             elif socket == "COMBO":
                 inputs[name] = settings.get("default") or settings["options"][0]
             elif "default" in settings or socket == "STRING":

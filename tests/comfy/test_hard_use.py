@@ -108,8 +108,6 @@ def small(seed, kind, size=64):
                 "seed": seed,
                 "preset": "auto",
                 "student": "vitrine/vitrine-portraits-emd-student.safetensors",
-                "timestep": 999.0,
-                "noise": "unit",
             },
         )
     else:

@@ -38,8 +38,7 @@ def graph(edit, released=False):
         "7": ("VitrineApplyW2WModel", {"model": ["1", 0], "space": ["4", 0], "w2w_model": ["6", 0], "strength": 1.0,
                                        "start_timestep": 1000.0}),
         "8": ("VitrineEMDOneStepGenerator", {"model": ["7", 0], "positive": ["2", 0], "latent": ["3", 0], "seed": SEED,
-                                             "student": STUDENT, "preset": "auto", "timestep": 999.0,
-                                             "noise": "unit"}),
+                                             "student": STUDENT, "preset": "auto"}),
         "9": ("VAEDecode", {"samples": ["8", 0], "vae": ["1", 2]}),
         "10": ("SaveImage", {"images": ["9", 0], "filename_prefix": "people"}),
     }  # fmt: skip
@@ -100,8 +99,6 @@ def by_nodes(comfy, space, edited, released=False):
             seed=SEED,
             student=STUDENT,
             preset="auto",
-            timestep=999.0,
-            noise="unit",
         )[0]
     with torch.inference_mode():
         return vae.decode(latent["samples"]), (model, positive, negative, vae)

@@ -45,7 +45,9 @@ class Scene:
         given = {}
         for i in schema.inputs:
             default = getattr(i, "default", None)
-            options = getattr(i, "options", None)
+            options = [
+                o for o in getattr(i, "options", None) or () if isinstance(o, str)
+            ]  # others begin with the first
             if not i.optional and (default is not None or options):
                 given[i.id] = options[0] if default is None else default
         return self.comfy.call(node_id, **given | inputs)

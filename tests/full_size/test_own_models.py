@@ -73,7 +73,7 @@ def made_small(graph, family):
         few_lines = {k: "\n".join(v.splitlines()[:4]) for k, v in inputs.items() if isinstance(v, str)}
         inputs.update({k: few_lines[k] for k in ("prompts", "ordinary") if k in few_lines})
         if node["class_type"] == "VitrineW2WInvert":
-            inputs["steps"] = 1
+            inputs["preset.steps"] = 1
         if node["class_type"] == "VitrineNEMOFindNeurons":
             inputs.update(share=0.001, mode="fast")  # what random weights copy hangs on thousands of neurons
         if node["class_type"] == "VitrineRankActivations":

@@ -56,8 +56,8 @@ def test_a_hook_that_is_added_between_forwards_is_seen_on_an_inner_module():
 
 def test_modules_are_walked_through_once_before_a_forward(monkeypatch):
     net, walks = models.unet(), []
-    walk = placement.has_attribute_below
-    monkeypatch.setattr(placement, "has_attribute_below", lambda *args: walks.append(args) or walk(*args))
+    walk = placement.replaces_forward_below
+    monkeypatch.setattr(placement, "replaces_forward_below", lambda *args: walks.append(args) or walk(*args))
     monkeypatch.setattr(placement, "modules_in", lambda module: pytest.fail("a second walk"))
     monkeypatch.setattr(type(net), "modules", lambda module: pytest.fail("a second walk"))
     cond = Condition(torch.zeros(1, 7, net.config.cross_attention_dim))
