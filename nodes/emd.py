@@ -134,8 +134,8 @@ class EMDOneStepGenerator(io.ComfyNode):
         return student_stamp(student)
 
     @classmethod
-    def validate_inputs(cls, student: str | None = None) -> bool | str:
-        """What to put where, said on the node while the rest of the graph runs."""
+    def validate_inputs(cls, student: str | None = None, preset: Any = None) -> bool | str:
+        """What to put where, said on the node while the rest of the graph runs; ComfyUI hands on choices always."""
         return student is None or in_the_list("student", student, student_files())
 
     @classmethod

@@ -10,13 +10,14 @@ Nodes = SimpleNamespace
 
 
 class Graph:
-    """Inputs of a graph's nodes by id; a link reads as the node it comes from."""
+    """Inputs of a graph's nodes by id; a link reads as the node it comes from, ``preset.steps`` as ``steps``."""
 
     def __init__(self, nodes):
         self.nodes = nodes
 
     def __call__(self, node_id):
-        return Nodes(**self.nodes[str(node_id)]["inputs"])
+        inputs = self.nodes[str(node_id)]["inputs"]
+        return Nodes(**{name.rpartition(".")[2]: value for name, value in inputs.items()})
 
     def text(self, link):
         return self(link[0]).text
