@@ -154,6 +154,6 @@ async def _folded(driver, address, vue):
 
 
 @page_modes("classic")
-def test_an_advanced_input_is_seen_on_the_box_and_reaches_the_node(driver, address, vue):
+def test_a_promoted_receptive_field_reaches_the_node(driver, address, vue):
     fields, values, faults = asyncio.run(_folded(driver, address, vue))
     assert fields == [["receptive_field"]] * 2 and values == ["dilate"] * 2 and not faults
