@@ -1,7 +1,7 @@
 // What Nodes 2.0 hides behind "Show advanced inputs" is folded in the classic page too, behind a button of that name.
 // Hidden values are saved and sent as ever; an input that a link feeds is always seen.
 import { app } from "../../scripts/app.js";
-import { chain, linked, makesRoom } from "./panel.js";
+import { beforeLinked, chain, linked, makesRoom } from "./panel.js";
 import { t } from "./words.js";
 
 const ALWAYS = "Comfy.Node.AlwaysShowAdvancedWidgets"; // a setting of the page
@@ -42,6 +42,7 @@ app.registerExtension({
     const before = node.computeSize()[1];
     fold(node, button);
     node.setSize([node.size[0], node.size[1] + node.computeSize()[1] - before]);
+    beforeLinked(node, (widget) => { widget.hidden = false; });
     for (const hook of ["onConfigure", "onConnectionsChange"]) chain(node, hook, () => node.graph && fold(node, button));
   },
 });

@@ -2,6 +2,7 @@
 // The text field "points" stays the value, in both pages; without this file it is typed.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
+import { fieldOf } from "./requests.js";
 import { t } from "./words.js";
 
 const GRAB = 9, EDGE = 14, LEFT = 30, LOW = 42; // pixels on the screen; below and left stand the scales
@@ -151,9 +152,9 @@ function openCurve(node, text) {
 app.registerExtension({
   name: "vitrine.curve",
   nodeCreated(node) {
-    const text = node.comfyClass === "VitrineApplyGammaSchedule" && node.widgets?.find((w) => w.name === "points");
-    if (!text) return;
-    const panel = foldable(node, t("edit the curve"), () => openCurve(node, text));
-    chain(text, "callback", panel.later);
+    const widget = node.comfyClass === "VitrineApplyGammaSchedule" && node.widgets?.find((w) => w.name === "points");
+    if (!widget) return;
+    const panel = foldable(node, t("edit the curve"), () => openCurve(node, fieldOf(node, "points")));
+    chain(widget, "callback", panel.later);
   },
 });

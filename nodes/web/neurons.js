@@ -2,7 +2,7 @@
 // there, or a second click, leaves it alone or blocks it again. The text field "spared" stays the value.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, foldable, styled, THEME, undoStep } from "./panel.js";
-import { ask, executionId, whenStateMayDiffer } from "./requests.js";
+import { ask, executionId, fieldOf, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const COLOURS = { blocked: "#ffb224", spared: "#5b5b5b" };
@@ -141,10 +141,10 @@ function openBrowser(node, text) {
 app.registerExtension({
   name: "vitrine.neurons",
   nodeCreated(node) {
-    const text = node.comfyClass === "VitrineNEMONeuronBlocker" && node.widgets?.find((w) => w.name === "spared");
-    if (!text) return;
-    const panel = foldable(node, t("neurons by layer"), () => openBrowser(node, text));
-    chain(text, "callback", panel.later);
+    const widget = node.comfyClass === "VitrineNEMONeuronBlocker" && node.widgets?.find((w) => w.name === "spared");
+    if (!widget) return;
+    const panel = foldable(node, t("neurons by layer"), () => openBrowser(node, fieldOf(node, "spared")));
+    chain(widget, "callback", panel.later);
     chain(node, "onExecuted", () => panel.later(RAN));
   },
 });

@@ -44,6 +44,14 @@ export const linked = (node, name) => {
   return at >= 0 && !!node.isInputConnected?.(at);
 };
 
+/** Do ``show`` with a widget that is about to be linked: a subgraph's box copies how it looks just then. */
+export function beforeLinked(node, show) {
+  chain(node, "onConnectInput", (slot) => {
+    const name = node.inputs[slot]?.widget?.name, widget = name && node.widgets?.find((w) => w.name === name);
+    if (widget) show(widget);
+  });
+}
+
 /** Nodes 2.0 reads a widget's options when the list of widgets changes. */
 export function reread(node, widget) {
   const at = node.widgets.indexOf(widget);

@@ -3,7 +3,7 @@
 // The text fields stay the value (labels, strengths, "more", "map_position"); this only reads and writes them.
 import { app } from "../../scripts/app.js";
 import { addPanel, chain, colour, foldable, styled, THEME, undoStep } from "./panel.js";
-import { ask, executionId, whenStateMayDiffer } from "./requests.js";
+import { ask, executionId, fieldOf, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PAIRS = [1, 2, 3, 4];
@@ -41,7 +41,7 @@ function shade(slider, reach) {
 
 /** Reads and writes the node's own widgets. */
 export function fieldsOf(node) {
-  const widget = (name) => node.widgets.find((w) => w.name === name);
+  const widget = (name) => fieldOf(node, name);
   const read = (name) => widget(name)?.value ?? "";
   const write = (name, value) => {
     const w = widget(name);

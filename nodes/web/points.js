@@ -3,7 +3,7 @@
 import { app } from "../../scripts/app.js";
 import { api } from "../../scripts/api.js";
 import { addPanel, chain, colour, foldable, linked, styled, THEME, undoStep } from "./panel.js";
-import { ask, executionId, whenStateMayDiffer } from "./requests.js";
+import { ask, executionId, fieldOf, whenStateMayDiffer } from "./requests.js";
 import { t } from "./words.js";
 
 const PICKERS = {
@@ -74,7 +74,7 @@ function pictureOf(node, input) {
   const before = node.graph ? node.getInputNode(node.inputs.findIndex((i) => i.name === input)) : null;
   const drawn = before && node.graph === app.graph && app.nodeOutputs?.[before.id]?.images?.[0];
   if (drawn) return show(drawn);
-  const file = before?.comfyClass === "LoadImage" && before.widgets?.find((w) => w.name === "image")?.value;
+  const file = before?.comfyClass === "LoadImage" && fieldOf(before, "image")?.value;
   if (file) {
     const parts = String(file).replace(/ \[\w+\]$/, "").split("/");
     return show({ filename: parts.pop(), subfolder: parts.join("/"), type: /\[(\w+)\]$/.exec(file)?.[1] ?? "input" });
@@ -294,10 +294,10 @@ app.registerExtension({
   name: "vitrine.points",
   nodeCreated(node) {
     const settings = PICKERS[node.comfyClass];
-    const text = settings && node.widgets?.find((w) => w.name === "points");
-    if (!text) return;
-    const panel = foldable(node, t("points on the picture"), (byHand, inRoom) => openPicker(node, text, settings, inRoom));
-    chain(text, "callback", panel.later);
+    const widget = settings && node.widgets?.find((w) => w.name === "points");
+    if (!widget) return;
+    const panel = foldable(node, t("points on the picture"), (byHand, inRoom) => openPicker(node, fieldOf(node, "points"), settings, inRoom));
+    chain(widget, "callback", panel.later);
     chain(node, "onConnectionsChange", panel.later);
     chain(node, "onExecuted", () => panel.later(RAN));
   },

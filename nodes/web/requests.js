@@ -26,6 +26,32 @@ export function executionId(node) {
   return ids.join(":");
 }
 
+const BOX_INPUTS = -10; // where links in a subgraph come from its box
+
+/** The widget that a run takes an input's value from: the box's, where the input is promoted to a subgraph's box. */
+function widgetThatCounts(node, name) {
+  const own = node.widgets?.find((w) => w.name === name), input = node.inputs?.find((i) => i.widget?.name === name);
+  const link = input?.link == null ? null : node.graph?.getLink(input.link);
+  if (Number(link?.origin_id) !== BOX_INPUTS) return own;
+  const host = hostOf(node.graph), outside = host?.inputs[link.origin_slot]?.widget;
+  return (outside && widgetThatCounts(host, outside.name)) ?? own;
+}
+
+/** A field as a panel reads and writes it, wherever its value is; null if the node has none. */
+export function fieldOf(node, name) {
+  const own = () => node.widgets?.find((w) => w.name === name);
+  if (!own()) return null;
+  return {
+    get value() { return widgetThatCounts(node, name).value; },
+    set value(value) { widgetThatCounts(node, name).value = value; },
+    callback(...values) {
+      const counts = widgetThatCounts(node, name);
+      if (counts !== own()) counts.callback?.(...values);
+      own()?.callback?.(...values);
+    },
+  };
+}
+
 /** Whose state the server keeps for this node. */
 const keyOf = (node) => ({ client: api.clientId ?? "", workflow: String(app.graph.id ?? ""), node: executionId(node) });
 

@@ -1,6 +1,6 @@
 // Person Sliders (W2W) shows the slider rows that are in use and one free one; none while the panel is open, whose sliders are the
 // same: so nothing moves under the mouse as they are pulled. Values of hidden rows are saved and sent as ever.
-import { chain, linked, reread } from "./panel.js";
+import { beforeLinked, chain, linked, reread } from "./panel.js";
 import { app } from "../../scripts/app.js";
 
 const ROWS = [1, 2, 3, 4];
@@ -34,6 +34,7 @@ app.registerExtension({
     if (node.comfyClass !== "VitrineW2WEdit") return;
     const later = () => setTimeout(() => node.graph && showRows(node), 0); // values and links are in place by then
     for (const hook of ["onAdded", "onConfigure", "onConnectionsChange"]) chain(node, hook, later);
+    beforeLinked(node, (widget) => { widget.hidden = widget.options.hidden = false; });
     node.vitrineChosen = later;
     node.vitrineFolded = () => node.graph && showRows(node);
   },

@@ -43,6 +43,7 @@ async def _place(driver, address, graph):
         await tab.evaluate(f"app.loadGraphData({json.dumps(graph)})")
         await tab.wait_for("app.graph._nodes.length === 1")
         widgets = await tab.evaluate("app.graph._nodes[0].widgets.map(w => w.name)")
+        await tab.evaluate(f"{driver.TOOLS}; null")
         await tab.evaluate(AROUND)
         await tab.settle()
         return listed, widgets, await tab.run(address), tab.faults()

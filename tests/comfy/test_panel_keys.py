@@ -15,29 +15,33 @@ from PIL import Image
 from vitrine_tests.lanes import page_modes
 
 SEEDS = (4, 5)
+RELEASED = {"steps": 6, "cfg": 2.0, "sampler_name": "dpmpp_2m", "scheduler": "sgm_uniform", "denoise": 1.0}
+"""How the panel draws once a hand has let go."""
 GRAPH = """(async () => {
     const prompt = 'a smiling face with navy shirt on blue'
     const model = add('VitrineLoadPortraits', 40, 60), text = add('CLIPTextEncode', 40, 240, { text: prompt })
+    const empty = add('CLIPTextEncode', 40, 1900)
     const size = add('EmptyLatentImage', 40, 460, { width: 64, height: 64 })
     const space = add('VitrineLoadW2WSpace', 40, 620)
     const panel = add('VitrineW2WEdit', 480, 60)
     panel.properties.vitrine_prompt = prompt
-    join(model, 1, text, 'clip'); join(space, 0, panel, 'space')
+    join(model, 1, text, 'clip'); join(model, 1, empty, 'clip'); join(space, 0, panel, 'space')
     const line = (seed, y) => {
         const feed = add('VitrineW2WSample', 40, 860 + y, { seed })
         const apply = add('VitrineApplyW2WModel', 1000, 60 + y), decode = add('VAEDecode', 1400, 60 + y)
-        const step = add('VitrineEMDOneStepGenerator', 1000, 300 + y,
-            { student: 'vitrine/vitrine-portraits-emd-student.safetensors', seed: 7 })
+        const sampler = add('KSampler', 1000, 300 + y, { seed: 7, ...RELEASED })
         const save = add('SaveImage', 1400, 200 + y)
         join(space, 0, feed, 'space'); join(space, 0, apply, 'space'); join(model, 0, apply, 'model')
-        join(apply, 0, step, 'model'); join(text, 0, step, 'positive'); join(size, 0, step, 'latent')
-        join(step, 0, decode, 'samples'); join(model, 2, decode, 'vae'); join(decode, 0, save, 'images')
+        join(apply, 0, sampler, 'model'); join(text, 0, sampler, 'positive'); join(empty, 0, sampler, 'negative')
+        join(size, 0, sampler, 'latent_image')
+        join(sampler, 0, decode, 'samples'); join(model, 2, decode, 'vae'); join(decode, 0, save, 'images')
         return { feed, apply, save }
     }
     const first = line(FIRST, 0)
     join(first.feed, 0, panel, 'w2w_model'); join(panel, 0, first.apply, 'w2w_model')
     window.saves = [first.save.id]
     window.panel = panel
+    await new Promise(requestAnimationFrame) // a fresh panel opens by itself
     if (!COPIES) return
     // the panel's node into a subgraph, and a second node of the same subgraph that is fed with something else
     const { node } = app.graph.convertToSubgraph(new Set([panel])), second = line(SECOND, 700)
@@ -64,7 +68,7 @@ pytestmark = pytest.mark.nightly  # minutes of a real page for each
 
 def graph(copies):
     script = GRAPH.replace("FIRST", str(SEEDS[0])).replace("SECOND", str(SEEDS[1]))
-    return script.replace("COPIES", json.dumps(copies))
+    return script.replace("COPIES", json.dumps(copies)).replace("RELEASED", json.dumps(RELEASED))
 
 
 def pixels(content):
