@@ -306,7 +306,10 @@ def test_a_dose_that_is_too_strong_is_weakened_where_none_of_fewer_neurons_is_le
 @pytest.mark.nightly
 @pytest.mark.parametrize(("fails", "verdict"), [(True, "not cured"), (False, "cured")])
 def test_doses_take_at_most_twice_the_evaluations_of_the_search(searched, fails, verdict):
-    """Each row that goes through the network is counted; where every dose fails, and where the first one holds."""
+    """Each row that goes through the network is counted; where every dose fails, and where the first one holds.
+
+    After a short search one dose has all its full samples all the same.
+    """
     probe, conds, statistics, fake = searched
     probe, counted = replace(probe, config=ProbeConfig(seeds=24)), []
     handle = probe.denoiser.backbone.register_forward_pre_hook(
@@ -326,7 +329,9 @@ def test_doses_take_at_most_twice_the_evaluations_of_the_search(searched, fails,
         (before, _), (after, result) = rows(None), rows(sampler)
     finally:
         handle.remove()
-    assert result.verdict == verdict and before < after <= (1 + DOSES) * before
+    judge = escalation._Judge(fake, (4, 16, 16), 20)
+    least = judge.first_rows(1) + 3 * judge.dose_rows + judge.full_rows + FULL[0] * judge.full_each
+    assert result.verdict == verdict and before < after <= before + max(DOSES * before, least)
     assert len(result.curve.points) < len(doses_of(probe.denoiser.backbone, fake.sites, result.search, result.held))
     assert bool(result.curve.chosen.full) is not fails
 
