@@ -113,7 +113,10 @@ def test_a_file_carries_its_dose_which_blocking_and_baking_apply(tmp_path):
     assert torch.equal(own, output(neurons, BlockConfig(-0.5)))
     net.load_state_dict(bake(net, neurons), strict=False)
     assert torch.allclose(own, output(NeuronSet({})), atol=1e-5)
-    for strange in (2.0, {address: [0.5]}):
+    for factor in (*FACTORS, *PART_FACTORS):
+        assert NeuronSet.load(replace(neurons, factor=factor).save(tmp_path / "dose.json")).factor == factor
+        assert not torch.allclose(output(replace(neurons, factor=factor)), own, atol=1e-5) or factor == -0.5
+    for strange in (2.0, -2.1, {address: [0.5]}):
         with pytest.raises(VitrineError):
             NeuronSet({address: (1, 3)}, factor=strange)
     path.write_text(path.read_text().replace("-0.5", '"much"'))
