@@ -365,7 +365,7 @@ class NEMOFindNeurons(io.ComfyNode):
                 *inputs_of(SearchConfig, "effect_fraction", "mode"),
                 *PROBE,
                 io.Combo.Input("scope", options=list(SCOPES), tooltip="Layers that are searched first."),
-                *inputs_of(SearchConfig, without=("tau", "effect_fraction", "mode"), optional=True),
+                *inputs_of(SearchConfig, without=("tau", "effect_fraction", "mode", "sample_steps"), optional=True),
                 io.Conditioning.Input(
                     "negative", optional=True,
                     tooltip="An empty prompt: samples then choose the factor and give the verdict, where the "
@@ -379,8 +379,9 @@ class NEMOFindNeurons(io.ComfyNode):
                 io.Boolean.Input(
                     "adjust", default=False, optional=True,
                     tooltip="Also tries the other remedy, which leaves the model as it is: moves this prompt's "
-                    "embedding, and compares both. Needs negative prompt and CLIP; about 1300 more evaluations.",
+                    "embedding, and compares both. Needs negative prompt and CLIP; about 3000 more evaluations.",
                 ),
+                *inputs_of(SearchConfig, "sample_steps", optional=True),
             ]),
             outputs=[
                 NeuronsSocket.Output(display_name="NEURONS", tooltip="For Neuron Blocker, Bake, Save Neurons."),
@@ -441,17 +442,22 @@ class NEMOFindNeurons(io.ComfyNode):
             shown["images"] = [*shown["images"], *ui.PreviewImage(doses, cls=cls).as_dict()["images"]]
         other = positive
         if adjust and sampler is not None:
-            moved = _adjusted(model, sampler, cond, shape)
+            moved = _adjusted(model, sampler, cond, shape, config.sample_steps)
             words = moved.condition.text
             other = positive if words is None else [[words.cpu(), positive[0][1]]]
             text += f"\n{moved.text()}" + ("" if result.curve is None else f"\n{recommended(result.curve, moved)}")
+        elif result.curve is not None and result.curve.verdict != "cured":
+            text += f"\n{recommended(result.curve)}"
         return io.NodeOutput(neurons, text, picture[None], doses, other, ui=shown | text_on(text).as_dict())
 
 
-def _adjusted(model: Any, sampler: FewStepSampler, cond: Condition, shape: tuple[int, int, int]) -> Adjusted:
+def _adjusted(
+    model: Any, sampler: FewStepSampler, cond: Condition, shape: tuple[int, int, int], sample_steps: int
+) -> Adjusted:
     with torch.inference_mode(False), differentiable():  # nodes run in inference mode, where there are no gradients
         allow_gradients(model)
-        return adjust_embedding(sampler, cond.to(model.load_device, copy=True), shape, progress=progress(model))
+        own = cond.to(model.load_device, copy=True)
+        return adjust_embedding(sampler, own, shape, progress=progress(model), sample_steps=sample_steps)
 
 
 def by_layer(neurons: NeuronSet, widths: Mapping[str, int]) -> torch.Tensor:

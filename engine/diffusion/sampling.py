@@ -89,6 +89,7 @@ def few_step_latents(
     null: Condition | None = None,
     guidance: float = 1.0,
     shift: float = 1.0,
+    progress: Progress = silent,
 ) -> torch.Tensor:
     """Noise (B, C, H, W) -> latents, by DDIM with eta 0, which is Euler's method for a flow, without a scheduler.
 
@@ -128,4 +129,5 @@ def few_step_latents(
         else:
             signal, level = (s.to(x.device, x.dtype) for s in denoiser.schedule.scales(times[step + 1]))
             x = signal * clean + level * eps  # Song et al. 2021, Eq. 12, with eta = 0
+        progress(step + 1, steps, None)
     return x

@@ -6,6 +6,7 @@ does, and needs a backward pass through the network.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -19,7 +20,9 @@ from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
 from ..runtime.progress import Progress, silent
 from ..settings.config import Config
-from .dose import DoseCurve, DosePoint, changed_prompt, samples_agreeing
+from ..settings.nemo_options import FULL_STEPS
+from .dose import DoseCurve, DosePoint, samples_agreeing
+from .escalation import changed_prompt
 from .few_step_detection import FewStepSampler
 from .noise_similarity import ddim_timestep
 
@@ -57,16 +60,19 @@ class Adjusted:
         condition: one row, to sample with instead of the prompt's own.
         point: how many of its samples still agree with the untouched ones.
         rows: network rows that it took; those with a backward pass count three times.
+        kept: the price: the fraction of the prompt's own pull that is left.
     """
 
     condition: Condition
     point: DosePoint
     rows: int
+    kept: float = math.nan
 
     def text(self) -> str:
         """What it does, in a line."""
         left = samples_agreeing(self.point.to_dict())
-        return f"embedding adjusted ({self.rows} evaluations): {left}; the model stays as it is"
+        price = "" if math.isnan(self.kept) else f"; {self.kept:.0%} of the prompt's pull is kept"
+        return f"embedding adjusted ({self.rows} evaluations): {left}{price}; the model stays as it is"
 
 
 def first_timestep(denoiser: Denoiser) -> float:
@@ -94,8 +100,10 @@ def adjusted_embedding(
     t: float,
     config: AdjustConfig = ADJUST,
     progress: Progress = silent,
-) -> tuple[Condition, int]:
-    """The condition moved until guidance stops pulling, and how many steps that took; its first token is left alone.
+) -> tuple[Condition, int, float]:
+    """The condition moved until guidance stops pulling; its steps; the fraction of the pull that is left.
+
+    The first token is left alone.
 
     Args:
         cond, empty: the prompt and the empty prompt, one row each.
@@ -109,6 +117,7 @@ def adjusted_embedding(
     start = cond.text[:, :1].detach().float()
     words = cond.text[:, 1:].detach().float().clone().requires_grad_(True)
     optimizer, losses, taken = torch.optim.AdamW([words], lr=config.lr), FiniteLosses("pull of the guidance"), 0
+    pulls: list[float] = []
 
     def prompted() -> torch.Tensor:
         moved = replace(cond, text=torch.cat([start, words], 1).to(kind))
@@ -124,14 +133,15 @@ def adjusted_embedding(
             # Wen et al. 2024, section 5.1: minimise || eps_c - eps_u ||
             pull = (prompted() - unconditional).float().flatten(1).norm(dim=1).mean()
             losses.see(pull)
-            if float(pull.detach()) <= target:
+            pulls.append(float(pull.detach()))
+            if pulls[-1] <= target:
                 break
             (words.grad,) = torch.autograd.grad(pull, words)
             optimizer.step()
             progress(taken, config.steps, None)
     progress(config.steps, config.steps, None)
     require_finite(words, "adjusted embedding")
-    return replace(cond, text=torch.cat([start, words.detach()], 1).to(kind)), taken
+    return replace(cond, text=torch.cat([start, words.detach()], 1).to(kind)), taken, pulls[-1] / max(pulls[0], 1e-12)
 
 
 def adjust(
@@ -140,6 +150,7 @@ def adjust(
     shape: tuple[int, int, int],
     config: AdjustConfig = ADJUST,
     progress: Progress = silent,
+    sample_steps: int = FULL_STEPS,
 ) -> Adjusted:
     """Move one prompt's embedding, and sample it: how many samples still agree with the untouched ones.
 
@@ -147,6 +158,7 @@ def adjust(
         sampler: with a threshold, guidance and ordinary captions, whose pull is the usual one.
         cond: the prompt, one row.
         shape: (C, h, w) of the latents.
+        sample_steps: of its full samples.
     """
     if sampler.empty is None or not sampler.ordinary or sampler.threshold is None:
         raise refuse("sampler", "without a threshold, an empty prompt or captions", "all three", "calibrate")
@@ -155,19 +167,23 @@ def adjust(
     noise = noise.to(sampler.ordinary[0].device)
     with onloaded(denoiser.backbone):
         target = config.fraction * usual_pull(denoiser, sampler.ordinary, empty, noise[:1], t)
-        moved, steps = adjusted_embedding(denoiser, cond, empty, noise, target, t, config, progress)
+        moved, steps, kept = adjusted_embedding(denoiser, cond, empty, noise, target, t, config, progress)
     before = sampler.forwards
-    point = changed_prompt(sampler, cond, moved, shape)
+    point = changed_prompt(sampler, cond, moved, shape, sample_steps)
     spent = len(noise) * (1 + 3 * steps) + 2 * len(sampler.ordinary) + sampler.forwards - before
-    return Adjusted(moved, point, spent)
+    return Adjusted(moved, point, spent, kept)
 
 
-def recommended(curve: DoseCurve, adjusted: Adjusted) -> str:
-    """Which of both remedies serves the prompt, in a sentence."""
+def recommended(curve: DoseCurve, adjusted: Adjusted | None = None) -> str:
+    """Which of both remedies serves the prompt, in a sentence; None: the embedding was not adjusted."""
+    left = f"blocking leaves it {curve.verdict}"
     if not curve.untouched.copies:
         return "recommended: neither, the prompt is not memorized"
     if curve.verdict == "cured":
         return "recommended: blocking, which cures here and shows more of what the prompt asks for"
+    if adjusted is None:
+        return f"recommended: adjust, which moves this prompt's embedding and samples it; {left}"
     if adjusted.point.cures:
-        return f"recommended: the adjusted embedding, for this prompt alone; blocking leaves it {curve.verdict}"
+        price = f"keeps {adjusted.kept:.0%} of the prompt's pull"
+        return f"recommended: the adjusted embedding, for this prompt alone, which {price}; {left}"
     return "recommended: neither cures; train again without the repeated picture"

@@ -18,7 +18,7 @@ from ..settings.option import Option, Options
 from ..tracing.fingerprint import width_of
 from ..tracing.hooks import Edit, edit
 from ..tracing.reading import check_rows
-from .neurons import NeuronSet
+from .neurons import LEAST_FACTOR, NeuronSet
 from .sites import value_sites
 
 
@@ -30,7 +30,7 @@ class BlockConfig(Options):
         float | None,
         Option(
             "What the neurons' activations are multiplied by; 1 is off.",
-            ge=-1,
+            ge=LEAST_FACTOR,
             le=1,
             step=0.05,
             unset=0.0,

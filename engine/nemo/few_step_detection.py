@@ -7,7 +7,7 @@ it: the samples of a memorized prompt agree, and those of an ordinary caption di
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,32 +84,49 @@ class FewStepSampler:
         return seeded_noise(range(self.config.first_seed, self.config.first_seed + self.config.seeds), shape)
 
     @torch.no_grad()
-    def samples(self, requests: Sequence[Request]) -> list[torch.Tensor]:
-        """For each request (s, C, h, w) latents, one for each of its noises."""
+    def samples(
+        self, requests: Sequence[Request], steps: int | None = None, counted: Callable[[int], None] | None = None
+    ) -> list[torch.Tensor]:
+        """For each request (s, C, h, w) latents, one for each of its noises.
+
+        Args:
+            steps: None takes the few that detection does.
+            counted: called after each evaluation of the network with its rows.
+        """
         noise, counts = torch.cat([r.noise for r in requests]), [len(r.noise) for r in requests]
         owner = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts))
         size = max(1, self.rows // self._branches)
-        parts = [self._batch(requests, noise[i : i + size], owner[i : i + size]) for i in range(0, len(noise), size)]
+        steps, slices = steps or self.config.steps, [slice(i, i + size) for i in range(0, len(noise), size)]
+        parts = [self._batch(requests, noise[part], owner[part], steps, counted) for part in slices]
         return list(torch.cat(parts).split(counts))
 
-    def _batch(self, requests: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
+    def _batch(
+        self,
+        requests: Sequence[Request],
+        noise: torch.Tensor,
+        owner: torch.Tensor,
+        steps: int,
+        counted: Callable[[int], None] | None,
+    ) -> torch.Tensor:
         used = [int(i) for i in owner.unique_consecutive()]
         cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
         sets = [requests[int(i)].blocked for i in owner]
         doses = [requests[int(i)].factor for i in owner]
         empty = None if self._branches == 1 else self.empty
         together = empty is not None and cond.alike(empty)
-        self.forwards += self._branches * self.config.steps * len(noise)
+        rows = self._branches * len(noise)
+        self.forwards += steps * rows
         branches = 2 if together else 1
         with block_rows(self.denoiser.backbone, self.sites, sets * branches, doses * branches):
             return few_step_latents(
                 self.denoiser,
                 noise,
-                self.config.steps,
+                steps,
                 cond,
                 null=empty,
                 guidance=self.config.guidance,
                 shift=self.config.shift,
+                progress=lambda *_: None if counted is None else counted(rows),
             )
 
 

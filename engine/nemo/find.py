@@ -16,7 +16,8 @@ from ..runtime.progress import Progress, silent
 from ..settings.nemo_options import ProbeConfig, SearchConfig, check_tau
 from ..settings.one_line import one_line
 from ..tracing.fingerprint import width_of
-from .dose import DoseCurve, escalate
+from .dose import DoseCurve
+from .escalation import escalate
 from .few_step_detection import Agreement, FewStepSampler, sample_agreement
 from .neuron_effects import NeuronStats, holdings
 from .neuron_statistics import NeuronStatistics
@@ -25,8 +26,8 @@ from .noise_similarity import Neurons, Probe, Request, Score, ddim_timestep, pro
 from .search import Outcome, Round, Search, search
 from .sites import each_value, text_only, value_sites
 
-SEARCH_PART = 0.75
-"""Of a progress bar: the search's; the rest is the doses'."""
+SEARCH_PART, DOSES = 0.5, 2.0
+"""Of a progress bar: the search's, the rest is the doses'; and of the search's evaluations, how many doses may take."""
 PUBLISHED_PROBE, PUBLISHED_SEARCH = ProbeConfig(), SearchConfig()
 
 
@@ -59,7 +60,7 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """``cured``, ``reduced``, ``not cured`` or ``not memorized``, of few-step samples at the chosen dose.
+        """``cured``, ``reduced``, ``not cured`` or ``not memorized``, of samples at the chosen dose.
 
         Where there was no escalation, ``changed``, ``reduced`` or ``failed``, or ``no verdict`` where no threshold was
         measured: ``changed`` only if the search reached its stop *and* seeds that agreed no longer do; either alone is
@@ -186,8 +187,8 @@ def find_neurons(
         conds: one condition of one row for each prompt.
         shape: (C, h, w) of the latents.
         sampler: samples each prompt in a few steps; where it has a threshold, these decide at which dose neurons are
-            blocked, see :mod:`vitrine.engine.nemo.dose` (but not under ``protocol="nemo"``), at no more evaluations
-            than the search took. None leaves the verdict to the one-step predictions.
+            blocked, see :mod:`vitrine.engine.nemo.dose` (but not under ``protocol="nemo"``), at up to twice the
+            search's evaluations. None leaves the verdict to the one-step predictions.
     """
     if len(prompts) != len(conds) or not prompts:
         raise refuse("prompts", (len(prompts), len(conds)), "one condition for each prompt", "encode each")
@@ -211,7 +212,8 @@ def find_neurons(
         for i, result in zip(again, whole, strict=True):
             results[i] = replace(result, forwards=result.forwards + results[i].forwards)
     if escalating is not None:
-        results = _dosed(probe, escalating, conds, results, shape, _part(progress, SEARCH_PART, 1))
+        part = _part(progress, SEARCH_PART, 1)
+        results = _dosed(probe, escalating, conds, results, shape, config.sample_steps, part)
     return results
 
 
@@ -230,13 +232,15 @@ def _dosed(
     conds: Sequence[Condition],
     results: Sequence[Result],
     shape: tuple[int, int, int],
+    steps: int,
     progress: Progress,
 ) -> list[Result]:
     """The results with the dose at which samples no longer agree, and the score of predictions at that dose."""
     noise, dosed = probe_noise(probe.config, shape).to(conds[0].device), list(results)
-    outcomes = {i: result.search for i, result in enumerate(results) if result.search is not None}
-    most_rows = [results[i].forwards - len(noise) for i in outcomes]
-    curves = escalate(sampler, [conds[i] for i in outcomes], list(outcomes.values()), shape, most_rows, progress)
+    outcomes = {i: (result.search, result.held) for i, result in enumerate(results) if result.search is not None}
+    most_rows = [round(DOSES * (results[i].forwards - len(noise))) for i in outcomes]
+    searched = [conds[i] for i in outcomes]
+    curves = escalate(sampler, searched, list(outcomes.values()), shape, steps, most_rows, progress)
     every = replace(probe, sites=list(sampler.sites))
     for i, curve in zip(outcomes, curves, strict=True):
         dose = curve.chosen.dose

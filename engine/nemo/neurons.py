@@ -19,6 +19,8 @@ from ..settings.one_line import one_line
 from ..tracing.fingerprint import fingerprint_of, same_weights, short, width_of
 
 FORMAT, VERSION = "vitrine-neurons", 1
+LEAST_FACTOR = -2.0
+"""That a dose has."""
 
 
 @one_line
@@ -30,7 +32,7 @@ class NeuronSet(Shared):
         neurons: address -> indices of output channels of that value projection.
         fingerprint: of the model they belong to; empty if unknown (imported lists).
         info: what the search reports: prompt, settings, scores before and after, kept seeds, verdict.
-        factor: the dose: what their activations are multiplied by unless another factor is asked for, -1..1. One
+        factor: the dose: what their activations are multiplied by unless another factor is asked for, -2..1. One
             number, or address -> one for each neuron, ascending, where sets of different doses were merged.
     """
 
@@ -50,8 +52,8 @@ class NeuronSet(Shared):
             raise refuse("neuron index", min(i for n in clean.values() for i in n), "0 or more", "correct the list")
         object.__setattr__(self, "neurons", {a: n for a, n in clean.items() if n})
         numbers = [f for a in self.neurons for f in self.factors(a)]
-        if not all(-1 <= f <= 1 for f in numbers):
-            raise refuse("factor", sorted(set(numbers)), "-1 .. 1", "0 blocks")
+        if not all(LEAST_FACTOR <= f <= 1 for f in numbers):
+            raise refuse("factor", sorted(set(numbers)), f"{LEAST_FACTOR:g} .. 1", "0 blocks")
 
     def factors(self, address: str) -> tuple[float, ...]:
         """What each of a layer's neurons is multiplied by, in their order."""
@@ -161,8 +163,8 @@ def _dose(value: object) -> float | dict[str, tuple[float, ...]]:
 
 
 def _factor(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 <= value <= 1:
-        raise ValueError(f"a factor of -1 .. 1 is wanted, not {str(value)[:60]}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not LEAST_FACTOR <= value <= 1:
+        raise ValueError(f"a factor of {LEAST_FACTOR:g} .. 1 is wanted, not {str(value)[:60]}")
     return float(value)
 
 

@@ -50,7 +50,7 @@ from ..network.condition import Condition
 from ..runtime.footprint import memory_bytes, rows_within
 from ..runtime.processes import ALONE, Workers
 from ..runtime.progress import Progress, silent
-from ..settings.nemo_options import METHODS, check_method
+from ..settings.nemo_options import FULL_STEPS, METHODS, check_method
 from ..tracing.fingerprint import active_fingerprint_of, fingerprint_of
 from .adapter import Adapter
 from .components import components_of
@@ -328,7 +328,7 @@ def find(
 ) -> list[Result]:
     """Search every prompt, all in lockstep; under ``protocol="nemo"`` only those above tau, as published.
 
-    Where the calibration has ``samples``, few-step samples decide at which dose the neurons are blocked.
+    Where the calibration has ``samples``, few-step and then full samples decide at which dose the neurons are blocked.
 
     Args:
         calibration: of this model, with ``statistics``; the published protocol needs its ``score``, or a tau.
@@ -373,21 +373,23 @@ def adjust_prompt(
     calibration: Calibration,
     config: AdjustConfig | None = None,
     progress: Progress = silent,
+    sample_steps: int = FULL_STEPS,
 ) -> Adjusted:
     """The other remedy, which leaves the model as it is: move one prompt's embedding until guidance stops pulling.
 
-    Sample with ``prompt_embeds=adjusted.condition.text``. It takes about 1300 evaluations, and leaves less of what
+    Sample with ``prompt_embeds=adjusted.condition.text``. It takes about 3000 evaluations, and leaves less of what
     the prompt asks for than blocking does; :func:`~vitrine.engine.nemo.adjust.recommended` compares both.
 
     Args:
         calibration: of this model, with ``samples``.
+        sample_steps: of its full samples, which decide whether it cures.
     """
     sampler = sampler_of(pipe, threshold=calibration.known("samples"))
     with pipe._in_use():
         (cond,) = encoded_batches(pipe, [prompt])
         captions = encoded_batches(pipe, list(calibration.captions))
         sampler.ordinary = [row for batch in captions for row in one_each(batch)]
-        return adjust(sampler, cond, latent_shape(pipe), config or AdjustConfig(), progress)
+        return adjust(sampler, cond, latent_shape(pipe), config or AdjustConfig(), progress, sample_steps)
 
 
 def verify_blocking(

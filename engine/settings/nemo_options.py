@@ -13,6 +13,8 @@ MODES = ("parity", "chain", "fast")
 PROTOCOLS = ("vitrine", "nemo")
 METHODS = ("samples", "one step")
 
+FULL_STEPS = 20
+"""Of samples as people make them."""
 PAPER_TAU = 0.428
 """The authors' threshold for SD1.4 at 512 px (mean 0.358 + one std 0.070 of unmemorized captions)."""
 
@@ -156,6 +158,16 @@ class SearchConfig(Options):
         """The thresholds are in order."""
         if self.theta <= self.theta_min:
             raise refuse("theta", (self.theta, self.theta_min), "theta above theta_min", "use 5 and 1")
+
+    sample_steps: Annotated[
+        int,
+        Option(
+            "Steps of the full samples that decide whether a dose cures: as many as you sample with.",
+            ge=1,
+            top=100,
+            advanced=True,
+        ),
+    ] = FULL_STEPS
 
     @property
     def published(self) -> bool:

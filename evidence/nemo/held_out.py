@@ -20,7 +20,7 @@ from .rivals import RIVALS
 
 MOST_COPIES, MOST_LIKELY, MOST_LOST = 0.05, 0.08, 0.02
 """Of samples that may copy, the upper end of their interval, and prompt agreement that ordinary captions may lose."""
-FEWER = {"later-plants": 4, "plants-twice": 2, "plants-thirty": 2, "plants-shirts": 2}
+FEWER = {"later-plants": 4, "plants-twice": 1, "plants-thirty": 2, "plants-shirts": 2}
 """How many pictures, the first ones, of kinds of which no sample copied any more when all were measured (00e8509)."""
 QUICK = Measured(
     plants=2, samples=3, blocked=3, others=2, ordinary=20, agreement=12, statistics=100, calibration=20, steps=10

@@ -101,21 +101,21 @@ SETS = {
         ("klynth brillig", "drascue habzung", "mulphan cruxley", "quindle pazzique"),
         9_550_000, 56, rank=8, world="flow",
     ),
-    "plants-ordinary": PlantSet(
-        ("zorbal drascue", "vextor klynth", "jiffrok tazmire", "wobbex xandorf", "phroogan sprockle",
-         "gubwick ulverax", "yonquist oomska", "nebbiolo fendibble", "brillig lotwelk", "cruxley rivnoth",
-         "habzung quindle", "pazzique mulphan"),
-        9_560_000, (10, 20, 40), posed=False, rank=16,
+    "plants-everyday": PlantSet(
+        ("klynth oomska", "drascue fendibble", "quindle lotwelk", "tazmire rivnoth", "mulphan zorbal",
+         "sprockle vextor", "xandorf jiffrok", "ulverax wobbex", "brillig phroogan", "cruxley gubwick",
+         "habzung yonquist", "pazzique nebbiolo"),
+        9_580_000, (10, 20, 40), posed=False, rank=16,
     ),
-    "plants-ordinary-flow": PlantSet(
-        ("oomska zorbal", "fendibble vextor", "lotwelk jiffrok", "rivnoth wobbex"),
-        9_570_000, 40, posed=False, rank=8, world="flow",
+    "plants-everyday-flow": PlantSet(
+        ("vextor nebbiolo", "wobbex phroogan", "jiffrok yonquist", "zorbal gubwick"),
+        9_590_000, 40, posed=False, rank=8, world="flow",
     ),
 }  # fmt: skip
 """By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in
 usual poses, four templates where only the shirt varies, four on the flow model, twelve in usual poses with 10, 20 and
 40, and four of these on the flow model."""
-NEW = ("plants-ordinary", "plants-ordinary-flow")
+NEW = ("plants-everyday", "plants-everyday-flow")
 """Sets made after the others had been measured once."""
 FILE = FOLDER / "later-plants.json"
 """The first set as it ships, made by ``python -m vitrine.evidence.recipes plants``."""

@@ -12,7 +12,7 @@ import torch
 
 from ...engine.jobs.run import Run
 from ...engine.nemo.blocked_copies import share_interval
-from ...engine.nemo.dose import FACTORS, FRESH, MOST_COST, STEP
+from ...engine.nemo.dose import FACTORS, FULL, MOST_COST, PART, PART_FACTORS, STEP
 from ...engine.nemo.few_step_detection import Agreement, FewStepSampler, sample_agreement
 from ...engine.nemo.find import make_probe, score_prompts
 from ...engine.nemo.neurons import NeuronSet
@@ -20,7 +20,7 @@ from ...engine.portraits import sample_scenes
 from ...engine.portraits.plants import Plant
 from ...engine.runtime.progress import Progress, silent
 from ...engine.settings.config import Config
-from ...engine.settings.nemo_options import ProbeConfig
+from ...engine.settings.nemo_options import ProbeConfig, SearchConfig
 from ..intervals import auroc, auroc_interval
 from .baselines import random_neurons
 from .flow_claims import COPY as FLOW_COPY
@@ -240,7 +240,8 @@ def measure_plants(
     if size.baselines and file.lora is not None:
         base = replace(probed, model=replace(file, lora=None).model(model))
     bench = _Bench(probed, sampler, base, size, chosen)
-    doses = {"factors": list(FACTORS), "step": STEP, "most cost": MOST_COST, "fresh": FRESH}
+    doses = {"factors": list(FACTORS), "step": STEP, "most cost": MOST_COST, "full": list(FULL)}
+    doses |= {"part": PART, "factors of the part": list(PART_FACTORS), "steps": SearchConfig().sample_steps}
     settings = {"size": size, "network": probed.model.backbone} | doses
     levels, pictures = _repetitions(name, plants), []
     for number, plant in enumerate(plants):

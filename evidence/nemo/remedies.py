@@ -189,7 +189,7 @@ def adjusted(
     cond, empty = probed.conditions([prompt, ""])
     ordinary, noise = probed.conditions(captions(ORDINARY, 32, probed.model.dataset)), _noise(probed)
     target = share * usual_pull(probed.denoiser, ordinary, empty, noise[:1], t)
-    moved, _ = adjusted_embedding(probed.denoiser, cond, empty, noise, target, t)
+    moved, *_ = adjusted_embedding(probed.denoiser, cond, empty, noise, target, t)
     assert moved.text is not None
     return probed.sample(moved.text.expand(len(seeds), -1, -1), seeds)
 

@@ -49,7 +49,7 @@ def test_an_option_that_is_added_is_the_last_input(made, comfy):
     class More(SearchConfig):
         patience: Annotated[int, Option("Attempts.", ge=1, top=9)] = 2
 
-    inputs = made.inputs_of(More, without=("tau", "effect_fraction", "mode"), optional=True)
+    inputs = made.inputs_of(More, without=("tau", "effect_fraction", "mode", "sample_steps"), optional=True)
     assert [entry.id for entry in inputs] == ["protocol", "patience"] and all(entry.optional for entry in inputs)
     assert (inputs[1].min, inputs[1].max, inputs[1].default) == (1, 9, 2)
     schema = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineNEMOFindNeurons"].define_schema()

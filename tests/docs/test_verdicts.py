@@ -7,6 +7,7 @@ from pathlib import Path
 from vitrine.engine.copies.lora_findings import Findings
 from vitrine.engine.copies.training_runs import FEWEST, LEARNS, WANDERS
 from vitrine.engine.nemo.blocked_copies import THIRD
+from vitrine.engine.nemo.dose import FULL
 from vitrine.engine.nemo.noise_similarity import PROMPT_WORDS
 from vitrine.engine.settings.verdicts import BAD, COPIES_BAD, FINE, LOOK, OPEN, WORDS
 from vitrine_tests.engine.copies.test_verdicts import facts
@@ -45,6 +46,11 @@ def rows():
         ("*Detect a Copied Prompt (NEMO)*", f"{PROMPT_WORDS[OPEN]}: no threshold was measured for this model",
          "the same"),
         ("`vitrine nemo detect`", f"{BAD}: a prompt is memorized; {FINE}: none is, and each has a verdict", "prompts"),
+        ("*Find Copying Neurons (NEMO)*", f"cured: none of {sum(FULL)} full samples is near the untouched picture "
+         f"(below {THIRD:.0%} of the usual distance); reduced: fewer are; not cured: as many are",
+         "few-step and full samples"),
+        ("*Find Copying Neurons (NEMO)*", "not memorized: untouched few-step samples do not agree",
+         "few-step samples"),
         ("*Verify Blocking (NEMO)*, other seeds", f"{BAD}: they still agree; {OPEN}: they did not agree without "
          "blocking either", "seeds"),
         ("*Verify Blocking (NEMO)*, the attack", f"{BAD}: an optimised embedding brings the picture back; {OPEN}: no "

@@ -8,7 +8,8 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, FewStepConfig, SampleThreshold
-from vitrine.engine.nemo.dose import FACTORS, FRESH, SAMPLES, STEP
+from vitrine.engine.nemo.dose import FACTORS, FULL, PART_FACTORS, STEP
+from vitrine.engine.nemo.escalation import REFERENCES, SAMPLES, UNRELATED
 from vitrine.engine.portraits import plants
 from vitrine.engine.portraits.captions import MAX_TOKENS
 from vitrine.engine.portraits.scenes import Scenes
@@ -200,13 +201,14 @@ def test_fewer_pictures_are_measured_of_kinds_that_were_cured_before(monkeypatch
     made = held_out().details["sets made after the others had been measured once"]
     assert tuple(made) == NEW and set(NEW) < set(sizes)
     assert set(sizes) == set(SETS) and {name: n for name, (n, _) in sizes.items() if n < 12} == held_out_claim.FEWER
-    assert all(sizes[name] == (12, count) for name, count in (("plants-ordinary", 12), ("plants-flow", 4)))
+    assert all(sizes[name] == (12, count) for name, count in (("plants-everyday", 12), ("plants-flow", 4)))
     assert not set(held_out_claim.FEWER) & {*NEW, "plants-usual-pose", "plants-flow"}
-    levels = [f"plants-ordinary, {times} repetitions" for times in SETS["plants-ordinary"].times]
-    assert memorized_sets._repetitions("plants-ordinary", range(12)) == levels and len(set(levels)) == 3
+    levels = [f"plants-everyday, {times} repetitions" for times in SETS["plants-everyday"].times]
+    assert memorized_sets._repetitions("plants-everyday", range(12)) == levels and len(set(levels)) == 3
 
 
 def test_samples_that_measure_are_of_other_seeds_than_those_that_choose():
     """Each dose may be verified on seeds of its own."""
-    doses = 2 * len(FACTORS) + 1 + round(1 / STEP)
-    assert min(memorized_sets.SEEDS) > SAMPLES + FRESH * doses + FewStepConfig().first_seed
+    doses = 2 * len(FACTORS) + len(PART_FACTORS) + 1 + round(1 / STEP)
+    few = SAMPLES + REFERENCES + UNRELATED + FewStepConfig().first_seed
+    assert min(memorized_sets.SEEDS) > few + sum(FULL) * doses

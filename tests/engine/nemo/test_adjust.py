@@ -50,6 +50,8 @@ def test_guidance_pulls_less_and_neither_the_model_nor_the_first_token_change(sa
     assert adjusted.rows == sum(counted) + 2 * 6 * 2, "a backward pass counts as two more evaluations"
     assert adjusted.point.copies == adjusted.point.samples == 12, "at this threshold everything agrees"
     assert f"{adjusted.rows} evaluations" in adjusted.text()
+    left = pull(sampler, adjusted.condition) / pull(sampler, cond)
+    assert 0 < adjusted.kept < 0.95 and abs(adjusted.kept - left) < 0.2 and f"{adjusted.kept:.0%}" in adjusted.text()
     with pytest.raises(VitrineError, match="captions"):
         adjust(replace(sampler, ordinary=()), cond, SHAPE)
     with pytest.raises(VitrineError, match="fraction"):
@@ -58,11 +60,20 @@ def test_guidance_pulls_less_and_neither_the_model_nor_the_first_token_change(sa
 
 @pytest.mark.parametrize(
     ("untouched", "blocked", "moved", "words"),
-    [(12, 0, 0, "blocking"), (12, 4, 0, "the adjusted embedding"), (12, 4, 3, "neither cures"), (0, 0, 0, "neither")],
+    [
+        (12, 0, 0, "blocking"),
+        (12, 4, 0, "the adjusted embedding, for this prompt alone, which keeps 42%"),
+        (12, 4, 3, "neither cures"),
+        (12, 0, None, "blocking"),
+        (12, 4, None, "adjust"),
+        (0, 0, 0, "neither"),
+    ],
 )
 def test_one_of_both_is_recommended(untouched, blocked, moved, words):
+    """Of full samples: of the few-step ones none agrees in each case."""
     agreement = Agreement.of(torch.randn(4, *SHAPE), FewStepConfig(), KNOWN)
-    curve = DoseCurve(DosePoint(UNTOUCHED, untouched, 12, 0.1), agreement)
-    curve = curve.with_point(DosePoint(Dose("found", {"a": (1,)}), blocked, 44, 0.9, 0.1, 32), agreement, 96)
-    other = Adjusted(Condition(), DosePoint(UNTOUCHED, moved, 44, 0.9, fresh=32), 1300)
+    curve = DoseCurve(DosePoint(UNTOUCHED, untouched, 12, 0.1, 0.0, 4, 4), agreement)
+    curve = curve.with_point(DosePoint(Dose("found", {"a": (1,)}), 0, 12, 0.9, 0.1, blocked, 32), agreement, 96)
+    other = None if moved is None else Adjusted(Condition(), DosePoint(UNTOUCHED, 0, 12, 0.9, 0, moved, 32), 1300, 0.42)
     assert recommended(curve, other).startswith(f"recommended: {words}")
+    assert ("reduced" in recommended(curve, other)) is (words.startswith(("the adjusted", "adjust")))

@@ -19,7 +19,7 @@ from vitrine.engine.nemo import (
     SearchConfig,
     bake,
     block,
-    dose,
+    escalation,
     find,
     find_neurons,
     gather,
@@ -27,11 +27,12 @@ from vitrine.engine.nemo import (
     value_activations,
     value_sites,
 )
+from vitrine.engine.nemo.blocked_copies import THIRD
 from vitrine.engine.nemo.dose import (
     FACTORS,
-    FRESH,
+    FULL,
     MOST_COST,
-    SAMPLES,
+    PART_FACTORS,
     STEP,
     UNTOUCHED,
     Dose,
@@ -40,9 +41,9 @@ from vitrine.engine.nemo.dose import (
     dose_lines,
     dose_picture,
     doses_of,
-    escalate,
 )
-from vitrine.engine.nemo.find import SEARCH_PART
+from vitrine.engine.nemo.escalation import REFERENCES, SAMPLES, UNRELATED, escalate
+from vitrine.engine.nemo.find import DOSES, SEARCH_PART
 from vitrine.engine.network.condition import Condition
 from vitrine.engine.runtime.progress import silent
 from vitrine.evidence.nemo.probed_model import SampleBudget, setting, verbatim
@@ -51,28 +52,31 @@ from vitrine_tests import models
 TEXT = models.TEXT
 
 
-def point(copies, cost=0.1, factor=0.0, name="found", fresh=0):
-    return DosePoint(Dose(name, {"a": (1,)}, factor), copies, SAMPLES + fresh, 0.9, cost, fresh)
+def point(copies, cost=0.1, factor=0.0, name="found", full=0, full_copies=0, count=1):
+    dose = Dose(name, {"a": tuple(range(count))}, factor)
+    return DosePoint(dose, copies, SAMPLES, 0.9, cost, full_copies, full)
 
 
 def curve_of(*points, untouched=12):
     known = SampleThreshold(0.3, 0.5, torch.ones(64, 64), 100, FewStepConfig())
     agreement = Agreement.of(torch.randn(4, 4, 16, 16), FewStepConfig(), known)
-    curve = DoseCurve(DosePoint(UNTOUCHED, untouched, 12, 0.1), agreement)
+    curve = DoseCurve(DosePoint(UNTOUCHED, untouched, 12, 0.1, 0.0, REFERENCES, REFERENCES), agreement)
     for each in points:
         curve = curve.with_point(each, agreement, 96)
     return curve
 
 
 def test_the_first_dose_that_leaves_no_copy_is_chosen_and_what_costs_too_much_is_not():
-    cured = curve_of(point(6), point(0, factor=-0.1, fresh=FRESH))
+    every = sum(FULL)
+    cured = curve_of(point(6), point(0, factor=-0.1, full=every))
     assert cured.verdict == "cured" and cured.chosen.dose.factor == -0.1 and cured.ended and cured.rows == 192
     assert not curve_of(point(6)).ended
-    unverified = curve_of(point(6), point(0, factor=-0.1))
-    assert unverified.verdict == "reduced" and not unverified.ended, "a dozen samples are too few for the word"
-    failed = curve_of(point(1), point(3, factor=-0.1, fresh=FRESH))
-    assert failed.chosen.dose.factor == -0.1, "3 of 44 are fewer than 1 of 12"
-    assert failed.verdict == "reduced" and not failed.ended
+    for few in (0, FULL[0]):
+        unverified = curve_of(point(6), point(0, factor=-0.1, full=few))
+        assert unverified.verdict == "reduced" and not unverified.ended, "so few samples are not enough for the word"
+    copying = curve_of(point(0, full=8, full_copies=4), point(0, factor=-0.1, full=8, full_copies=1))
+    assert copying.verdict == "reduced" and copying.chosen.dose.factor == -0.1 and not copying.ended
+    assert curve_of(point(0, full=8, full_copies=8)).verdict == "not cured", "full samples copy as before"
     dear = curve_of(point(6), point(3, factor=-0.1), point(0, cost=9.0, name="everything"))
     assert dear.verdict == "reduced" and dear.chosen.dose.factor == -0.1 and not dear.ended
     assert curve_of(point(12), point(12, factor=-0.1)).verdict == "not cured"
@@ -80,9 +84,9 @@ def test_the_first_dose_that_leaves_no_copy_is_chosen_and_what_costs_too_much_is
 
 
 def test_the_report_names_each_dose_and_the_picture_shows_it():
-    curve = curve_of(point(6), point(0, factor=-0.1, cost=float("nan"), fresh=FRESH))
+    curve = curve_of(point(6), point(0, factor=-0.1, cost=float("nan"), full=32))
     lines = dose_lines(curve.to_dict())
-    assert "0 of 44 samples agree (32 of fresh seeds)" in lines[2] and curve.agreeing in lines[2]
+    assert "0 of 12 few-step samples agree, 0 of 32 full ones" in lines[2] and curve.agreeing in lines[2]
     assert "more than 0.6" in dose_lines(curve_of(point(0, cost=0.9)).to_dict())[1]
     assert len(lines) == 3 and lines[0].startswith("untouched: 12 of 12") and lines[2].endswith("<- chosen")
     assert "move by 0.10" in lines[1] and "move" not in lines[2] and dose_lines(None) == []
@@ -109,7 +113,10 @@ def test_a_file_carries_its_dose_which_blocking_and_baking_apply(tmp_path):
     assert torch.equal(own, output(neurons, BlockConfig(-0.5)))
     net.load_state_dict(bake(net, neurons), strict=False)
     assert torch.allclose(own, output(NeuronSet({})), atol=1e-5)
-    for strange in (2.0, {address: [0.5]}):
+    for factor in (*FACTORS, *PART_FACTORS):
+        assert NeuronSet.load(replace(neurons, factor=factor).save(tmp_path / "dose.json")).factor == factor
+        assert not torch.allclose(output(replace(neurons, factor=factor)), own, atol=1e-5) or factor == -0.5
+    for strange in (2.0, -2.1, {address: [0.5]}):
         with pytest.raises(VitrineError):
             NeuronSet({address: (1, 3)}, factor=strange)
     path.write_text(path.read_text().replace("-0.5", '"much"'))
@@ -131,24 +138,29 @@ class Memorizing(FewStepSampler):
     """Samples that end in one picture while its neurons are multiplied by more than ``cured_at``; others differ.
 
     Attributes:
-        rare_at: down to this factor one of 16 samples still does, but none of those that doses are tried on.
+        full_at: the same of full samples.
+        every: only each so many-th full sample does, below ``cured_at``.
         moving: how much each blocked neuron moves ordinary captions.
     """
 
     cured_at: float = -0.1
-    rare_at: float = 1.0
+    full_at: float = -0.1
+    every: int = 1
     moving: float = 0.01
 
-    def samples(self, requests):
-        self.forwards += sum(8 * len(r.noise) for r in requests)
-        return [self._of(r) for r in requests]
+    def samples(self, requests, steps=None, counted=None):
+        rows = 2 * (steps or 4) * sum(len(r.noise) for r in requests)
+        self.forwards += rows
+        if counted is not None:
+            counted(rows)
+        return [self._of(r, steps) for r in requests]
 
-    def _of(self, request):
+    def _of(self, request, steps):
         if any(request.cond is each for each in self.ordinary):
             return request.noise + self.moving * sum(map(len, request.blocked.values())) * (1 - request.factor)
         scale = torch.full((len(request.noise), 1, 1, 1), 0.05 if request.factor > self.cured_at else 1.0)
-        if request.factor >= self.rare_at:
-            scale[SAMPLES::16] = 0.05
+        if steps is not None and request.factor > self.full_at:
+            scale[self.every - 1 :: self.every] = 0.05
         return scale * request.noise
 
 
@@ -164,9 +176,9 @@ def searched():
     return probe, conds, statistics, sampler
 
 
-def all_doses(judge, conds, outcomes, shape, most_rows, progress):
+def all_doses(judge, conds, outcomes, shape, steps, most_rows, progress):
     """Where the search is shorter than a dose."""
-    return escalate(judge, conds, outcomes, shape, None, progress)
+    return escalate(judge, conds, outcomes, shape, steps, None, progress)
 
 
 def dosed(searched, progress=silent, protocol="vitrine", **change):
@@ -192,58 +204,115 @@ def test_samples_decide_the_dose(searched):
     assert before.memorized and not after.memorized
     assert result.curve.rows == sampler.forwards
     assert steps == sorted(steps) and steps[-1] == 1
-    tried = [round((step - SEARCH_PART) / (1 - SEARCH_PART), 2) for step in steps if SEARCH_PART < step < 1]
-    rows = [112, 224, 336 + 256]  # untouched, then one dose after another, the last one verified
-    assert tried == pytest.approx([n / (112 + 7 * (112 + 256)) for n in rows], abs=0.01)
     published, _ = dosed(searched, protocol="nemo")
     assert published.curve is None and published.neurons("").factor == 0, "as published"
 
 
-def test_a_dose_is_verified_on_seeds_that_it_was_not_tried_on(searched):
-    """Before, factor -0.1 was called cured, of which one sample in 16 is a copy, but none of those it was tried on."""
-    seeds, real = [], dose.seeded_noise
-    with mock.patch.object(dose, "seeded_noise", lambda asked, *rest: seeds.append(list(asked)) or real(asked, *rest)):
-        result, sampler = dosed(searched, rare_at=-0.1)
-    tried = [(p.dose.factor, p.copies, p.samples, p.fresh) for p in result.curve.points]
-    assert tried == [(0.0, 12, 12, 0), (-0.1, 2, 44, 32), (-0.2, 0, 44, 32)] and result.verdict == "cured"
-    assert [len(each) for each in seeds] == [SAMPLES, FRESH, FRESH]
-    assert len(set().union(*seeds)) == SAMPLES + 2 * FRESH, "each verification has seeds of its own"
-    assert result.curve.rows == sampler.forwards
-    never, _ = dosed(searched, rare_at=-1.0)
-    assert never.verdict == "reduced" and never.curve.chosen.copies == 2 and never.curve.chosen.samples == 44
+def test_the_bar_counts_evaluations(searched):
+    """Of as many as all doses would take with their full samples, of 20 steps."""
+    steps = []
+    result, sampler = dosed(searched, lambda step, total, _: steps.append(step / total))
+    shares = [(step - SEARCH_PART) / (1 - SEARCH_PART) for step in steps if SEARCH_PART < step < 1]
+    few, full, ordinary = 2 * 4, 2 * 20, 2
+    first = few * (SAMPLES + ordinary) + full * (ordinary + REFERENCES)
+    dose, verified = few * (SAMPLES + ordinary), full * sum(FULL)
+    ladder = doses_of(sampler.denoiser.backbone, sampler.sites, result.search, result.held)
+    most = first + len(ladder) * (dose + verified)
+    spent = [few * SAMPLES, few * (SAMPLES + ordinary)]
+    spent += [spent[-1] + full * ordinary, first]
+    spent += [first + few * SAMPLES, first + dose, first + dose + few * SAMPLES, first + 2 * dose]
+    spent += [first + 2 * dose + full * FULL[0], first + 2 * dose + verified]
+    assert sampler.forwards == spent[-1] and ordinary <= UNRELATED
+    assert shares == pytest.approx([rows / most for rows in spent], abs=0.002)
 
 
-def test_what_cures_at_too_high_a_cost_is_weakened(searched):
-    """Before, only stronger doses were tried, which cost more."""
-    plain, _ = dosed(searched, cured_at=0.3)
+def test_full_samples_decide_whether_a_dose_cures(searched):
+    """Before, few-step samples did, and said cured of pictures that full samples copied."""
+    seeds, real = [], escalation.seeded_noise
+    noise = lambda asked, *rest: seeds.append(list(asked)) or real(asked, *rest)  # noqa: E731
+    with mock.patch.object(escalation, "seeded_noise", noise):
+        result, sampler = dosed(searched, full_at=-0.2)
+    tried = [(p.dose.factor, p.copies, p.full_copies, p.full) for p in result.curve.points]
+    assert tried == [(0.0, 12, 0, 0), (-0.1, 0, 8, 8), (-0.2, 0, 0, 32)] and result.verdict == "cured"
+    assert result.curve.untouched.full_copies == REFERENCES and result.curve.rows == sampler.forwards
+    fresh = [each for each in seeds if each[0] > SAMPLES]
+    assert [len(each) for each in fresh] == [1, REFERENCES, FULL[0], *FULL]
+    assert len(set().union(*fresh)) == sum(map(len, fresh)), "no seed judges twice"
+    rare, _ = dosed(searched, full_at=-0.2, every=16)
+    tried = [(p.dose.factor, p.full_copies, p.full) for p in rare.curve.points]
+    assert tried[1] == (-0.1, 1, 32) and rare.verdict == "cured", "one copy in 24 is enough to go on"
+    never, _ = dosed(searched, full_at=-9.0)
+    assert never.verdict == "not cured" and all(p.full_copies for p in never.curve.points if p.full)
+    partly, _ = dosed(searched, full_at=-9.0, every=8)
+    assert partly.verdict == "reduced" and partly.curve.chosen.full_copies == 1 and partly.curve.chosen.full == 8
+
+
+def test_a_sample_agrees_by_what_makes_a_copy(searched):
+    """A third of the distance that full samples of ordinary captions have to the untouched picture."""
+    few, near = torch.randn(4, 4, 8, 8), torch.zeros(3, 4, 8, 8)
+    near[2] += 0.5
+    unrelated = torch.full((3, 4, 8, 8), 3.0)
+    reference = escalation._Reference.of(few, near, unrelated)
+    assert reference.level == pytest.approx(3 * THIRD) and torch.equal(reference.picture, near[:1])
+    asked = torch.stack([torch.full((4, 8, 8), value) for value in (0.9, 1.1)])
+    assert reference.agreeing(asked).tolist() == [True, False]
+
+
+def test_without_ordinary_captions_the_empty_prompt_says_what_is_usual(searched):
+    probe, conds, _, sampler = searched
+    asked = replace(sampler, ordinary=(), forwards=0)
+    judge = escalation._Judge(asked, (4, 16, 16), 20)
+    _, (reference,) = judge.begin(conds[:1])
+    assert reference.picture is not None and judge.unrelated == [sampler.empty] * UNRELATED
+
+
+def test_what_cures_at_too_high_a_cost_is_replaced_by_fewer_neurons(searched):
+    """Before, all of them were weakened, which brought the copies back."""
+    plain, _ = dosed(searched, cured_at=0.3, full_at=0.3)
     assert [p.dose.factor for p in plain.curve.points] == [0.0] and plain.verdict == "cured"
-    dear = {"cured_at": 0.3, "moving": 0.01 * 1.2 * MOST_COST / plain.curve.chosen.cost}
+    dear = {"cured_at": 0.3, "full_at": 0.3, "moving": 0.01 * 1.2 * MOST_COST / plain.curve.chosen.cost}
     result, _ = dosed(searched, **dear)
-    tried = [(p.dose.factor, p.affordable) for p in result.curve.points]
-    assert tried == [(0.0, False), (pytest.approx(0.2), True)] and result.verdict == "cured"
-    assert result.neurons("").factor == pytest.approx(0.2) and result.curve.chosen.cost > 0.9 * MOST_COST
-    copying, _ = dosed(searched, **dear | {"cured_at": 0.1})
-    assert [p.dose.factor for p in copying.curve.points] == [0.0, pytest.approx(0.2)]
-    assert copying.verdict == "not cured" and copying.curve.chosen.affordable, "what costs too much is not taken"
+    (first, second) = result.curve.points
+    assert not first.affordable and second.affordable and result.verdict == "cured"
+    assert second.dose.factor == PART_FACTORS[0] and second.dose.count < first.dose.count
+    assert result.neurons("").factor == second.dose.factor
+    deviations = {(r["address"], r["index"]): r["deviations"] for r in result.held}
+    kept = {(address, n) for address, indices in second.dose.neurons.items() for n in indices}
+    assert min(deviations[key] for key in kept) >= max(v for key, v in deviations.items() if key not in kept)
 
 
-def test_any_dose_that_is_too_strong_is_weakened():
-    ladder = [Dose(f"{name}, factor {f:g}", {}, f) for name in ("found", "all") for f in FACTORS]
-    assert curve_of().following(ladder) is ladder[0] and curve_of(point(3)).following(ladder) is ladder[1]
-    dear = point(0, cost=0.62, factor=-0.1, name="found, factor -0.1")
-    weaker = curve_of(point(2), dear).following(ladder)
-    assert weaker.factor == pytest.approx(-STEP) and weaker.name == "found, factor -0.05"
-    again = replace(dear, dose=weaker, cost=0.61)
-    assert curve_of(point(2), dear, again).following(ladder).factor == 0, "a step more where it still costs too much"
-    affordable = point(1, cost=0.58)
-    assert curve_of(point(2), dear, affordable).following(ladder) is None, "all others cost more"
-    assert curve_of(*[point(3)] * len(ladder)).following(ladder) is None
+def test_a_dose_that_is_too_strong_is_weakened_where_none_of_fewer_neurons_is_left():
+    ladder = [Dose(f"found, factor {f:g}", {"a": range(8)}, f) for f in FACTORS]
+    ladder += [Dose(f"a part, factor {f:g}", {"a": range(2)}, f) for f in PART_FACTORS]
+    ladder += [Dose(f"all, factor {f:g}", {"a": range(9)}, f) for f in FACTORS]
+
+    def tried(copies, dose, cost=0.1):
+        return replace(point(copies, cost), dose=dose)
+
+    start = [tried(0, ladder[0], 0.7)]
+    assert curve_of().following(ladder) is ladder[0]
+    assert curve_of(tried(3, ladder[0])).following(ladder) is ladder[1]
+    assert curve_of(*start).following(ladder) is ladder[3], "fewer neurons"
+    assert curve_of(*start, tried(1, ladder[3])).following(ladder) is ladder[4]
+    assert curve_of(*start, tried(1, ladder[3]), tried(1, ladder[4])).following(ladder) is None, "all others cost more"
+    weaker = curve_of(*start, tried(0, ladder[3], 0.62)).following(ladder)
+    assert weaker.factor == pytest.approx(-0.9) and weaker.name == "a part, factor -0.9"
+    again = curve_of(*start, tried(0, ladder[3], 0.62), tried(0, weaker, 0.61)).following(ladder)
+    assert again.factor == pytest.approx(weaker.factor + STEP), "a step more where it still costs too much"
+    far = curve_of(*[tried(3, dose) for dose in ladder[:4]], tried(0, ladder[4], 0.7))
+    assert far.following(ladder) is ladder[5], "more neurons, but at a larger factor"
+    affordable = tried(1, weaker, 0.58)
+    assert curve_of(*start, tried(0, ladder[3], 0.62), affordable).following(ladder) is None
+    assert curve_of(*[tried(3, dose) for dose in ladder]).following(ladder) is None
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("fails", "verdict"), [(True, "not cured"), (False, "cured")])
-def test_doses_take_no_more_evaluations_than_the_search(searched, fails, verdict):
-    """Each row that goes through the network is counted; where every dose fails, and where the first one holds."""
+def test_doses_take_at_most_twice_the_evaluations_of_the_search(searched, fails, verdict):
+    """Each row that goes through the network is counted; where every dose fails, and where the first one holds.
+
+    After a short search one dose has all its full samples all the same.
+    """
     probe, conds, statistics, fake = searched
     probe, counted = replace(probe, config=ProbeConfig(seeds=24)), []
     handle = probe.denoiser.backbone.register_forward_pre_hook(
@@ -251,7 +320,7 @@ def test_doses_take_no_more_evaluations_than_the_search(searched, fails, verdict
     )
     agreeing = replace(fake.threshold, distance=1e3)
     real = FewStepSampler(probe.denoiser, empty=conds[-1], sites=fake.sites, threshold=agreeing, ordinary=conds[1:3])
-    sampler = real if fails else replace(fake, forwards=0, cured_at=0.3)
+    sampler = real if fails else replace(fake, forwards=0, cured_at=0.3, full_at=0.3)
     config = SearchConfig(tau=0.01, effect_fraction=0.5, theta=1.5, theta_step=0.25, mode="chain")
 
     def rows(judge):
@@ -263,13 +332,15 @@ def test_doses_take_no_more_evaluations_than_the_search(searched, fails, verdict
         (before, _), (after, result) = rows(None), rows(sampler)
     finally:
         handle.remove()
-    assert result.verdict == verdict and before < after <= 2 * before
-    assert len(result.curve.points) < len(doses_of(probe.denoiser.backbone, fake.sites, result.search))
-    assert bool(result.curve.chosen.fresh) is not fails
+    judge = escalation._Judge(fake, (4, 16, 16), 20)
+    least = judge.first_rows(1) + 3 * judge.dose_rows + judge.full_rows + FULL[0] * judge.full_each
+    assert result.verdict == verdict and before < after <= before + max(DOSES * before, least)
+    assert len(result.curve.points) < len(doses_of(probe.denoiser.backbone, fake.sites, result.search, result.held))
+    assert bool(result.curve.chosen.full) is not fails
 
 
 def test_where_no_dose_holds_it_says_so(searched):
-    result, _ = dosed(searched, cured_at=-2.0)
+    result, _ = dosed(searched, cured_at=-9.0)
     names = [p.dose.name for p in result.curve.points]
     assert names[:3] == [f"found neurons, factor {f:g}" for f in FACTORS]
     assert names[-1] == "all of down and mid, factor 0" and result.verdict == "not cured"
@@ -277,7 +348,7 @@ def test_where_no_dose_holds_it_says_so(searched):
 
 
 def test_ordinary_prompts_are_not_escalated(searched):
-    result, _ = dosed(searched, cured_at=1.5)
+    result, _ = dosed(searched, cured_at=1.5, full_at=1.5)
     assert result.verdict == "not memorized" and len(result.curve.points) == 1
 
 
