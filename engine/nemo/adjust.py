@@ -158,6 +158,7 @@ def adjust(
         sampler: with a threshold, guidance and ordinary captions, whose pull is the usual one.
         cond: the prompt, one row.
         shape: (C, h, w) of the latents.
+        progress: counts the steps, and then UNet evaluations of the samples.
         sample_steps: of its full samples.
     """
     if sampler.empty is None or not sampler.ordinary or sampler.threshold is None:
@@ -169,7 +170,7 @@ def adjust(
         target = config.fraction * usual_pull(denoiser, sampler.ordinary, empty, noise[:1], t)
         moved, steps, kept = adjusted_embedding(denoiser, cond, empty, noise, target, t, config, progress)
     before = sampler.forwards
-    point = changed_prompt(sampler, cond, moved, shape, sample_steps)
+    point = changed_prompt(sampler, cond, moved, shape, sample_steps, progress)
     spent = len(noise) * (1 + 3 * steps) + 2 * len(sampler.ordinary) + sampler.forwards - before
     return Adjusted(moved, point, spent, kept)
 

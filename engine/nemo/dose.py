@@ -60,7 +60,7 @@ class Dose:
     @property
     def short(self) -> str:
         """The name, for a chart."""
-        return self.name.replace(" neurons", "").replace("factor ", "")
+        return self.name.replace(" neurons", "").replace("factor ", "").replace("of them", "of found")
 
     @property
     def count(self) -> int:
@@ -245,7 +245,10 @@ def samples_agreeing(point: Mapping[str, Any]) -> str:
 
 
 def dose_picture(curve: DoseCurve) -> Image:
-    """Samples that still agree at each dose, against what it costs ordinary captions, or else in the order tried."""
+    """Samples that still agree at each dose, against what it costs ordinary captions, or else in the order tried.
+
+    Of full samples; of few-step ones, and so marked, where a dose has no full ones.
+    """
     tried = [curve.untouched, *curve.points]
     measured = not any(math.isnan(point.cost) for point in curve.points)
     costs = [0.0, *(point.cost for point in curve.points)] if measured else list(range(len(tried)))
@@ -255,7 +258,7 @@ def dose_picture(curve: DoseCurve) -> Image:
     order = sorted(range(len(tried)), key=costs.__getitem__)
     points = [(costs[i], 100 * tried[i].left) for i in order]
     limit = (MOST_COST, "most that a dose may cost") if measured else None
-    names = [tried[i].dose.short for i in order]
+    names = [tried[i].dose.short + ("" if tried[i].full else " (few)") for i in order]
     return curve_picture(points, title, along, "% agree", names, order.index(chosen), limit)
 
 

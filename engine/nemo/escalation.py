@@ -76,12 +76,19 @@ def escalate(
 
 @torch.no_grad()
 def changed_prompt(
-    sampler: FewStepSampler, cond: Condition, changed: Condition, shape: tuple[int, int, int], steps: int = FULL_STEPS
+    sampler: FewStepSampler,
+    cond: Condition,
+    changed: Condition,
+    shape: tuple[int, int, int],
+    steps: int = FULL_STEPS,
+    progress: Progress = silent,
 ) -> DosePoint:
     """How many samples of a changed condition still agree with those of the prompt's own; nothing is blocked."""
-    judge = _Judge(sampler, shape, steps, priced=False)
+    judge = _Judge(sampler, shape, steps, progress, priced=False)
+    judge.expected = judge.first_rows(1) + judge.dose_rows + judge.full_rows
     (curve,), (reference,) = judge.begin([cond])
     (curve,) = judge.tried([(curve, reference, changed, Dose("embedding adjusted", {}, 1.0))])
+    progress(judge.expected, judge.expected, None)
     return replace(curve.points[-1], cost=0.0)
 
 

@@ -35,12 +35,13 @@ def pull(sampler, cond):
 def test_guidance_pulls_less_and_neither_the_model_nor_the_first_token_change(sampler):
     cond = Condition(3 * torch.randn(1, 5, models.TEXT, generator=torch.Generator().manual_seed(9)))
     weights = {name: value.clone() for name, value in sampler.denoiser.backbone.state_dict().items()}
-    counted = []
+    counted, bar = [], []
     handle = sampler.denoiser.backbone.register_forward_pre_hook(
         lambda _, args, kwargs: counted.append(len(args[0] if args else kwargs["sample"])), with_kwargs=True
     )
     try:
-        adjusted = adjust(sampler, cond, SHAPE, AdjustConfig(fraction=0.05, noises=2, steps=6))
+        config = AdjustConfig(fraction=0.05, noises=2, steps=6)
+        adjusted = adjust(sampler, cond, SHAPE, config, lambda step, total, _: bar.append((step, total)))
     finally:
         handle.remove()
     assert pull(sampler, adjusted.condition) < 0.9 * pull(sampler, cond)
@@ -48,6 +49,9 @@ def test_guidance_pulls_less_and_neither_the_model_nor_the_first_token_change(sa
     assert torch.equal(moved[:, :1], cond.text[:, :1]) and not torch.allclose(moved, cond.text, atol=1e-3)
     assert all(torch.equal(value, weights[name]) for name, value in sampler.denoiser.backbone.state_dict().items())
     assert adjusted.rows == sum(counted) + 2 * 6 * 2, "a backward pass counts as two more evaluations"
+    parts = {total: [step for step, of in bar if of == total] for _, total in bar}
+    assert all(steps == sorted(steps) and steps[-1] == total for total, steps in parts.items()) and len(parts) == 2
+    assert len(parts[max(parts)]) > 20, "samples are counted evaluation by evaluation"
     assert adjusted.point.copies == adjusted.point.samples == 12, "at this threshold everything agrees"
     assert f"{adjusted.rows} evaluations" in adjusted.text()
     left = pull(sampler, adjusted.condition) / pull(sampler, cond)
