@@ -35,7 +35,8 @@ def test_workflows(subtests):
             assert {kind for kind in of_page | of_graph if kind.startswith("Vitrine")} <= IDS
             for node in graph.values():
                 if node["class_type"] in KEPT["nodes"]:
-                    named = {name.replace(".", "_") for name in node["inputs"]}  # as the page writes those below a choice
+                    # as the page writes those below a choice
+                    named = {name.replace(".", "_") for name in node["inputs"]}
                     assert named <= set(DEFINITIONS[node["class_type"]]["inputs"]), node["class_type"]
 
 
