@@ -3,7 +3,8 @@
 VITRINE_SHOT=FOLDER pytest tests/comfy/test_page.py -k opens_and_runs && python docs/make_gallery.py FOLDER
 
 Writes docs/pictures/graph_*.jpg, the graphs after their run, the sheets of what they drew, and what stands where on
-them. Then make_thumbnails.py and make_help.py cut theirs anew.
+them, and the panel of *Person Sliders (W2W)*, widget_people.jpg. Then
+make_thumbnails.py and make_help.py cut theirs anew.
 """
 
 import json
@@ -32,6 +33,8 @@ def main(folder: Path) -> None:
             graph(shot).save(DOCS / "pictures" / f"graph_{slug(title)}.jpg", quality=85)
             shutil.copyfile(folder / f"{title}.pictures.jpg", DOCS / "pictures" / f"{slug(title)}.jpg")
             places[slug(title)] = json.loads((folder / f"{title}.pictures.json").read_text(encoding="utf-8"))
+    if (panel := folder / "widget_people.png").is_file():
+        Image.open(panel).convert("RGB").save(DOCS / "pictures" / "widget_people.jpg", quality=88)
     PLACES.write_text(json.dumps(places, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 

@@ -72,6 +72,14 @@ class BuildSpace(io.ComfyNode):
         )  # fmt: skip
 
     @classmethod
+    def validate_inputs(cls, folder: str | None = None) -> bool | str:
+        """What to put where, as after opening a template: a folder that one does not have yet."""
+        if folder is None or folder in comfy_w2w.lora_folders():
+            return True
+        remedy = f"put them into models/loras/{folder}, press R in the page, or choose another folder"
+        return f"folder: there is no {folder} with two LoRAs or more; {remedy}"
+
+    @classmethod
     def fingerprint_inputs(cls, folder: str, **others: Any) -> str:
         """Runs again when the folder has other LoRAs, or one of them has changed."""
         return saved.stamp(comfy_w2w.lora_folders().get(folder))

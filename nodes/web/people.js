@@ -11,6 +11,7 @@ const SENT = ["protect", "more", "map_position", ...PAIRS.flatMap((i) => [`label
 const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as the loader's map
 const MARGIN = 0.06, HEIGHT = 390;
 const FACE = 72, NEAR = 7, RESTS = 120; // of a dot under the mouse: its face's side, pixels, milliseconds until it is asked for
+const SLOW = 1000; // milliseconds of a picture until it is said that one is drawn
 const PAIRED = /\(pairs\)$/; // a slider trained from pictures before and after
 const FIELD = `background:${THEME.field};color:${THEME.text};border:1px solid ${THEME.line};border-radius:3px;padding:2px 4px;font:inherit`;
 
@@ -117,7 +118,7 @@ function openPeople(node, byHand) {
   bar.append(prompt, seed, reset);
   box.append(status, top, bar, list);
 
-  let space = null, about = "", coloured = 0, dragged = null, pulled = null, pulling = false, drawing = null, again = false, closed = false, shown = "";
+  let space = null, about = "", coloured = 0, dragged = null, pulled = null, pulling = false, drawing = null, again = false, closed = false, shown = "", slow = false;
   const leaving = new AbortController(); // a closed panel waits for nothing
   let listed = byHand ? {} : null;
   const rows = [];
@@ -138,7 +139,10 @@ function openPeople(node, byHand) {
     const stop = new AbortController();
     drawing = { released, stop };
     const began = performance.now(), until = AbortSignal.any([leaving.signal, stop.signal]);
+    const patience = setTimeout(() => { slow = true; say(""); }, SLOW);
     const answer = await ask(node, "/vitrine/person", wanted, until), content = answer?.content;
+    clearTimeout(patience);
+    slow = false;
     drawing = null;
     if (closed) return;
     if (stop.signal.aborted) return void follow();
@@ -166,7 +170,7 @@ function openPeople(node, byHand) {
     lack.style.display = there ? "none" : "grid";
     lack.textContent = t("Values change; for a picture connect {inputs}", { inputs: space.missing.join(", ") });
   };
-  const say = (text) => { status.textContent = text || t("coloured by {label}; drag the person, double-click to take them back", { label: space?.labels[coloured]?.name ?? "-" }); };
+  const say = (text) => { status.textContent = text || (slow && t("Drawing ...")) || t("coloured by {label}; drag the person, double-click to take them back", { label: space?.labels[coloured]?.name ?? "-" }); };
 
   // --- the map ---
   const person = () => fields.place() ?? space.person;

@@ -58,7 +58,8 @@ const keyOf = (node) => ({ client: api.clientId ?? "", workflow: String(app.grap
 /** The answer of a route about a node: {ok, status, content}; null if the server does not answer. */
 export async function ask(node, route, more = {}, signal = undefined) {
   const body = JSON.stringify({ ...keyOf(node), ...more });
-  const answer = await api.fetchApi(route, { method: "POST", body, signal, headers: { "Content-Type": "application/json" } }).catch(() => null);
+  const sent = { method: "POST", body, signal, headers: { "Content-Type": "application/json" }, timeoutMs: null }; // newer pages wait a minute
+  const answer = await api.fetchApi(route, sent).catch(() => null);
   const content = await answer?.json().catch(() => null);
   return answer && content ? { ok: answer.ok, status: answer.status, content } : null;
 }

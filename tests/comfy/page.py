@@ -191,6 +191,7 @@ TOOLS = """Object.assign(window, {
         for (const [name, value] of Object.entries({ control_after_generate: 'fixed', ...values })) {
             const w = n.widgets?.find(w => w.name === name)
             if (w) w.value = value
+            else if (name in values) throw new Error(`${type} has no input ${name}`)
         }
         return n
     },

@@ -8,7 +8,7 @@ BUILD = """(async () => {
     const model = add('VitrineLoadPortraits', 60, 80)
     const text = add('CLIPTextEncode', 60, 300, { text: 'a smiling face with navy shirt on blue' })
     const size = add('EmptyLatentImage', 60, 560, { width: 64, height: 64 })
-    const tap = add('VitrineTapDuringSampling', 480, 80, { addresses: 'ADDRESS', steps: '0 3 7' })
+    const tap = add('VitrineTapDuringSampling', 480, 80, { layers: 'ADDRESS', record_steps: '0 3 7' })
     const sampler = add('KSampler', 960, 80, { steps: 8, seed: SEED }), decode = add('VAEDecode', 1300, 80)
     const shown = add('PreviewImage', 1300, 200)
     join(model, 1, text, 'clip'); join(model, 0, tap, 'model'); join(tap, 0, sampler, 'model')

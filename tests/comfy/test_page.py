@@ -52,6 +52,20 @@ def test_a_template_opens_legible_on_a_small_screen(workflow):
     assert min(0.75 * window / side for window, side in zip(NARROW, sides, strict=True)) >= TEXTS
 
 
+TITLE = 30
+"""Pixels that a node's title stands above its position."""
+
+
+@pytest.mark.parametrize("workflow", ALL, ids=lambda p: p.stem)
+def test_nodes_of_a_template_lie_apart_as_they_are_saved(workflow):
+    nodes = [n for n in read(workflow)["nodes"] if not n["flags"].get("collapsed")]
+    boxes = [
+        (f"{n['type']} ({n['id']})", n["pos"][0], n["pos"][1] - TITLE, n["size"][0], n["size"][1] + TITLE)
+        for n in nodes
+    ]
+    assert not overlaps(boxes)
+
+
 async def _open(tab, workflow):
     """As the template browser does; returns its API graph, and what is drawn at opening."""
     graph = json.loads(workflow.read_text(encoding="utf-8"))
@@ -83,6 +97,8 @@ async def _run(driver, workflow, address, vue):
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
                 rows = rows or [(IN_THE_PANEL, await _before_and_after(tab))]
                 _keep(driver, workflow.stem, rows)
+                if workflow.stem == OF_THE_PANEL:
+                    await _keep_panel(tab)
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
                 help_page = await answer.text() if answer.status == 200 else ""
         drawn["after"] = await tab.evaluate(BOXES)
@@ -107,6 +123,26 @@ def _keep(driver, title, rows):
     folder = Path(os.environ["VITRINE_SHOT"])
     places = driver.results(rows, folder / f"{title}.pictures.jpg")
     (folder / f"{title}.pictures.json").write_text(json.dumps(places))
+
+
+OF_THE_PANEL, PANEL_SIZE = "Pull sliders, four nodes (demo)", (448, 313.5)
+"""The template whose panel docs/pictures/widget_people.jpg shows, and how much of it, in pixels of the page."""
+
+
+async def _keep_panel(tab):
+    """The panel with its map and the first sliders, at twice the page's pixels."""
+    node = "app.graph._nodes.find(n => n.comfyClass === 'VitrineW2WEdit')"
+    view = (
+        f"(({{ pos }}) => {{ app.canvas.ds.scale = 1; app.canvas.ds.offset = [300 - pos[0], 100 - pos[1]] }})({node})"
+    )
+    await tab.evaluate(
+        f"{node}.setSize([{PANEL_SIZE[0] + 12}, {node}.size[1]]); {view}; app.canvas.setDirty(true, true)"
+    )
+    await tab.evaluate("document.querySelector('.vitrine-hover').style.display = 'none'")
+    left, top, *_ = await tab.box(".vitrine-people")
+    clip = {"x": left, "y": top, "width": PANEL_SIZE[0], "height": PANEL_SIZE[1], "scale": 2}
+    answer = await tab.send("Page.captureScreenshot", format="png", clip=clip)
+    (Path(os.environ["VITRINE_SHOT"]) / "widget_people.png").write_bytes(base64.b64decode(answer["data"]))
 
 
 SHOWING = ("PreviewImage", "VitrineNEMOCompareCopies", "VitrineWordMap")

@@ -21,6 +21,13 @@ def test_the_map_of_a_space(comfy, space, tmp_path):
         comfy.call("VitrineLoadW2WSpace", **shipped, colour_by="bread")
 
 
+def test_a_folder_that_is_not_there_is_named_with_what_to_do(comfy):
+    options = {"name": "none", "mode": "auto", "components": 0, "base": "", "linked": False}
+    node = {"class_type": "VitrineBuildW2WSpace", "inputs": {"folder": "my_loras_to_come", **options}}
+    _, error = comfy.run({"1": node})
+    assert "put them into models/loras/my_loras_to_come, press R" in error
+
+
 def test_building_from_a_folder(comfy, space, tmp_path):
     import folder_paths
 
