@@ -70,7 +70,7 @@ def held_out_result(
     fraction, interval = copies / max(1, count), share_interval(copies, max(1, count))
     lost = {name: each.agreement[0] - each.agreement[1] for name, each in outcomes.items()}
     every = [(outcome, picture) for pictures in kinds.values() for outcome, picture in pictures]
-    copying, unsaid = _copying(every)
+    copying, unsaid, shy = _copying(every)
     missed = sum(_missed(outcome) for outcome in outcomes.values())
     ordinary = [agreement for outcome in outcomes.values() for agreement in outcome.ordinary]
     alarms = sum(agreement.memorized for agreement in ordinary)
@@ -95,6 +95,11 @@ def held_out_result(
             "samples that copy, all kinds": f"{whole[0]} of {whole[1]}",
             "prompt agreement that ordinary captions lose": {name: round(value, 4) for name, value in lost.items()},
             "pictures of which more than 5 % of samples copy, and those called cured": [copying, unsaid],
+            "other pictures, and those of them not called cured": [len(every) * len(searches) - copying, shy],
+            "UNet evaluations of a search with its doses, mean": {
+                name: round(sum(n for p in outcome.pictures for n in p.rows) / len(outcome.pictures) / len(searches))
+                for name, outcome in outcomes.items()
+            },
             "copied verbatim pictures that detection misses": missed,
             "false alarms": [f"{alarms} of {len(ordinary)}", span],
             **{name: outcome.table() for name, outcome in outcomes.items()},
@@ -130,14 +135,16 @@ def _left(pictures: Pictures) -> tuple[int, int]:
     return sum(int(row.sum()) for row in rows), sum(map(len, rows))
 
 
-def _copying(pictures: Pictures) -> tuple[int, int]:
-    """Searches after which more than 5 % of samples copy, and how many of these say that they cure."""
-    copying = unsaid = 0
+def _copying(pictures: Pictures) -> tuple[int, int, int]:
+    """Searches that leave more than 5 % of copies, those of them that say cured, of the others those that do not."""
+    copying = unsaid = shy = 0
     for outcome, picture in pictures:
         for way, verdict in zip(_blocked(picture), picture.verdicts, strict=True):
             if float(outcome.copies(picture, way).float().mean()) > MOST_COPIES:
                 copying, unsaid = copying + 1, unsaid + (verdict == "cured")
-    return copying, unsaid
+            else:
+                shy += verdict != "cured"
+    return copying, unsaid, shy
 
 
 def _arms(pictures: Pictures, fraction: float, interval: Sequence[float]) -> tuple[Arm, ...]:

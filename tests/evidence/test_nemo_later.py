@@ -154,6 +154,8 @@ def test_the_claim_is_about_pictures_that_copy_untouched():
     assert not copying.parts["what still copies is never called cured"]
     said = held_out_result({"set": outcome(untouched, [[0.01, 0.2, 0.2], many], verdict="reduced")})
     assert said.parts["what still copies is never called cured"] and not said.holds
+    shy = held_out_result({"set": outcome(untouched, [many, many], verdict="reduced")})
+    assert shy.details["other pictures, and those of them not called cured"] == [1, 1] and shy.holds
     spoilt = held_out_result({"set": outcome(untouched, [many, many], agreement=(0.99, 0.95))})
     assert not spoilt.holds and spoilt.value == 0
     missed = held_out_result({"set": outcome(untouched, [many, many], memorized=(1.0, 0.01))})
