@@ -178,7 +178,7 @@ def adjust(
 def recommended(curve: DoseCurve, adjusted: Adjusted | None = None) -> str:
     """Which of both remedies serves the prompt, in a sentence; None: the embedding was not adjusted."""
     left = f"blocking leaves it {curve.verdict}"
-    if not curve.untouched.copies:
+    if not curve.memorized:
         return "recommended: neither, the prompt is not memorized"
     if curve.verdict == "cured":
         return "recommended: blocking, which cures here and shows more of what the prompt asks for"

@@ -164,14 +164,20 @@ class DoseCurve:
         return replace(self, points=points, rows=self.rows + rows)
 
     @property
+    def memorized(self) -> bool:
+        """Whether untouched samples agree: two full ones, or few-step ones as detection sees it."""
+        unsampled = not self.untouched.full
+        return bool(self.untouched.copies) and (unsampled or self.untouched.full_copies > 1 or self.before.memorized)
+
+    @property
     def clear(self) -> bool:
         """Whether no sample of the last dose agrees so far, of a prompt whose untouched ones do."""
-        return bool(self.points and self.untouched.copies) and self.points[-1].promising
+        return bool(self.points) and self.memorized and self.points[-1].promising
 
     @property
     def ended(self) -> bool:
         """Whether a dose cures, or there is nothing to cure."""
-        return bool(self.points) and (self.points[-1].cures or not self.untouched.copies)
+        return bool(self.points) and (self.points[-1].cures or not self.memorized)
 
     def following(self, ladder: Sequence[Dose]) -> Dose | None:
         """The next dose of the ladder, none stronger than one that is too strong; or else, that one weakened."""
@@ -199,7 +205,7 @@ class DoseCurve:
     @property
     def verdict(self) -> str:
         """``not memorized`` where untouched samples do not agree, ``cured``, ``reduced`` or ``not cured``."""
-        if not self.untouched.copies:
+        if not self.memorized:
             return "not memorized"
         if self.chosen.cures:
             return "cured"

@@ -83,6 +83,17 @@ def test_the_first_dose_that_leaves_no_copy_is_chosen_and_what_costs_too_much_is
     assert curve_of(point(0), untouched=0).verdict == "not memorized"
 
 
+def test_two_few_step_samples_that_agree_do_not_make_a_prompt_memorized():
+    """Before, an ordinary caption of which two of twelve did was searched on, and called cured."""
+    every = sum(FULL)
+    ordinary = curve_of(point(0, full=every), untouched=2)
+    ordinary = replace(ordinary, untouched=replace(ordinary.untouched, full_copies=1))
+    assert not ordinary.before.memorized and ordinary.verdict == "not memorized" and ordinary.ended
+    assert not ordinary.clear, "it needs no full samples"
+    assert replace(ordinary, before=mock.Mock(memorized=True)).verdict == "cured"
+    assert curve_of(point(0, full=every), untouched=2).verdict == "cured", "untouched full samples agree"
+
+
 def test_the_report_names_each_dose_and_the_picture_shows_it():
     curve = curve_of(point(6), point(0, factor=-0.1, cost=float("nan"), full=32))
     lines = dose_lines(curve.to_dict())
