@@ -66,7 +66,8 @@ class Desk:
         for i in node.define_schema().inputs:
             default, options = getattr(i, "default", None), getattr(i, "options", None)
             if not i.optional and (default is not None or options):
-                given[i.id] = options[0] if default is None else default
+                first = getattr(options[0], "key", options[0]) if options else None  # of a choice with inputs below
+                given[i.id] = first if default is None else default
         told = given | inputs
         with watching(self.root) as seen:
             out = self.comfy.call(node_id, **told)
