@@ -84,7 +84,7 @@ def _check_below(node: Any, name: str, value: Any, entry: Any) -> None:
         raise refuse(name, f"{choice!r:.80}", accepted, "choose one on the node")
     missing = [each.id for each in below if each.id not in value and not each.optional]
     if missing:
-        raise refuse(name, f"{choice} without {', '.join(missing)}", "a number for each", "choose it anew on the node")
+        raise refuse(name, f"{choice} without {', '.join(missing)}", "a value for each", "choose it anew on the node")
     _check_entries(node, {each.id: each for each in below}, value)
 
 
@@ -107,7 +107,8 @@ def _check_choice(node: Any, name: str, value: Any, entry: Any) -> None:
     """The list of files is read again where a name is not in it; no name at all is the node's to refuse."""
     if value == "" or value in (entry.options or ()):
         return
-    options = next(e.options for e in node.define_schema().inputs if e.id == name) or []
+    again = {each.id: each.options for each in node.define_schema().inputs if isinstance(each, io.Combo.Input)}
+    options = again.get(name, entry.options) or []  # those below a choice are no lists of files
     if value not in options:
         accepted = ", ".join(map(str, options[:_LISTED])) + (" ..." if len(options) > _LISTED else "")
         raise refuse(name, f"{value!r:.80}", accepted, "choose one; R in the page reads the lists of files again")

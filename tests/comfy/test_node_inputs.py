@@ -14,6 +14,7 @@ OTHERS = {
     "INT": (math.nan, math.inf, 1.5, "1", torch.tensor(1.0), [1]),
     "FLOAT": (math.nan, math.inf, -math.inf, "1", torch.tensor(1.0), [1.0], 10**400),
     "COMBO": ("no such choice", 3, math.nan),
+    "COMFY_DYNAMICCOMBO_V3": ("no such choice", 3, {}),
     "STRING": (3, ["a"]),
     "BOOLEAN": (1, "yes"),
     "IMAGE": ([], {"samples": torch.zeros(1)}),
@@ -23,12 +24,21 @@ OTHERS = {
 }
 
 
+def _entries(node):
+    """(input, the choice that it stands below, if any) of a node."""
+    for entry in node.define_schema().inputs:
+        yield entry, {}
+        for option in getattr(entry, "options", None) or ():
+            yield from ((each, {entry.id: option.key}) for each in getattr(option, "inputs", ()))
+
+
 def test_every_input_of_every_node(comfy):
     from vitrine.nodes import NODES
 
-    tried = 0
+    tried = below = 0
     for node in NODES:
-        for entry in node.define_schema().inputs:
+        for entry, choice in _entries(node):
+            below += bool(choice)
             strange = list(OTHERS.get(entry.io_type, ()))
             if getattr(entry, "min", None) is not None:
                 strange.append(entry.min - 1)
@@ -37,10 +47,10 @@ def test_every_input_of_every_node(comfy):
             strange += [] if entry.optional else [None]
             for value in strange:
                 with pytest.raises(VitrineError, match=f"^({entry.id}|{entry.display_name}): given "):
-                    comfy.call(node.define_schema().node_id, **{entry.id: value})
+                    comfy.call(node.define_schema().node_id, **choice, **{entry.id: value})
                     pytest.fail(f"{node.__name__} {entry.id} {value!r}")
                 tried += 1
-    assert tried > 1000
+    assert tried > 1000 and below == 7
 
 
 def test_the_signature_is_the_nodes_own(comfy):
