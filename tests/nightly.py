@@ -47,7 +47,7 @@ class Piece:
         name: its key in the record.
         arguments: of pytest.
         environ: variables that the run needs, beside the caller's.
-        alone: its figures need the whole machine, with every core; nothing runs next to it.
+        alone: it needs the whole machine, for its figures or its memory; nothing runs next to it.
     """
 
     name: str
@@ -67,7 +67,7 @@ LONG = (
     *(Piece(f"newest page, test_{name}.py", (f"tests/comfy/test_{name}.py",), {"VITRINE_PAGE": "newest"})
       for name in PAGES),
     *(Piece(f"full size, {family}, {path.name}", (f"tests/full_size/{path.name}",), {"VITRINE_FULL_SIZE": family},
-            alone=True)
+            alone=family == "sdxl")
       for family in ("sd15", "sdxl") for path in sorted((ROOT / "tests" / "full_size").glob("test_*.py"))
       if path.name != "test_page.py"),
     *(Piece(f"benchmarks, test_{name}.py", (f"tests/benchmarks/test_{name}.py",),
