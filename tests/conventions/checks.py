@@ -94,7 +94,7 @@ def both_ways(door: Door) -> None:
 
 @convention("generator", "one for all pictures, or a list with one for each, which then do not depend on the batch")
 def generators(door: Door) -> None:
-    pipe = door.pipeline()
+    pipe = door.shared()
     both = read(door.run(pipe, [PROMPT] * 2, **noise(door, 1, 2)))
     close(both, plain(door.title))
     if door.samples:
@@ -109,14 +109,14 @@ def generators(door: Door) -> None:
 
 @convention("num_images_per_prompt", "the pictures of one prompt follow each other")
 def several_pictures(door: Door) -> None:
-    pipe = door.pipeline()
+    pipe = door.shared()
     four = read(door.run(pipe, [PROMPT, OTHER], num_images_per_prompt=2, **noise(door, 1, 2, 3, 4)))
     close(four, door.run(pipe, [PROMPT, PROMPT, OTHER, OTHER], **noise(door, 1, 2, 3, 4)))
 
 
 @convention("negative_prompt", "a text for a text, a list for a list")
 def negative(door: Door) -> None:
-    pipe, guided = door.pipeline(), {} if "guidance_scale" in door.refused else {"guidance_scale": 3.0}
+    pipe, guided = door.shared(), {} if "guidance_scale" in door.refused else {"guidance_scale": 3.0}
     both = read(door.run(pipe, [PROMPT] * 2, negative_prompt=[OTHER, THIRD], **guided, **noise(door, 1, 1)))
     close(both[:1], door.run(pipe, PROMPT, negative_prompt=OTHER, **guided, **noise(door, 1)))
     close(both[1:], door.run(pipe, PROMPT, negative_prompt=THIRD, **guided, **noise(door, 1)))
@@ -125,7 +125,7 @@ def negative(door: Door) -> None:
 
 @convention("prompt_embeds", "encoded prompts instead of texts, with the same result")
 def encoded(door: Door) -> None:
-    pipe = door.pipeline()
+    pipe = door.shared()
     close(door.run(pipe, None, **_embeds(pipe, door), **noise(door, 1, 2)), plain(door.title))
 
 
@@ -152,14 +152,14 @@ def _embeds(pipe: Any, door: Door) -> dict[str, torch.Tensor]:
 @convention("height, width", "of the pictures, in pixels")
 def sizes(door: Door) -> None:
     height, width = (SIDE, SIDE) if door.title == "Resolution" else (SIDE, SIDE + 32)
-    made = read(door.run(door.pipeline(), height=height, width=width, output_type="pt"))
+    made = read(door.run(door.shared(), height=height, width=width, output_type="pt"))
     assert made.shape[-2:] == (height, width)
 
 
 @convention("callback_on_step_end", "called after each step; sampling continues from the latents it returns")
 def callbacks(door: Door) -> None:
     seen: list[int] = []
-    pipe = door.pipeline()
+    pipe = door.shared()
 
     def after(owner: Any, step: int, t: torch.Tensor, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         seen.append(step)
@@ -171,7 +171,7 @@ def callbacks(door: Door) -> None:
 
 @convention("output_type", '"pil", "np", "pt" or "latent"')
 def outputs(door: Door) -> None:
-    pipe, seeded = door.pipeline(), noise(door, 1)
+    pipe, seeded = door.shared(), noise(door, 1)
     pil, array, tensor = (door.run(pipe, output_type=kind, **noise(door, 1)).images for kind in ("pil", "np", "pt"))
     assert isinstance(pil[0], Image.Image) and pil[0].size == (SIDE, SIDE)
     assert isinstance(array, np.ndarray) and array.shape == (1, SIDE, SIDE, 3)
@@ -183,7 +183,7 @@ def outputs(door: Door) -> None:
 
 @convention("return_dict", "False returns a tuple")
 def tuples(door: Door) -> None:
-    made = door.run(door.pipeline(), [PROMPT] * 2, return_dict=False, **noise(door, 1, 2))
+    made = door.run(door.shared(), [PROMPT] * 2, return_dict=False, **noise(door, 1, 2))
     assert isinstance(made, tuple) and 1 <= len(made) <= 2  # SDXL judges no pictures
     close(made, plain(door.title))
 
@@ -226,9 +226,9 @@ def _silent() -> Any:
 
 @convention("progress bar", "`set_progress_bar_config(disable=True)` silences it")
 def bars(door: Door) -> None:
-    pipe = door.pipeline()
+    pipe = door.shared()
     shown = {}
-    for off in (True, False):
+    for off in (False, True):
         pipe.set_progress_bar_config(disable=off)
         with redirect_stderr(io.StringIO()) as printed:
             door.run(pipe)
@@ -243,7 +243,7 @@ def picture_forms(door: Door) -> None:
     arrays = tensor.movedim(1, -1).numpy()
     bytes_ = (arrays * 255).round().astype(np.uint8)
     pil = [Image.fromarray(b) for b in bytes_]
-    pipe = door.pipeline()
+    pipe = door.shared()
     close(door.pictures(pipe, arrays), door.pictures(pipe, tensor))
     exact = door.pictures(pipe, torch.from_numpy(bytes_).movedim(-1, 1) / 255)
     for form in (pil, bytes_):  # a label at a border may turn by the last bit
@@ -255,7 +255,7 @@ def mask_forms(door: Door) -> None:
     assert door.masks is not None
     tensor = (drawn().parts[:2] == 0).long()
     arrays = tensor.numpy().astype(np.uint8) * (255 if door.samples else 1)
-    pipe = door.pipeline()
+    pipe = door.shared()
     wanted = door.masks(pipe, tensor)
     for form in (arrays, [Image.fromarray(a) for a in arrays], list(tensor)):
         close(door.masks(pipe, form), wanted)
@@ -264,7 +264,7 @@ def mask_forms(door: Door) -> None:
 @convention("anything else", "is refused, by name")
 def unknown(door: Door) -> None:
     with pytest.raises((VitrineError, TypeError), match="colour"):
-        door.run(door.pipeline(), colour="red")
+        door.run(door.shared(), colour="red")
 
 
 def cell(name: str, door: Door) -> str:

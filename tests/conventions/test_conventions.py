@@ -31,7 +31,7 @@ def test_convention(name, title):
         return
     arguments, reason = door.refused[name]
     with pytest.raises(VitrineError, match=reason):
-        door.run(door.pipeline(), **arguments)
+        door.run(door.shared(), **arguments)
 
 
 def test_every_pipeline_is_in_the_table():

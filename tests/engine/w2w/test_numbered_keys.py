@@ -59,13 +59,13 @@ def test_text_encoders_have_the_order_of_transformers():
 
 
 def tensors(order=("attn1", "ff", "attn2"), width=768, rank=2, text=4):
-    """A file's tensors, each with its number in it, and module -> its change."""
+    """A file's tensors, each with its number in it, and module -> its two factors."""
     made, truth = {}, {}
     for number, (path, (out, inner)) in enumerate(layers_in_order(order, width)):
         up, down = torch.full((out, rank), number + 1.0), torch.full((rank, inner), 0.01)
         up[0], down[:, 0] = 3.0, 0.02
         made |= {f"unet:{number}:up": up, f"unet:{number}:down": down}
-        truth[path] = up @ down
+        truth[path] = up, down
     for number in range(text):
         made |= {
             f"text_encoder:{number}:up": torch.ones(width, rank),
@@ -85,7 +85,7 @@ def written(path, made, said=None):
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("width", [768, pytest.param(1024, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("width", [768, 1024])
 def test_each_layer_has_its_change(tmp_path, order, width):
     made, truth = tensors(ORDERS[order], width)
     made["<s1>"] = torch.ones(width)
@@ -95,7 +95,9 @@ def test_each_layer_has_its_change(tmp_path, order, width):
     layers = read_lora(file)
     assert layers.keys() == truth.keys()
     for path, layer in layers.items():
-        torch.testing.assert_close(layer.scale * layer.up @ layer.down, truth[path])
+        up, down = truth[path]
+        x = torch.randn(down.shape[1], 3, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(layer.scale * layer.up @ (layer.down @ x), up @ (down @ x))
 
 
 def test_a_header_without_ranks_is_read(tmp_path):
