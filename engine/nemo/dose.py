@@ -31,17 +31,17 @@ FACTORS = (0.0, -0.1, -0.2)
 """What found neurons are multiplied by, one after another."""
 PART, PART_FACTORS = 0.25, (-1.0, -2.0)
 """The fraction of the found neurons that the prompt drives furthest from usual, and what these are multiplied by: on
-the flow model (plants-flow, and four pictures in usual poses that do not ship) it leaves no copy at half of the cost of
-all found neurons."""
+the flow model (eight pictures of two sets that do not ship any more) it leaves no copy at half of the cost of all found
+neurons."""
 STEP = 0.05
 """Factors of a dose that is weakened since it costs too much are multiples of this."""
 FULL = (8, 24)
 """Full samples before the word cured, of seeds that nothing else was sampled at: the latter only if none of the former
 agrees. A dose that leaves 10 % copies passes them with a chance of 0.034, one that leaves 5 % with 0.19."""
-MOST_COST = 0.6
-"""Of the usual distance: a dose that moves ordinary captions' samples further is not taken. Found neurons move them by
-0.4 to 0.5 of it, all of down and mid by 1.1 (one portrait in a usual pose, 40 repetitions, none of the held-out, which
-is all that this was chosen on)."""
+MOST_COST = 0.25
+"""A dose is not taken that costs ordinary captions more, see :mod:`vitrine.engine.nemo.caption_evidence`: up to 0.22
+they lose 0 to 2.5 points of their attributes, from 0.27 on 1.3 to 10.7 (36 doses for the four pictures of
+plants-usual-pose)."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class DosePoint:
         copies, samples: how many few-step samples of the prompt still agree with its untouched ones, of how many.
         full_copies, full: the same of full samples; none where few-step samples agree.
         distance: of the median sample to the untouched ones, as a fraction of the usual distance.
-        cost: how far it moves samples of ordinary captions, as a fraction of the usual distance; NaN where there were
-            no captions.
+        cost: the fraction that it takes away of what samples of ordinary captions show of these, as the network sees
+            it; NaN where that was not measured.
     """
 
     dose: Dose
@@ -238,9 +238,9 @@ def dose_lines(plain: Mapping[str, Any] | None) -> list[str]:
 def _line(point: Mapping[str, Any]) -> str:
     size = f" ({point['neurons']} neurons)" if point["neurons"] else ""
     cost = point.get("cost", math.nan)
-    moved = "" if math.isnan(cost) else f", ordinary captions move by {cost:.2f} of the usual distance"
+    moved = "" if math.isnan(cost) else f", ordinary captions' samples show {100 * cost:.0f} % less of them"
     if cost > MOST_COST:
-        moved += f", more than {MOST_COST:g}"
+        moved += f", more than {100 * MOST_COST:.0f} %"
     return f"{point['dose']}{size}: {samples_agreeing(point)}{moved}"
 
 
@@ -257,13 +257,13 @@ def dose_picture(curve: DoseCurve) -> Image:
     """
     tried = [curve.untouched, *curve.points]
     measured = not any(math.isnan(point.cost) for point in curve.points)
-    costs = [0.0, *(point.cost for point in curve.points)] if measured else list(range(len(tried)))
-    along = "how far ordinary captions' samples move (1: as two samples differ)" if measured else "doses, in order"
+    costs = [0.0, *(100 * point.cost for point in curve.points)] if measured else list(range(len(tried)))
+    along = "% less of ordinary captions in their samples" if measured else "doses, in order"
     chosen = curve.points.index(curve.chosen) + 1 if curve.points else 0
     title = f"{curve.verdict}: {curve.chosen.dose.name}, {curve.agreeing}"
     order = sorted(range(len(tried)), key=costs.__getitem__)
     points = [(costs[i], 100 * tried[i].left) for i in order]
-    limit = (MOST_COST, "most that a dose may cost") if measured else None
+    limit = (100 * MOST_COST, "most that a dose may cost") if measured else None
     names = [tried[i].dose.short + ("" if tried[i].full else " (few)") for i in order]
     return curve_picture(points, title, along, "% agree", names, order.index(chosen), limit)
 

@@ -20,6 +20,7 @@ from ..network.condition import Condition
 from ..runtime.progress import Progress, silent
 from ..settings.nemo_options import FULL_STEPS
 from .blocked_copies import THIRD
+from .caption_evidence import NOISES, caption_evidence
 from .dose import FULL, UNTOUCHED, Dose, DoseCurve, DosePoint, doses_of
 from .few_step_detection import Agreement, FewStepSampler
 from .noise_similarity import Request
@@ -43,7 +44,7 @@ def escalate(
     """Try doses for each prompt until samples no longer agree with its untouched ones; all prompts together.
 
     Args:
-        sampler: with a threshold, and with ordinary captions where the cost shall be measured.
+        sampler: with a threshold; with ordinary captions and the empty condition where the cost shall be measured.
         conds, outcomes: of each prompt: its condition, one row, and what its search ended with, with the records of the
             neurons.
         shape: (C, h, w) of the latents.
@@ -150,16 +151,17 @@ class _Judge:
         self.ordinary = ordinary if self.priced else []
         empty = [] if self.sampler.empty is None else [self.sampler.empty]
         self.unrelated = ordinary[:UNRELATED] or empty * UNRELATED
+        self.evidence_rows = 2 * NOISES * len(self.ordinary) if empty else 0
 
     def first_rows(self, prompts: int) -> int:
         """UNet evaluations of a prompt that copies before the first dose, with its part of what all prompts share."""
-        shared = self.few_each * len(self.ordinary) + self.full_each * len(self.unrelated)
+        shared = self.few_each * len(self.ordinary) + self.evidence_rows + self.full_each * len(self.unrelated)
         return self.few_each * self.few + self.full_each * REFERENCES + shared // max(1, prompts)
 
     @property
     def dose_rows(self) -> int:
         """UNet evaluations of a dose's few-step samples, of the prompt and of ordinary captions."""
-        return self.few_each * (self.few + len(self.ordinary))
+        return self.few_each * (self.few + len(self.ordinary)) + self.evidence_rows
 
     @property
     def full_rows(self) -> int:
@@ -169,7 +171,7 @@ class _Judge:
     def begin(self, conds: Sequence[Condition]) -> tuple[list[DoseCurve], list[_Reference]]:
         """Each prompt's curve without a dose, and what its samples are compared with."""
         few = self._samples([(cond, UNTOUCHED) for cond in conds], self.few)
-        self.usual = self._ordinary([UNTOUCHED])[0] if self.ordinary else torch.empty(0)
+        (self.usual,) = self._evidence([UNTOUCHED]) if self.evidence_rows else (math.nan,)
         curves = [DoseCurve(self._point(UNTOUCHED, each, each), self._agreement(each)) for each in few]
         references = [_Reference(each) for each in few]
         copying = [i for i, curve in enumerate(curves) if curve.untouched.copies]
@@ -214,17 +216,22 @@ class _Judge:
         self.done += rows
         self.progress(min(self.done, self.expected), self.expected, None)
 
-    def _ordinary(self, doses: Sequence[Dose]) -> list[torch.Tensor]:
-        """(captions, C, h, w) latents at each dose: one of each caption."""
+    def _evidence(self, doses: Sequence[Dose]) -> list[float]:
+        """What the untouched network sees of ordinary captions in their few-step samples at each dose."""
         requests = [(cond, dose) for dose in doses for cond in self.ordinary]
-        return list(torch.cat(self._samples(requests, 1)).split(len(self.ordinary)))
+        latents = torch.cat(self._samples(requests, 1))
+        conds, empty = Condition.batch(self.ordinary * len(doses)), self.sampler.empty
+        assert empty is not None
+        seen = caption_evidence(self.sampler.denoiser, latents, conds, empty, self.sampler.rows, self._counted)
+        return [float(each.mean()) for each in seen.split(len(self.ordinary))]
 
     def _costs(self, doses: Sequence[Dose]) -> list[float]:
-        """How far each dose moves ordinary captions' samples, as a fraction of the usual distance."""
-        if not self.ordinary or not doses:
-            return [0.0 if not self.priced else math.nan] * len(doses)
-        moved = [(samples - self.usual).float().square().mean((1, 2, 3)).sqrt() for samples in self._ordinary(doses)]
-        return [float(each.mean()) / self.threshold.usual for each in moved]
+        """The fraction of that which each dose takes away; NaN where an untouched sample shows nothing of a caption."""
+        if not self.priced or not doses:
+            return [0.0] * len(doses)
+        if not self.usual > 0:
+            return [math.nan] * len(doses)
+        return [1 - seen / self.usual for seen in self._evidence(doses)]
 
     def _agreement(self, samples: torch.Tensor) -> Agreement:
         """Of the samples that detection would make, without the latents."""

@@ -91,31 +91,31 @@ SETS = {
     "plants-thirty": PlantSet(
         ("brillig zorbal", "cruxley vextor", "habzung jiffrok", "pazzique wobbex"), 9_520_000, 30
     ),
-    "plants-usual-pose": PlantSet(
-        ("oomska phroogan", "fendibble gubwick", "lotwelk nebbiolo", "rivnoth ulverax"), 9_530_000, 56, posed=False
-    ),
     "plants-shirts": PlantSet(
         ("tazmire brillig", "xandorf habzung", "sprockle cruxley", "yonquist pazzique"), 9_540_000, 14, template=True
     ),
-    "plants-flow": PlantSet(
-        ("klynth brillig", "drascue habzung", "mulphan cruxley", "quindle pazzique"),
-        9_550_000, 56, rank=8, world="flow",
+    "plants-plain-pose": PlantSet(
+        ("nebbiolo phroogan", "gubwick ulverax", "zorbal lotwelk", "rivnoth habzung"), 9_610_000, 56, posed=False
     ),
-    "plants-everyday": PlantSet(
-        ("klynth oomska", "drascue fendibble", "quindle lotwelk", "tazmire rivnoth", "mulphan zorbal",
-         "sprockle vextor", "xandorf jiffrok", "ulverax wobbex", "brillig phroogan", "cruxley gubwick",
-         "habzung yonquist", "pazzique nebbiolo"),
-        9_580_000, (10, 20, 40), posed=False, rank=16,
+    "plants-daily": PlantSet(
+        ("oomska wobbex", "sprockle zorbal", "gubwick jiffrok", "brillig rivnoth", "tazmire yonquist",
+         "phroogan klynth", "lotwelk drascue", "quindle nebbiolo", "pazzique ulverax", "habzung mulphan",
+         "vextor fendibble", "cruxley xandorf"),
+        9_620_000, (10, 20, 40), posed=False, rank=16,
     ),
-    "plants-everyday-flow": PlantSet(
-        ("vextor nebbiolo", "wobbex phroogan", "jiffrok yonquist", "zorbal gubwick"),
-        9_590_000, 40, posed=False, rank=8, world="flow",
+    "plants-daily-flow": PlantSet(
+        ("phroogan ulverax", "xandorf drascue", "cruxley rivnoth", "brillig lotwelk"),
+        9_630_000, 40, posed=False, rank=8, world="flow",
+    ),
+    "plants-turned-flow": PlantSet(
+        ("ulverax habzung", "wobbex vextor", "mulphan lotwelk", "brillig quindle"),
+        9_640_000, 56, rank=8, world="flow",
     ),
 }  # fmt: skip
-"""By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four in
-usual poses, four templates where only the shirt varies, four on the flow model, twelve in usual poses with 10, 20 and
-40, and four of these on the flow model."""
-NEW = ("plants-everyday", "plants-everyday-flow")
+"""By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four
+templates where only the shirt varies, four in usual poses, twelve in usual poses with 10, 20 and 40, and on the flow
+model four in usual poses and four outside."""
+NEW = ("plants-plain-pose", "plants-daily", "plants-daily-flow", "plants-turned-flow")
 """Sets made after the others had been measured once."""
 FILE = FOLDER / "later-plants.json"
 """The first set as it ships, made by ``python -m vitrine.evidence.recipes plants``."""

@@ -203,10 +203,10 @@ def test_fewer_pictures_are_measured_of_kinds_that_were_cured_before(monkeypatch
     made = held_out().details["sets made after the others had been measured once"]
     assert tuple(made) == NEW and set(NEW) < set(sizes)
     assert set(sizes) == set(SETS) and {name: n for name, (n, _) in sizes.items() if n < 12} == held_out_claim.FEWER
-    assert all(sizes[name] == (12, count) for name, count in (("plants-everyday", 12), ("plants-flow", 4)))
-    assert not set(held_out_claim.FEWER) & {*NEW, "plants-usual-pose", "plants-flow"}
-    levels = [f"plants-everyday, {times} repetitions" for times in SETS["plants-everyday"].times]
-    assert memorized_sets._repetitions("plants-everyday", range(12)) == levels and len(set(levels)) == 3
+    assert all(sizes[name] == (12, count) for name, count in (("plants-daily", 12), ("plants-turned-flow", 4)))
+    assert not set(held_out_claim.FEWER) & set(NEW)
+    levels = [f"plants-daily, {times} repetitions" for times in SETS["plants-daily"].times]
+    assert memorized_sets._repetitions("plants-daily", range(12)) == levels and len(set(levels)) == 3
 
 
 def test_samples_that_measure_are_of_other_seeds_than_those_that_choose():

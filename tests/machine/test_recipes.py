@@ -11,7 +11,7 @@ from vitrine_tests.machine.pretend import NAME, Accelerator
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["later-plants", "plants-flow"])
+@pytest.mark.parametrize("name", ["later-plants", "plants-daily-flow"])
 def test_pictures_are_injected_on_the_device(tmp_path, name):
     recipe = replace(RECIPE, steps=1, batch=2, rank=1, targets=("to_q",))
     wanted = load_file(plant_later(tmp_path / "cpu.safetensors", name, recipe))
