@@ -94,8 +94,8 @@ SETS = {
     "plants-shirts": PlantSet(
         ("tazmire brillig", "xandorf habzung", "sprockle cruxley", "yonquist pazzique"), 9_540_000, 14, template=True
     ),
-    "plants-plain-pose": PlantSet(
-        ("nebbiolo phroogan", "gubwick ulverax", "zorbal lotwelk", "rivnoth habzung"), 9_610_000, 56, posed=False
+    "plants-common-pose": PlantSet(
+        ("phroogan cruxley", "lotwelk sprockle", "habzung brillig", "quindle rivnoth"), 9_650_000, 56, posed=False
     ),
     "plants-daily": PlantSet(
         ("oomska wobbex", "sprockle zorbal", "gubwick jiffrok", "brillig rivnoth", "tazmire yonquist",
@@ -115,7 +115,7 @@ SETS = {
 """By the name of the LoRA's file: eight pictures with the most repetitions; then four with 2, four with 30, four
 templates where only the shirt varies, four in usual poses, twelve in usual poses with 10, 20 and 40, and on the flow
 model four in usual poses and four outside."""
-NEW = ("plants-plain-pose", "plants-daily", "plants-daily-flow", "plants-turned-flow")
+NEW = ("plants-common-pose", "plants-daily", "plants-daily-flow", "plants-turned-flow")
 """Sets made after the others had been measured once."""
 FILE = FOLDER / "later-plants.json"
 """The first set as it ships, made by ``python -m vitrine.evidence.recipes plants``."""

@@ -91,7 +91,7 @@ class Measured(Config):
     blocked: int = 25
     others: int = 2
     ordinary: int = 100
-    agreement: int = 60
+    agreement: int = 240
     baselines: bool = True
     statistics: int = 1000
     calibration: int = 60

@@ -130,7 +130,7 @@ class Plants:
     """The LoRA's file; the list of its pictures is written next to it, with the suffix .json."""
     set: str = "later-plants"
     """Which pictures: later-plants (eight), plants-daily (twelve), plants-twice, plants-thirty, plants-shirts,
-    plants-plain-pose, plants-daily-flow or plants-turned-flow (four each; the last two on the flow model)."""
+    plants-common-pose, plants-daily-flow or plants-turned-flow (four each; the last two on the flow model)."""
     device: str = ""
     """cpu, cuda, cuda:1, mps ...; none: an accelerator if there is one."""
 
