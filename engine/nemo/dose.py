@@ -41,8 +41,8 @@ FULL = (8, 24)
 agrees. A dose that leaves 10 % copies passes them with a chance of 0.034, one that leaves 5 % with 0.19."""
 MOST_COST = 0.2
 """A dose is not taken that costs ordinary captions more, see :mod:`vitrine.engine.nemo.caption_evidence`: below it they
-lose 0 to 2.5 points of their attributes, above it 1 to 11 (36 doses for four pictures in usual poses, of a set that does
-not ship any more; the order in which doses are tried was chosen on these and on four others)."""
+lose 0 to 2.5 points of their attributes, above it 1 to 11 (36 doses for four pictures in usual poses, of a set that
+does not ship any more; the order in which doses are tried was chosen on these and on four others)."""
 
 
 @dataclass(frozen=True)
