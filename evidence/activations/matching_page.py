@@ -36,7 +36,7 @@ _COLOURS = (
 )
 
 _SHOWN = 4
-_MEASURED = 40
+_MEASURED = 24
 _SCALE = 3
 
 

@@ -13,7 +13,7 @@ from .controlled_transformer import ControlledTransformer
 from .prompts import FIRST_SCENE, prompts_of, reader
 from .sized_training import WEIGHTS
 
-SHOWN, MEASURED = 2, 8
+SHOWN, MEASURED = 2, 4
 
 
 def section(report: Any, progress: Progress = silent) -> None:

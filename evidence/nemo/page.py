@@ -13,7 +13,7 @@ from ...engine.nemo.sites import value_activations
 from ...engine.runtime.progress import Progress, silent
 from ..charts import line_chart
 from .baselines import random_neurons
-from .probed_model import SEARCH, SHAPE, STEPS, ProbedModel, setting, verbatim
+from .probed_model import SEARCH, SHAPE, STEPS, ProbedModel, SampleBudget, setting, verbatim
 
 if TYPE_CHECKING:
     from ...engine.io.html_page import Report
@@ -40,14 +40,14 @@ def score_curve(probed: ProbedModel, prompt: str, result: Result, points: int = 
 
 
 def section(report: Report, progress: Progress = silent) -> None:
-    """Three memorized prompts before and after blocking, a control caption, and the neurons found."""
+    """Two memorized prompts before and after blocking, a control caption, and the neurons found."""
     from PIL import Image
 
     from ...engine.portraits import render
     from ..portraits.page import to_pil
 
-    probed = setting(progress=progress)
-    chosen = verbatim()[:3]
+    probed = setting(progress=progress, budget=SampleBudget(statistics=300, calibration=60))
+    chosen = verbatim()[:2]
     results = probed.find([p.captions[0] for p in chosen])
     report.add_paragraph(
         "From left to right: a memorized picture, a sample of its caption, and the same sample with the found neurons "
