@@ -7,11 +7,9 @@ import ast
 import json
 import multiprocessing
 import traceback
-from pathlib import Path
 
 import pytest
 import torch
-import vitrine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -19,6 +17,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.number_checks import LARGEST_INTEGER, integer, integers
 from vitrine.engine.io.table_on_disk import RowFile
 from vitrine.engine.w2w import BuildConfig, build_space, load_space, write_lora
+from vitrine_tests import sources
 from vitrine_tests.attacks.test_headers import TENSORS, TEXTS, bent, places
 from vitrine_tests.engine.corpus import TENSOR_FILES, TEXT_FILES, join, loras, make_shard, read_shard, split
 from vitrine_tests.hangs import HANGS
@@ -228,11 +227,10 @@ def _root(node):
 
 def test_no_reader_converts_integers_itself():
     """``int(header["count"])`` has no bound."""
-    package, unbounded = Path(vitrine.__file__).parent, []
-    for path in sorted((package / "engine").rglob("*.py")):
-        file = path.relative_to(package).as_posix()
-        source = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(source)) if "int(" in source else ():
+    unbounded = []
+    for path in (path for path in sources.paths("engine") if "int(" in sources.text(path)):
+        file = path.relative_to(sources.ROOT).as_posix()
+        for node in ast.walk(sources.tree(path)):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int"):
                 continue
             root = _root(node.args[0]) if node.args and isinstance(node.args[0], ast.Subscript) else ""

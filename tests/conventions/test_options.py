@@ -3,12 +3,11 @@
 import ast
 import importlib
 import pkgutil
-from pathlib import Path
 
 import vitrine.engine
 from vitrine.engine.settings.option import Options, settings_of
+from vitrine_tests import sources
 
-ROOT = Path(__file__).parents[2]
 WIDGETS = {"Float": {float}, "Int": {int}, "Combo": {str}, "Boolean": {bool}, "String": {str}}
 
 OTHERS = {
@@ -33,10 +32,6 @@ def option_classes():
 
 
 CLASSES = option_classes()
-
-
-def sources(folder):
-    return {path.relative_to(ROOT): ast.parse(path.read_text("utf-8")) for path in ROOT.glob(f"{folder}/**/*.py")}
 
 
 def classes(tree):
@@ -87,7 +82,7 @@ def test_the_rule_sees_a_repeated_option():
 def test_nodes_repeat_no_option_of_their_settings():
     repeated = [
         f"{path}: {entry}"
-        for path, tree in sources("nodes").items()
+        for path, tree in sources.trees("nodes").items()
         for node in classes(tree)
         for entry in repeated_inputs(node)
     ]
@@ -97,7 +92,7 @@ def test_nodes_repeat_no_option_of_their_settings():
 def test_settings_of_one_node_share_no_name():
     """``settings_from`` takes values by name: the steps of one class would become those of another."""
     made = {}
-    for tree in sources("nodes").values():
+    for tree in sources.trees("nodes").values():
         for node in classes(tree):
             calls = [
                 n for n in ast.walk(node) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "settings_from"
@@ -111,7 +106,7 @@ def test_settings_of_one_node_share_no_name():
 
 def test_commands_repeat_no_option_of_their_settings():
     repeated = []
-    for tree in sources("cli").values():
+    for tree in sources.trees("cli").values():
         for command in classes(tree):
             options = {s.name for name in settings_in(command) for s in settings_of(CLASSES[name])}
             fields = {f.target.id: f for f in command.body if isinstance(f, ast.AnnAssign) and f.value is not None}
@@ -123,7 +118,7 @@ def test_commands_repeat_no_option_of_their_settings():
 def test_no_range_stands_twice():
     """A class of options compares no field with a number: the option says the range, and makes the message."""
     twice = []
-    for path, tree in sources("engine").items():
+    for path, tree in sources.trees("engine").items():
         for node in classes(tree):
             checks = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name in ("_check", "__post_init__")]
             for compared in (n for f in checks for n in ast.walk(f) if isinstance(n, ast.Compare)):

@@ -8,11 +8,11 @@ import ast
 import functools
 import importlib.util
 import re
-from pathlib import Path
 
 import pytest
+from vitrine_tests import sources
+from vitrine_tests.sources import ROOT
 
-ROOT = Path(__file__).parents[2]
 REFERENCE = re.compile(r":(?:func|class|mod|data|meth|attr|exc|obj):`~?([\w.]+)(?:\(\))?`")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -20,8 +20,7 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 @functools.cache
 def modules():
     """Dotted name -> file."""
-    files = [p for top in ("engine", "nodes", "cli", "evidence") for p in ROOT.glob(f"{top}/**/*.py")]
-    return {dotted(file): file for file in [ROOT / "__init__.py", *files]}
+    return {dotted(file): file for file in sources.paths()}
 
 
 def dotted(file):
@@ -31,7 +30,7 @@ def dotted(file):
 
 @functools.cache
 def tree(module):
-    return ast.parse(modules()[module].read_text(encoding="utf-8"))
+    return sources.tree(modules()[module])
 
 
 def package_of(module, level=1):

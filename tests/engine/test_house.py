@@ -1,27 +1,16 @@
 """Rules of the source that no tool checks. ruff and import-linter check the others; pyproject.toml has them."""
 
 import ast
-import functools
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import tomllib
+from vitrine_tests.sources import ROOT, paths, text, trees
 
-ROOT = Path(__file__).parents[2]
-PATHS = [
-    *(p for wing in ("engine", "nodes", "cli", "evidence") for p in ROOT.glob(f"{wing}/**/*.py")),
-    ROOT / "__init__.py",
-]
-SOURCE = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in PATHS}
+SOURCE = {path.relative_to(ROOT): text(path) for path in paths()}
 EMPTY_WORDS = {"found", "told", "given", "one", "rest"}
-
-
-@functools.cache
-def trees():
-    return {path: ast.parse(text) for path, text in SOURCE.items()}
 
 
 def test_all_of_the_source_is_read():
@@ -73,12 +62,11 @@ def test_no_module_imports_a_package_that_it_is_in():
 
 
 def test_importing_the_pack_is_cheap():
-    heavy = "{'torch', 'diffusers', 'peft', 'sklearn', 'transformers'}"
-    cheap = {"vitrine": "", "vitrine.engine.tracing.hooks": "torch", "vitrine.engine.activations": "torch"}
-    for module, allowed in cheap.items():
-        code = f"import sys, {module}; print(sorted({heavy} & set(sys.modules)))"
-        out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-        assert out == (f"['{allowed}']" if allowed else "[]"), module
+    modules = ("vitrine", "vitrine.engine.tracing.hooks", "vitrine.engine.activations", "vitrine.engine.families")
+    seen = "print({'torch', 'diffusers', 'peft', 'sklearn', 'transformers'} & set(sys.modules))"
+    code = "\n".join(["import sys", *(f"import {module}; {seen}" for module in modules)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["set()", *["{'torch'}"] * 3]
 
 
 def test_tensors_come_to_the_cpu_before_they_are_float64():

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from vitrine.engine.families import FAMILIES
+from vitrine_tests import sources
+from vitrine_tests.sources import ROOT
 
-ROOT = Path(__file__).parents[3]
 BUILDS = "builds or loads the network that ships, or trains it"
 TYPES = "diffusers reads a pipeline's components from the types in its signature"
 TABLE = "nodes/comfy/compat_comfyui.py"
@@ -74,11 +75,11 @@ def decisions(tree):
 
 def places(root):
     """``file:line name`` of each fact of a family outside ``engine/families``."""
-    for path in sorted(p for wing in ("engine", "nodes", "cli", "evidence") for p in (root / wing).rglob("*.py")):
+    for path in sorted(p for wing in sources.WINGS for p in (root / wing).rglob("*.py")):
         name = path.relative_to(root).as_posix()
         if name.startswith("engine/families/"):
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = sources.tree(path)
         found = set() if name in EXEMPT else set(named_classes(tree))
         found |= set() if name.startswith(CLAIMS) or name == TABLE else set(decisions(tree))
         yield from (f"{name}:{line} {what}" for line, what in sorted(found))
@@ -89,7 +90,7 @@ def test_no_fact_of_a_family_is_outside_its_record():
 
 
 def test_the_exemptions_are_needed():
-    needed = {name for name in EXEMPT if set(named_classes(ast.parse((ROOT / name).read_text(encoding="utf-8"))))}
+    needed = {name for name in EXEMPT if set(named_classes(sources.tree(ROOT / name)))}
     assert needed == set(EXEMPT)
 
 
@@ -100,9 +101,3 @@ def test_one_file_makes_a_family_known_to_every_method(tmp_path):
     walk = [sys.executable, str(folder / "walk.py"), str(tmp_path)]
     done = subprocess.run(walk, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
-
-
-def test_families_import_no_diffusers():
-    code = "import sys, vitrine.engine.families; print({'diffusers', 'transformers', 'peft'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

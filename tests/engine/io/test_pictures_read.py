@@ -2,7 +2,6 @@
 
 import ast
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,8 +17,8 @@ from vitrine.engine.io.picture_files import Stored, open_picture, open_rgb, pict
 from vitrine.engine.pipelines import w2w_training
 from vitrine.engine.pipelines.conventions import soft_masks
 from vitrine.evidence.verify.spair import read_spair
+from vitrine_tests.sources import ROOT, paths, text, tree
 
-ROOT = Path(__file__).parents[3]
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 
 
@@ -167,11 +166,8 @@ def test_folders_hold_what_people_put_there(tmp_path):
 def test_there_is_one_reader():
     """Nothing else opens a picture's file: charts open what they have drawn themselves, in memory."""
     allowed = {"engine/io/picture_files.py", "evidence/charts.py"}
-    for path in (p for wing in ("engine", "nodes", "cli", "evidence") for p in (ROOT / wing).rglob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        if "Image" not in source:
-            continue
-        calls = [n.func for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Call)]
+    for path in (path for path in paths() if "Image" in text(path)):
+        calls = [n.func for n in ast.walk(tree(path)) if isinstance(n, ast.Call)]
         opens = [
             c for c in calls if isinstance(c, ast.Attribute) and c.attr == "open" and ast.unparse(c.value) == "Image"
         ]
