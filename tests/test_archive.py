@@ -110,17 +110,22 @@ import vitrine.engine
 modules = [m.name for m in pkgutil.walk_packages(vitrine.engine.__path__, "vitrine.engine.")]
 for name in modules:
     importlib.import_module(name)
+packages = [sys.modules["vitrine.engine." + name] for name in sys.argv[2:]]
+hidden = [name for each in packages for name in each.__all__ if type(getattr(each, name)) is type(sys)]
 from vitrine import load_portraits
-print(len(modules), type(load_portraits().unet).__name__, vitrine.__file__)
+print(len(modules), type(load_portraits().unet).__name__, hidden, vitrine.__file__)
 """
+METHODS = ("activations", "control", "emd", "nemo", "portraits", "resolution", "w2w")
 
 
-def test_the_archive_alone_loads(tmp_path):
+def test_the_archive_alone_loads_and_no_module_takes_the_place_of_a_function(tmp_path):
+    """A module with the name of a function that its package exports would replace it once it is imported."""
     for name in shipped.archive():
         (tmp_path / "pack" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "pack" / name)
-    command = [sys.executable, "-c", LOADED, str(tmp_path / "pack")]
+    command = [sys.executable, "-c", LOADED, str(tmp_path / "pack"), *METHODS]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
-    modules, unet, file = done.stdout.split()
+    modules, unet, hidden, file = done.stdout.split()
+    assert hidden == "[]", "modules in the place of functions"
     assert int(modules) > 200 and unet == "UNet2DConditionModel" and Path(file).is_relative_to(tmp_path)

@@ -13,9 +13,9 @@ def calls(*names):
     ends = {name.rpartition(".")[2] for name in names}
     for path, tree in trees().items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in ends:
-                if ast.unparse(node.func) in names:
-                    yield path.as_posix(), node
+            end = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+            if end in ends and ast.unparse(node.func) in names:
+                yield path.as_posix(), node
 
 
 def settings(call):
@@ -57,8 +57,8 @@ HUB = "engine/io/hub.py"
 def test_nodes_ask_no_other_host():
     scripts = [p.read_text(encoding="utf-8") for p in (ROOT / "nodes" / "web").glob("*.js")]
     assert len(scripts) >= 8
-    for text in scripts:
-        assert not re.search(r"https?://(?!www\.w3\.org/)|(?<!\.)\bfetch\(|WebSocket|EventSource", text)
+    for script in scripts:
+        assert not re.search(r"https?://(?!www\.w3\.org/)|(?<!\.)\bfetch\(|WebSocket|EventSource", script)
     imported = {
         alias.name.split(".")[0]
         for path, tree in trees().items()

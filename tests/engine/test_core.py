@@ -1,8 +1,5 @@
 """Schedule, denoiser, addresses and hooks on real diffusers classes at small size."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from diffusers import (
@@ -340,17 +337,3 @@ def test_a_distilled_table_knows_every_twentieth_timestep():
     assert lcm.sigma(0.0) == whole.sigma(19.0)
     with pytest.raises(VitrineError, match="999"):
         lcm.sigma(1000.0)
-
-
-def test_no_module_takes_the_place_of_a_function():
-    """A module with the name of a function that its package exports would replace it once it is imported."""
-    code = (
-        "import importlib, pkgutil, types\n"
-        "for method in 'activations control emd nemo portraits resolution w2w'.split():\n"
-        "    package = importlib.import_module(f'vitrine.engine.{method}')\n"
-        "    for each in pkgutil.iter_modules(package.__path__):\n"
-        "        importlib.import_module(f'{package.__name__}.{each.name}')\n"
-        "    print([n for n in package.__all__ if isinstance(getattr(package, n), types.ModuleType)])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]"] * 7

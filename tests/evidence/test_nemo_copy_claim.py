@@ -13,6 +13,7 @@ from vitrine.evidence.nemo.copy_claims import MEASURED, TUNING
 from vitrine.evidence.nemo.guidance_difference import pull
 from vitrine.evidence.nemo.lora_report_claims import judged
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 SHAPE = (4, 16, 16)
 
 

@@ -22,6 +22,7 @@ from vitrine.evidence.nemo.plant_files import FOLDER, PlantFile
 from vitrine.evidence.portraits.sampling import sample_images
 from vitrine.evidence.recipes.commands import RECIPES
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 FIELDS = tuple(Scenes.__dataclass_fields__)
 
 

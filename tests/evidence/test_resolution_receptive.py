@@ -7,6 +7,8 @@ from vitrine.evidence.resolution import receptive
 from vitrine.evidence.resolution.claims import SIDES, judged_field
 from vitrine.evidence.resolution.positions import Look
 
+pytestmark = pytest.mark.usefixtures("few_draws")
+
 
 @pytest.mark.nightly
 def test_every_arm_draws_another_picture_and_leaves_the_network(monkeypatch):

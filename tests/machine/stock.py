@@ -89,6 +89,25 @@ def sdxl() -> Any:
     )
 
 
+def deep_sdxl(scheduler: Any = None) -> Any:
+    """SDXL whose lower level has two transformer blocks in a row, by default with the portraits' scheduler."""
+    parts = build_models(seed=3)
+    second = CLIPTextModelWithProjection(parts.text_encoder.config).eval()
+    unet = models.unet_xl(
+        block_out_channels=(32, 64),
+        cross_attention_dim=2 * WIDTH,
+        attention_head_dim=4,
+        use_linear_projection=False,
+        norm_num_groups=32,
+        transformer_layers_per_block=(1, 2),
+        projection_class_embeddings_input_dim=WIDTH + 6 * 8,
+    )
+    readers = (parts.text_encoder, second, parts.tokenizer, parts.tokenizer)
+    pipe = StableDiffusionXLPipeline(parts.vae, *readers, unet, scheduler or parts.scheduler, add_watermarker=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
 def pixart(sizes: bool = False) -> Any:
     parts = _parts(5)
     net = models.pixart(caption_channels=WIDTH, use_additional_conditions=sizes)

@@ -7,15 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionXLPipeline
 from PIL import Image
 from vitrine.engine.activations import Activations, PCABasis
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import build_models, render, sample_scenes
 from vitrine.engine.runtime.progress import Interrupted
-from vitrine_tests import models
-from vitrine_tests.machine.stock import stable_diffusion
+from vitrine_tests.machine.stock import deep_sdxl, stable_diffusion
 
 pytestmark = pytest.mark.rounding
 Q = "up-level0-repeat0-vit-block0-cross-q"
@@ -223,42 +221,13 @@ def test_interrupt_leaves_nothing(pipe, pixels, tmp_path: Path, no_hooks_left) -
     assert not list(tmp_path.iterdir())
 
 
-def tiny_xl() -> ActivationTapPipeline:
-    from transformers import CLIPTextModelWithProjection
-
-    m = build_models(seed=3)
-    second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
-    unet = models.unet_xl(
-        block_out_channels=(32, 64),
-        cross_attention_dim=128,
-        attention_head_dim=4,
-        use_linear_projection=False,
-        norm_num_groups=32,
-        transformer_layers_per_block=(1, 2),
-        projection_class_embeddings_input_dim=64 + 6 * 8,
-    )
-    parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
-    return ActivationTapPipeline.from_pipe(StableDiffusionXLPipeline(*parts, add_watermarker=False))
-
-
 def test_sdxl_kind(pixels) -> None:
-    pipe = tiny_xl()
-    pipe.set_progress_bar_config(disable=True)
+    pipe = ActivationTapPipeline.from_pipe(deep_sdxl())
     out = pipe.tap(pixels, ["a", "b", "c"], addresses=["up-level0-repeat0-vit-block1-out"], seeds=[0, 1]).activations
     alone = pipe.tap(pixels[2], "c", addresses=["up-level0-repeat0-vit-block1-out"], seeds=[0, 1]).activations
     assert close(out.row(2), alone, 1e-4)
     with pytest.raises(VitrineError, match="from_pipe"):
         ActivationTapPipeline(pipe.vae, pipe.text_encoder, pipe.tokenizer, pipe.unet, pipe.scheduler)
-
-
-def test_loads_a_stock_stable_diffusion_folder(pipe, pixels, tmp_path: Path) -> None:
-    from diffusers import StableDiffusionPipeline
-
-    stock = StableDiffusionPipeline(**pipe.components, requires_safety_checker=False)
-    stock.save_pretrained(tmp_path)
-    ours = ActivationTapPipeline.from_pretrained(tmp_path)
-    ours.set_progress_bar_config(disable=True)
-    assert close(ours.tap(pixels, addresses=Q).activations, pipe.tap(pixels, addresses=Q).activations, 0)
 
 
 def test_half_precision_networks(pixels) -> None:

@@ -25,10 +25,10 @@ DAILY = [pipelines.ActivationTapPipeline, pipelines.EMDOneStepPipeline, pipeline
 
 @pytest.fixture(scope="module", params=["sdxl", "flux"])
 def saved(request, tmp_path_factory):
-    """(family, its folder)."""
-    folder = tmp_path_factory.mktemp(request.param)
-    stock(request.param).save_pretrained(folder)
-    return request.param, str(folder)
+    """(stock pipeline, its folder)."""
+    folder, pipe = tmp_path_factory.mktemp(request.param), stock(request.param)
+    pipe.save_pretrained(folder)
+    return pipe, str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -38,17 +38,23 @@ def sdxl(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="module")
+def held():
+    """What a single file held."""
+    return stock("sdxl")
+
+
 @pytest.mark.parametrize("kind", nightly_but(KINDS, DAILY))
 def test_a_folder_gives_the_form_of_its_model(kind, saved):
     """SDXL's second text encoder was left out without a word, and transformers ended in errors of diffusers."""
-    family, folder = saved
-    wanted = type(kind.from_pipe(stock(family)))
+    pipe, folder = saved
+    wanted = type(kind.from_pipe(pipe))
     for made in (
         kind.from_pretrained(folder, torch_dtype=torch.float16),
         load_pipeline(folder, kind, LoadConfig(device="cpu", dtype="float16")),
     ):
         assert type(made) is wanted
-        assert modules(made).keys() == modules(stock(family)).keys()
+        assert modules(made).keys() == modules(pipe).keys()
         assert {part.dtype for part in modules(made).values()} == {torch.float16}
 
 
@@ -72,13 +78,12 @@ def test_prompts_are_calibrated_on_sdxl(sdxl, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_single_file_held_takes_the_form_of_its_model(kind):
+def test_what_a_single_file_held_takes_the_form_of_its_model(kind, held):
     """A file of SDXL was refused by the letters XL in a class's name."""
-    assert type(formed(stock("sdxl"), kind)) is type(kind.from_pipe(stock("sdxl")))
+    assert type(formed(held, kind)) is type(kind.from_pipe(held))
 
 
-def test_a_stock_class_takes_its_own_alone():
-    own = stock("sdxl")
-    assert formed(own, StableDiffusionXLPipeline) is own and formed(own, None) is own
+def test_a_stock_class_takes_its_own_alone(held):
+    assert formed(held, StableDiffusionXLPipeline) is held and formed(held, None) is held
     with pytest.raises(VitrineError, match="given StableDiffusionXLPipeline; accepted: StableDiffusionPipeline"):
-        formed(own, StableDiffusionPipeline)
+        formed(held, StableDiffusionPipeline)

@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from diffusers import EulerDiscreteScheduler, PNDMScheduler, StableDiffusionXLPipeline
+from diffusers import EulerDiscreteScheduler, PNDMScheduler
 from PIL import Image
-from transformers import CLIPTextModelWithProjection
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import (
     ActivationTapPipeline,
     CorrespondencePipeline,
     SegmentationPipeline,
 )
-from vitrine.engine.portraits import build_models, load_portraits, render, sample_scenes
-from vitrine_tests import models
-from vitrine_tests.machine.stock import stable_diffusion
+from vitrine.engine.portraits import load_portraits, render, sample_scenes
+from vitrine_tests.machine.stock import deep_sdxl, stable_diffusion
 
 pytestmark = pytest.mark.rounding
 SCHEDULE = {"beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear", "steps_offset": 1}
@@ -41,20 +39,8 @@ def sd():
 
 @pytest.fixture(scope="module")
 def sdxl():
-    m = build_models(seed=3)
-    second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
-    unet = models.unet_xl(
-        block_out_channels=(32, 64),
-        cross_attention_dim=128,
-        attention_head_dim=4,
-        use_linear_projection=False,
-        norm_num_groups=32,
-        transformer_layers_per_block=(1, 2),
-        projection_class_embeddings_input_dim=64 + 6 * 8,
-    )
     scheduler = EulerDiscreteScheduler(**SCHEDULE, timestep_spacing="leading")
-    parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, scheduler)
-    return ActivationTapPipeline.from_pipe(StableDiffusionXLPipeline(*parts, add_watermarker=False))
+    return ActivationTapPipeline.from_pipe(deep_sdxl(scheduler))
 
 
 @pytest.fixture(scope="module")

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from diffusers import StableDiffusionXLPipeline
 from vitrine.engine.activations.correspondence import feature_maps
 from vitrine.engine.activations.segmentation import mask_like_clicks
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline, CorrespondencePipeline, SegmentationPipeline
 from vitrine.engine.portraits import load_portraits, render, sample_scenes
-from vitrine_tests import models
+from vitrine_tests.machine.stock import deep_sdxl
 
 pytestmark = pytest.mark.rounding
 TAP = {"addresses": ["up-level0-repeat0-res-increment"], "timestep": 50, "seeds": [0]}
@@ -80,25 +79,11 @@ def test_bad_input_is_refused(stock, drawn):
 @pytest.mark.nightly
 def test_sdxl_has_the_same_pipelines(drawn):
     """SDXL's two text encoders and time ids, at tiny size: matches, masks and ranking as for SD."""
-    from transformers import CLIPTextModelWithProjection
     from vitrine.engine.activations.ranking import RankingConfig
-    from vitrine.engine.portraits import build_models
     from vitrine.engine.settings.ranking_options import FilterRule
 
-    m = build_models(seed=3)
-    second = CLIPTextModelWithProjection(m.text_encoder.config).eval()
-    unet = models.unet_xl(
-        block_out_channels=(32, 64),
-        cross_attention_dim=128,
-        attention_head_dim=4,
-        use_linear_projection=False,
-        norm_num_groups=32,
-        transformer_layers_per_block=(1, 2),
-        projection_class_embeddings_input_dim=64 + 6 * 8,
-    )
-    parts = (m.vae, m.text_encoder, second, m.tokenizer, m.tokenizer, unet, m.scheduler)
     place = {"addresses": ["up-level0-repeat0-vit-block1-out"], "timestep": 50, "seeds": [0]}
-    source = StableDiffusionXLPipeline(*parts, add_watermarker=False)
+    source = deep_sdxl()
     (match,) = CorrespondencePipeline.from_pipe(source).match(drawn.images[:1], drawn.images[:1], [[0.4, 0.4]], **place)
     assert match.points.shape == (1, 2) and bool(match.mutual.all())
     masks = (drawn.parts > 0).long()

@@ -101,9 +101,3 @@ def test_one_file_makes_a_family_known_to_every_method(tmp_path):
     walk = [sys.executable, str(folder / "walk.py"), str(tmp_path)]
     done = subprocess.run(walk, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
-
-
-def test_families_import_no_diffusers():
-    code = "import sys, vitrine.engine.families; print({'diffusers', 'transformers', 'peft'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "set()"

@@ -254,7 +254,7 @@ def reference(unet, texts, statistics):
 
 
 EVERY = list(itertools.product(("parity", "chain"), ("at once", "midway", "exhausted")))
-BY_DAY = [("parity", "midway"), ("chain", "at once")]
+BY_DAY = [("parity", "midway"), ("chain", "midway")]
 
 
 @pytest.mark.parametrize(("mode", "case"), nightly_but(EVERY, BY_DAY))
@@ -269,7 +269,7 @@ def test_search_equals_the_published_algorithm(denoiser, texts, statistics, refe
     assert kept == [sorted(set(x)) for x in refined]
 
 
-@pytest.mark.parametrize("ahead", nightly_but([1, 4, 8, 16], [4]))
+@pytest.mark.parametrize("ahead", nightly_but([1, 4, 8, 16], []))
 def test_how_far_the_chain_guesses_ahead_changes_nothing(denoiser, texts, statistics, reference, ahead):
     tau, _, _, _, refined = reference("midway")
     found, _ = everyone(denoiser, statistics, texts[:1], tau, "chain", rows=ahead * SEEDS)
