@@ -258,7 +258,7 @@ def test_the_page_lists_templates_in_an_order_of_learning(driver, address):
 
 async def _help_links(driver, address):
     """Where the links of a node's help lead, as the page's own panel shows them, once its picture stands there."""
-    async with driver.page(address) as tab:
+    async with driver.page(address, alone=True) as tab:
         await tab.evaluate("""(() => {
             const node = LiteGraph.createNode('VitrineW2WEdit')
             app.graph.add(node); app.canvas.selectNodes([node]) })()""")
