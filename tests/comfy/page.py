@@ -62,14 +62,14 @@ def free_port():
 
 
 @contextmanager
-def server(comfyui, pack, base, flags=(), user=None):
-    """ComfyUI with only this pack, in a folder of ours, with these settings of the user's; yields its address."""
+def server(comfyui, pack, base, flags=()):
+    """ComfyUI with only this pack, in a folder of ours; yields its address."""
     (base / "custom_nodes").mkdir(parents=True, exist_ok=True)
     settings = base / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True)
     shown, served = page_to_test()
     own = {"Comfy.InstalledVersion": shown}  # whose defaults a new installation has
-    settings.write_text(json.dumps(VISITED | own | (user or {})))
+    settings.write_text(json.dumps(VISITED | own))
     (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
     with free_port() as port, (base / "server.log").open("w") as log:
         command = [

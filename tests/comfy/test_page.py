@@ -210,7 +210,6 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
 
 DAILY = {
     "Pull sliders, four nodes (demo)",
-    "Sample at twice the size (demo)",
     "See what the model sees (demo)",
 }
 """Templates that run with every change; the others at night, since they take longer."""
