@@ -47,6 +47,7 @@ def inputs_of(comfy, node_id, known):
         options = [getattr(option, "key", option) for option in getattr(entry, "options", None) or []]
         if entry.id in known:
             values[entry.id] = known[entry.id]
+            values |= _below(entry, known[entry.id])
         elif kind in known and not (optional and kind == "MODEL"):
             values[entry.id] = known[kind]
         elif kind == "IMAGE":
@@ -57,10 +58,17 @@ def inputs_of(comfy, node_id, known):
             values[entry.id] = SMALL[entry.id]
         elif options:
             values[entry.id] = options[0]
+            values |= _below(entry, options[0])
         else:
             values[entry.id] = entry.default
             assert entry.default is not None, f"{node_id}: a value for {entry.id} ({kind}), here or in SMALL"
     return values
+
+
+def _below(entry, key):
+    """Small values of what stands below the chosen option, where it has any."""
+    chosen = [option.inputs for option in getattr(entry, "options", None) or () if getattr(option, "key", None) == key]
+    return {i.id: SMALL[i.id] for inputs in chosen for i in inputs if i.id in SMALL}
 
 
 def numbers_of(value):

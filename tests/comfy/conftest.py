@@ -179,8 +179,25 @@ def page_base(tmp_path_factory):
     return tmp_path_factory.mktemp("page") / "base"
 
 
+BY_DEFAULT = "as_by_default"
+WITHOUT_POLICY = f"""from server import PromptServer
+
+
+async def without_policy(request, response):
+    if "{BY_DEFAULT}" in request.query:
+        response.headers.pop("Content-Security-Policy", None)
+
+
+PromptServer.instance.app.on_response_prepare.append(without_policy)
+NODE_CLASS_MAPPINGS = {{}}
+"""
+"""Behind this query the page has no policy of its own, which --disable-api-nodes gives it."""
+
+
 @pytest.fixture(scope="session")
 def address(driver, page_base):
     """Of that server. What a test leaves behind must not disturb the next."""
+    (page_base / "custom_nodes").mkdir(parents=True)
+    (page_base / "custom_nodes" / "without_policy.py").write_text(WITHOUT_POLICY, encoding="utf-8")
     with driver.server(COMFYUI, ROOT, page_base) as found:
         yield found

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -44,10 +45,10 @@ busy machine, and they take every click."""
 
 
 async def polls(what):
-    """Comes back every half second; after HANGS, TimeoutError with what was waited for."""
-    for _ in range(2 * HANGS):
+    """Comes back ten times a second; after HANGS, TimeoutError with what was waited for."""
+    for _ in range(10 * HANGS):
         yield
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.1)
     raise TimeoutError(what)
 
 
@@ -61,14 +62,14 @@ def free_port():
 
 
 @contextmanager
-def server(comfyui, pack, base, flags=(), user=None):
-    """ComfyUI with only this pack, in a folder of ours, with these settings of the user's; yields its address."""
+def server(comfyui, pack, base, flags=()):
+    """ComfyUI with only this pack, in a folder of ours; yields its address."""
     (base / "custom_nodes").mkdir(parents=True, exist_ok=True)
     settings = base / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True)
     shown, served = page_to_test()
     own = {"Comfy.InstalledVersion": shown}  # whose defaults a new installation has
-    settings.write_text(json.dumps(VISITED | own | (user or {})))
+    settings.write_text(json.dumps(VISITED | own))
     (base / "custom_nodes" / "vitrine-pack").symlink_to(pack)
     with free_port() as port, (base / "server.log").open("w") as log:
         command = [
@@ -82,6 +83,7 @@ def server(comfyui, pack, base, flags=(), user=None):
             _answers(process, f"http://127.0.0.1:{port}", base / "server.log")
             yield f"http://127.0.0.1:{port}"
         finally:
+            Browser.close_idle(f"http://127.0.0.1:{port}")
             process.terminate()
             process.wait(HANGS)
 
@@ -235,6 +237,27 @@ class Page:
         """What went wrong in this pack's scripts: errors, also those the page caught, and breaches of its policy."""
         return [c for c in self.console if OURS.search(c)]
 
+    async def load(self, address):
+        """Open the page for the first time."""
+        for domain in ("Page", "Runtime", "Log"):
+            await self.send(f"{domain}.enable")
+        await self.send("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+        await self.send("Page.navigate", url=address)
+        await self.wait_for(READY)
+
+    async def clear(self):
+        """Leave nothing for the next test."""
+        await self.send("Input.dispatchMouseEvent", type="mouseMoved", x=0, y=0)
+        await self.command("NewBlankWorkflow")
+        await self.send("Runtime.discardConsoleEntries")
+        await self.send("Log.clear")
+
+    async def go_on(self):
+        """Go on where another test ended."""
+        for domain in ("Page", "Runtime", "Log"):
+            await self.send(f"{domain}.enable")
+        await self.settle()
+
     async def evaluate(self, expression):
         """The JSON value of a JavaScript expression; promises are awaited."""
         answer = await self.send("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
@@ -345,41 +368,93 @@ class Page:
         Path(path).write_bytes(base64.b64decode(answer["data"]))
 
 
+class Browser:
+    """A Chromium with one tab, which tests on one address use one after the other.
+
+    Attributes:
+        address: what the tab shows.
+        tabs: address of its list of tabs.
+    """
+
+    idle: "list[Browser]" = []
+
+    def __init__(self, address):
+        self.address, self.tabs = address, ""
+        self.profile = Path(tempfile.mkdtemp(prefix="vitrine-chromium-"))
+        own = ["--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={self.profile}"]
+        nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        command = [CHROMIUM, *QUIET, *own, "about:blank"]
+        self.process = subprocess.Popen(command, **nowhere, start_new_session=True)
+
+    async def tab(self):
+        """Where DevTools speak to its tab."""
+        import aiohttp
+
+        written = self.profile / "DevToolsActivePort"
+        async for _ in polls("a tab of the browser"):
+            port = written.read_text().partition("\n")[0] if written.is_file() else ""
+            if not port:  # the browser chooses one
+                continue
+            self.tabs = f"http://127.0.0.1:{port}/json"
+            with suppress(aiohttp.ClientError):
+                async with aiohttp.ClientSession() as session, session.get(self.tabs) as answer:
+                    tabs = [t for t in await answer.json(content_type=None) if t["type"] == "page"]
+                if tabs:
+                    return tabs[0]["webSocketDebuggerUrl"]
+
+    def rest(self):
+        """Stop all its processes: an open page draws though nobody looks."""
+        Browser.idle.append(self)
+        os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def go_on(self):
+        Browser.idle.remove(self)
+        os.killpg(self.process.pid, signal.SIGCONT)
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait(HANGS)
+        shutil.rmtree(self.profile, ignore_errors=True)
+
+    @classmethod
+    def close_idle(cls, address):
+        """Those that nothing will use again once a server has ended."""
+        for browser in [b for b in cls.idle if b.address == address]:
+            browser.go_on()
+            browser.close()
+
+
 @asynccontextmanager
-async def page(address):
-    """A tab on ``address`` with the graph editor ready."""
+async def page(address, alone=False):
+    """A tab on ``address`` with the graph editor ready.
+
+    The page takes seconds to load, and what a test leaves there goes with its workflow: so the next test is given the
+    same tab. Not where this one failed; ``alone`` is for a test that changes more, or looks at all open workflows.
+    """
     import aiohttp
 
-    profile = Path(tempfile.mkdtemp(prefix="vitrine-chromium-"))
-    own = ["--remote-debugging-port=0", "--remote-allow-origins=*", f"--user-data-dir={profile}"]
-    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    browser = subprocess.Popen([CHROMIUM, *QUIET, *own, "about:blank"], **nowhere)
+    browser = next((b for b in Browser.idle if b.address == address and not alone), None)
+    fresh, kept = browser is None, not alone
+    if fresh:
+        browser = Browser(address)
+    else:
+        browser.go_on()
     try:
-        async with aiohttp.ClientSession() as session:
-            tabs = []
-            async for _ in polls("a tab of the browser"):
-                if not (written := profile / "DevToolsActivePort").is_file():
-                    continue
-                port = written.read_text().partition("\n")[0]  # the one that the browser chose
-                with suppress(aiohttp.ClientError):
-                    browser_tabs = f"http://127.0.0.1:{port}/json"
-                    async with session.get(browser_tabs) as answer:
-                        tabs = [t for t in await answer.json(content_type=None) if t["type"] == "page"]
-                if tabs:
-                    break
-            async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as connection:
-                tab = Page(connection, browser_tabs)
-                await tab.send("Page.enable")
-                await tab.send("Runtime.enable")
-                await tab.send("Log.enable")
-                await tab.send("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
-                await tab.send("Page.navigate", url=address)
-                await tab.wait_for(READY)
-                yield tab
+        where = await browser.tab()
+        async with aiohttp.ClientSession() as session, session.ws_connect(where, max_msg_size=0) as connection:
+            tab = Page(connection, browser.tabs)
+            await (tab.load(address) if fresh else tab.go_on())
+            yield tab
+            if kept:
+                await tab.clear()
+    except BaseException:
+        kept = False
+        raise
     finally:
-        browser.terminate()
-        browser.wait(HANGS)
-        shutil.rmtree(profile, ignore_errors=True)
+        if kept:
+            browser.rest()
+        else:
+            browser.close()
 
 
 def results(rows, path, side=112, wide=1000):

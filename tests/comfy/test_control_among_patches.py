@@ -65,8 +65,12 @@ def test_sizes_are_weighted_behind_a_guider(scene, name):
     assert not close(whole, none)
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("patch", PATCHES)
+SCALED = [(patch, scale) for patch in PATCHES for scale in (1.0, 3.0)]
+DAILY = [(p, 3.0) for p in ("PerturbedAttentionGuidance", "SelfAttentionGuidance", "NAGuidance", "EasyCache")]
+"""The others by day in test_guiders_obey.py, on a network of blocks."""
+
+
+@pytest.mark.parametrize(("patch", "scale"), nightly_but(SCALED, DAILY))
 def test_without_control_guidance_a_patch_does_what_it_does_behind_core(comfy, scene, patch, scale):
     model, positive, _ = scene
     caches = {"reuse_threshold": 1.0, "start_percent": 0.0, "end_percent": 1.0} if "Cache" in patch else {}

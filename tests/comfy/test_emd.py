@@ -121,6 +121,17 @@ def test_student_file_and_refusals(comfy, loaded, positive, folder):
         generate(comfy, loaded[0], positive, preset="auto")
 
 
+def in_every_list(comfy, name, file):
+    """Load LoRA lists the student, and our generator knows its preset."""
+    import folder_paths
+    from vitrine.nodes.comfy.lora import preset_in
+
+    with_own = comfy.nodes.NODE_CLASS_MAPPINGS["LoraLoaderModelOnly"].INPUT_TYPES()["required"]["lora_name"][0]
+    assert f"vitrine/{name}.safetensors" in with_own
+    assert folder_paths.get_full_path("loras", f"vitrine/{name}.safetensors") == file
+    assert preset_in(f"vitrine/{name}.safetensors").timestep == 625.0
+
+
 def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, folder):
     import shutil
 
@@ -128,6 +139,7 @@ def test_distil_in_inference_mode_then_use_the_file(comfy, loaded, positive, fol
     told |= {"rank": 2, "K": 2, "guidance": 2.0, "timestep": 625.0, "diff_instruct": False, "seed": 0}
     pictures, file = comfy.call("VitrineEMDDistill", **told)
     assert pictures.shape == (4, 64, 64, 3) and pictures.min() >= 0 and pictures.max() <= 1
+    in_every_list(comfy, "tiny", file)
     shutil.copy(file, folder / "tiny.safetensors")
     base = generate(comfy, loaded[0], positive, timestep=625.0)["samples"]
     student = generate(comfy, loaded[0], positive, student="tiny.safetensors", preset="auto")["samples"]

@@ -16,6 +16,7 @@ from vitrine_tests.comfy.conftest import with_choices
 from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, xl_twins
 from vitrine_tests.comfy.guided_graphs import VALUES
 from vitrine_tests.comfy.test_encode_then_load import CAPTIONS, FEW, LATENT, adapter, encoded
+from vitrine_tests.lanes import nightly_but
 
 LOADS = {
     "VitrineActivationTap": {"VAE"},
@@ -103,9 +104,16 @@ def numbers(output):
     return any_node.numbers_of(list(output.result))
 
 
-LONG = {"VitrineLoRAReport", "VitrineNEMOCopyCheck", "VitrineNEMOFindNeurons", "VitrineTrainW2WSlider"}
-"""Twenty seconds and more, for three runs."""
-EACH = [pytest.param(n, marks=pytest.mark.nightly) if n in LONG else n for n in LOADS]
+LONG = {
+    "VitrineLoRAReport",
+    "VitrineNEMOCopyCheck",
+    "VitrineNEMOFindNeurons",
+    "VitrineNEMOVerify",
+    "VitrineRankActivations",
+    "VitrineTrainW2WSlider",
+}
+"""Two seconds and more, for three runs."""
+EACH = nightly_but(LOADS, set(LOADS) - LONG)
 
 
 @pytest.fixture(params=EACH)

@@ -14,14 +14,8 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="as
 PROMPT = "a smiling dark face with curly blond hair on pink"
 CAPTIONS = "a smiling face\na pale face\na dark face on pink\nlong hair"
 PLACE = "up-level1-repeat0-vit-block0-cross-q"
-OWN_STATE = {
-    "VitrineNEMOCopyCheck",
-    "VitrineLoRAReport",
-    "VitrineW2WInvert",
-    "VitrineEMDDistill",
-    "VitrineBuildW2WSpace",
-}
-"""Nodes that read back what an earlier run of their own wrote, to resume it."""
+OWN_STATE = {"VitrineNEMOCopyCheck", "VitrineLoRAReport", "VitrineW2WInvert", "VitrineEMDDistill"}
+"""Nodes that read back what an earlier run of their own wrote, to resume it; what they read of the user's is below."""
 
 
 class Desk:
@@ -111,7 +105,7 @@ class Desk:
         prompt = {"model": self.model, "positive": self.positive, **probe}
         calibration = self.one("VitrineNEMOCalibrate", measure="statistics", **texts, **probe)
         self.call("VitrineNEMODetect", method="one step", negative=self.empty, **prompt)
-        found = {"calibration": calibration, "effect_fraction": 0.9, "mode": "chain", "scope": "down+mid"}
+        found = {"calibration": calibration, "effect_fraction": 0.9, "mode": "fast", "scope": "down+mid"}
         self.call("VitrineNEMOFindNeurons", **found, **prompt)
         compared = {"before": pictures, "after": pictures, "training_picture": pictures[:1], "ordinary": pictures}
         self.call("VitrineNEMOCompareCopies", **compared)
@@ -120,11 +114,6 @@ class Desk:
         self.call("VitrineNEMOBake", model=self.model, neurons=NEURONS)
         self.call("VitrineSaveNeurons", neurons=NEURONS, name="mine")
         self.call("VitrineLoadNeurons", file="mine.json")
-        check = {"prompts": "a face", "ordinary": "a\nb", "seeds": 2, "steps": 1, "tau": 0.5, "name": "cached"}
-        models = {"model": self.model, "clip": self.clip, "vae": self.vae, "latent": self.latent}
-        self.call("VitrineNEMOCopyCheck", pictures=pictures, **models, **check)
-        few = {"seeds": 2, "steps": 1, "prompts": 1, "ordinary": "a\nb", "compare": False, "name": "cached"}
-        self.call("VitrineLoRAReport", lora="student.safetensors", pictures=pictures, **models, **few)
         self.call("VitrineActivePatches", model=self.model)
 
     def people(self, pictures):
@@ -139,16 +128,11 @@ class Desk:
         self.call("VitrineApplyW2WModel", model=self.model, space=space, w2w_model=person)
         self.call("VitrineSaveW2WLora", space=space, w2w_model=person, name="mine")
         self.call("VitrineLoadW2WModel", file="mine.w2wmodel.safetensors")
-        invert = {"model": self.model, "vae": self.vae, "positive": self.positive, "space": space}
-        told = {"preset": "custom", "steps": 1, "lr": 0.1, "batch": 1, "components": 2, "prior": 0.0, "seed": 0}
-        self.call("VitrineW2WInvert", image=pictures[:1], **invert, **told)
 
     def students(self, pictures):
         own = {"student": "student.safetensors", "model": self.model, "positive": self.positive}
         self.call("VitrineEMDOneStepGenerator", latent=self.latent, **own)
         self.call("VitrineEMDVariety", images=pictures)
-        small = {"steps": 1, "batch": 1, "rank": 1, "K": 1, "guidance": 1.0, "timestep": 625.0}
-        self.call("VitrineEMDDistill", base="portraits", prompts="a face", name="cached", **small)
 
     def control(self):
         model, _ = self.call("VitrineLoadPortraitsTransformer", weight="power-cosine")[:2]
@@ -194,15 +178,15 @@ def test_every_node_that_reads_a_file_looks_whether_it_changed(desk, comfy):
     desk.control()
     ours = {k for k in comfy.nodes.NODE_CLASS_MAPPINGS if k.startswith("Vitrine")}
     left = {"VitrineLoadPortraits", "VitrineApplyGammaSchedule", "VitrineNoisyReplicatePadding"}
-    assert ours - set(desk.calls) <= left, "a new node needs a call above"
+    assert ours - set(desk.calls) <= left | OWN_STATE, "a new node needs a call above"
     reading = {node_id: files for node_id, (_, files) in desk.calls.items() if files}
-    assert reading.keys() - OWN_STATE >= READS - OWN_STATE, "the watch sees nothing"
+    assert reading.keys() >= READS - {"VitrineBuildW2WSpace"}, "the watch sees nothing"
     for node_id, files in reading.items():
         node, told = comfy.nodes.NODE_CLASS_MAPPINGS[node_id], desk.calls[node_id][0]
-        if node_id in OWN_STATE - READS:
-            continue
         assert "fingerprint_inputs" in vars(node), f"{node_id} reads {sorted(p.name for p in files)}"
-        for file in files if node_id not in OWN_STATE else [p for p in files if "people" in p.parts]:
+        if node_id == "VitrineBuildW2WSpace":  # it resumes, too
+            files = [p for p in files if "people" in p.parts]
+        for file in files:
             before = node.fingerprint_inputs(**told)
             assert node.fingerprint_inputs(**told) == before
             os.utime(file, ns=(file.stat().st_mtime_ns + 1_000_000,) * 2)
@@ -222,7 +206,7 @@ def test_another_lora_in_the_folder_is_seen(desk, comfy):
 
 
 def test_another_lora_to_compare_with_is_seen(desk, comfy):
-    """A report named no duplicate that came since."""
+    """A report named no duplicate that came since; the LoRA that it is of counts in any case."""
     import folder_paths
 
     node = comfy.nodes.NODE_CLASS_MAPPINGS["VitrineLoRAReport"]
@@ -232,6 +216,8 @@ def test_another_lora_to_compare_with_is_seen(desk, comfy):
     after, still = (node.fingerprint_inputs(lora="people/p0.safetensors", compare=on) for on in (True, False))
     assert after != before and still == alone
     (first.parent / "copied.safetensors").unlink()
+    os.utime(first, ns=(first.stat().st_mtime_ns + 1_000_000,) * 2)
+    assert node.fingerprint_inputs(lora="people/p0.safetensors", compare=False) != alone
 
 
 def test_a_lora_that_a_linked_space_reads_is_seen(desk, comfy):

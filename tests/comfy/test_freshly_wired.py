@@ -111,7 +111,8 @@ def executor(comfy):
     return comfy.executor()
 
 
-SEARCHING = {f"Vitrine{name}" for name in ("NEMOFindNeurons", "SaveNeurons", "NEMOBake", "NEMOVerify", "EMDDistill")}
+BEHIND = ("NEMOFindNeurons", "SaveNeurons", "NEMOBake", "NEMONeuronBlocker", "NEMOVerify", "EMDDistill")
+SEARCHING = {f"Vitrine{name}" for name in BEHIND}
 """A search and what is behind it, and a training; test_nemo and test_emd run these nodes by day."""
 RUN = [i for i in _ids() if i not in LEFT_OUT]
 

@@ -6,6 +6,7 @@ from vitrine.engine.control import GuidanceConfig
 from vitrine_tests.comfy import test_stock_wrappers
 from vitrine_tests.comfy.controlled import NEGATIVE, POSITIVE, TOLD, close, latent, node, xl_twins
 from vitrine_tests.comfy.guided_graphs import patched
+from vitrine_tests.lanes import nightly_but
 
 PROMPTS = ("a smiling pale face with curly red hair", "a bald head with a beard")
 BLOCKS = {"double_layers": "0, 1", "single_layers": "0"}
@@ -62,7 +63,11 @@ def by_ours(flow, model, scale, shape=FLOW):
     return sampled(ControlGuider(model, flow[1], flow[2], GuidanceConfig(scale)), shape)
 
 
-@pytest.mark.parametrize("name", STOCK)
+DAILY = ("SkipLayerGuidanceDiTSimple", "CFGOverride", "APG", "RescaleCFG", "CFGZeroStar")
+"""A pass more, another scale, and patches before, within and after guidance."""
+
+
+@pytest.mark.parametrize("name", nightly_but(STOCK, DAILY))
 def test_a_stock_node_acts_as_on_cores_guider(comfy, flow, name):
     plain, changed = flow[0], patched(comfy, name, flow[0], **STOCK[name])
     wanted = by_core(flow, changed, 3.0)

@@ -69,16 +69,12 @@ def only_from(found):
     assert all(len(names) == 1 and names[0].startswith("vitrine.") for names in files.values()), "loaded twice"
 
 
-def test_nothing_is_loaded_with_the_pack_that_comfyui_has_not_loaded(empty):
+def test_a_clone_with_hyphens_is_one_set_of_classes_and_loads_nothing_that_comfyui_has_not(empty, packs):
     """diffusers, peft, scikit-learn and the rest: when a node needs them. Its seconds: tests/benchmarks."""
-    pack = empty.parent / "vitrine-pack"
-    pack.symlink_to(ROOT)
-    first, found = start(empty, pack)["packs"]
-    assert first["loaded"] and found["loaded"] and not found["modules"]
-
-
-def test_a_clone_with_hyphens_is_one_set_of_classes(packs):
-    only_from(start(copied(packs / "ComfyUI-Vitrine-Pack-1.0")))
+    told = start(empty, copied(packs / "ComfyUI-Vitrine-Pack-1.0"))
+    only_from(told)
+    first, found = told["packs"]
+    assert first["loaded"] and not found["modules"]
 
 
 @pytest.mark.nightly

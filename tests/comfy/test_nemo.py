@@ -13,7 +13,7 @@ from vitrine.engine.pipelines.nemo_prompts import conditions
 from vitrine.engine.portraits import caption, load_portraits, plants, sample_scenes
 
 PLANT = plants()[0].captions[0]
-ORDINARY = caption(sample_scenes(range(200, 216)))
+ORDINARY = caption(sample_scenes(range(200, 208)))
 PROBE = ProbeConfig(seeds=4, timestep_index=4)
 ASKED = {"seeds": 4, "timestep_index": 4}
 
@@ -35,13 +35,11 @@ def latent():
 
 @pytest.fixture(scope="module")
 def calibration(comfy, parts, latent):
-    """Everything, of sixteen captions."""
+    """Everything, of eight captions."""
     told = {"model": parts[0], "clip": parts[1], "latent": latent, "prompts": "\n".join(ORDINARY), **ASKED}
     made, tau, report = comfy.call("VitrineNEMOCalibrate", **told)
     assert report == made.text() and tau == made.score.tau and len(report.splitlines()) == 3
-    assert report.startswith(
-        "3 layers, 224 neurons, 16 captions\n16 ordinary captions: 4 samples of 4 steps, guidance 3"
-    )
+    assert report.startswith("3 layers, 224 neurons, 8 captions\n8 ordinary captions: 4 samples of 4 steps, guidance 3")
     return made
 
 

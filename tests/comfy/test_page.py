@@ -210,7 +210,6 @@ def test_a_template_on_your_model_opens_in_the_page(workflow, driver, address):
 
 DAILY = {
     "Pull sliders, four nodes (demo)",
-    "Sample at twice the size (demo)",
     "See what the model sees (demo)",
 }
 """Templates that run with every change; the others at night, since they take longer."""
@@ -258,7 +257,7 @@ def test_the_page_lists_templates_in_an_order_of_learning(driver, address):
 
 async def _help_links(driver, address):
     """Where the links of a node's help lead, as the page's own panel shows them, once its picture stands there."""
-    async with driver.page(address) as tab:
+    async with driver.page(address, alone=True) as tab:
         await tab.evaluate("""(() => {
             const node = LiteGraph.createNode('VitrineW2WEdit')
             app.graph.add(node); app.canvas.selectNodes([node]) })()""")

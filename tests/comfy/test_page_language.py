@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMFYUI = Path(os.environ.get("COMFYUI_PATH", "~/comfy/ComfyUI")).expanduser()
 SHOWN = """(() => {
     const type = LiteGraph.registered_node_types['VitrineActivationTap'], node = LiteGraph.createNode(type.type)
     const name = s => s.label || s.localized_name || s.name
@@ -15,15 +13,20 @@ SHOWN = """(() => {
 })()"""
 
 
-async def _shown(driver, base, language):
-    with driver.server(COMFYUI, ROOT, base, user={"Comfy.Locale": language}) as address:
-        async with driver.page(address) as tab:
-            await tab.wait_for("LiteGraph.registered_node_types['VitrineActivationTap']")
-            return await tab.evaluate(SHOWN)
+async def _shown(driver, address, language):
+    import aiohttp
+
+    async with aiohttp.ClientSession() as session:
+        await session.post(f"{address}/settings/Comfy.Locale", json=language)
+        try:
+            async with driver.page(address, alone=True) as tab:
+                return await tab.evaluate(SHOWN)
+        finally:
+            await session.post(f"{address}/settings/Comfy.Locale", json="en")
 
 
-def test_the_page_speaks_the_users_language(driver, tmp_path):
-    shown = asyncio.run(_shown(driver, tmp_path / "base", "zh"))
+def test_the_page_speaks_the_users_language(driver, address):
+    shown = asyncio.run(_shown(driver, address, "zh"))
     table = json.loads((ROOT / "locales" / "zh" / "nodeDefs.json").read_text(encoding="utf-8"))["VitrineActivationTap"]
     menu = json.loads((ROOT / "locales" / "zh" / "main.json").read_text(encoding="utf-8"))["nodeCategories"]
     assert shown["title"] == table["display_name"] and shown["description"] == table["description"]

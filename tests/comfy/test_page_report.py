@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from PIL import Image
-from vitrine_tests.comfy.conftest import COMFYUI, ROOT
+from vitrine_tests.comfy.conftest import BY_DEFAULT, ROOT
 
 WEB = ROOT / "nodes" / "web"
 OPENED = {"report.js": "the LoRA report"}
@@ -54,17 +54,6 @@ OPEN = """(() => {
     window.node = add('VitrineLoRAReport', 300, 100)
     window.name_it = name => { node.widgets.find(w => w.name === 'name').value = name }
 })()"""
-BY_DEFAULT = """from server import PromptServer
-
-
-async def without_policy(request, response):
-    response.headers.pop("Content-Security-Policy", None)
-
-
-PromptServer.instance.app.on_response_prepare.append(without_policy)
-NODE_CLASS_MAPPINGS = {}
-"""
-"""The server's pages have no policy of their own, which --disable-api-nodes would give them."""
 PLACE = """(() => {
     const b = node.widgets.find(w => w.type === 'button' && w.name !== 'advanced')
     const r = app.canvas.canvas.getBoundingClientRect()
@@ -121,7 +110,7 @@ async def clicked(driver, tab):
 
 async def tried(driver, address, listener):
     """Open the two reports with our button, then the same files as a page that nobody sandboxed."""
-    async with driver.page(address) as tab:
+    async with driver.page(f"{address}/?{BY_DEFAULT}", alone=True) as tab:
         await tab.build(OPEN)
         for name in ("../evil", "..", ".hidden", "a/b", "a\\b", ""):
             await tab.evaluate(f"name_it({json.dumps(name)}); press(node)")
@@ -152,17 +141,13 @@ async def tried(driver, address, listener):
         return title, await tab.evaluate(f"[...reached, ...{kept}]")
 
 
-def test_a_report_of_somebody_else_runs_nothing(driver, tmp_path):
-    base = tmp_path / "base"
-    (base / "custom_nodes").mkdir(parents=True)
-    (base / "custom_nodes" / "as_by_default.py").write_text(BY_DEFAULT)
+def test_a_report_of_somebody_else_runs_nothing(driver, address, page_base):
     with Listener() as listener:
         for name, text in (("mine", HOSTILE), ("refreshed", REFRESHED), ("evil", HOSTILE)):
-            folder = base / "output" / "vitrine_lora_report" / name
+            folder = page_base / "output" / "vitrine_lora_report" / name
             folder.mkdir(parents=True)
             (folder / "report.html").write_text(written(text, listener.address, "ours"))
-        with driver.server(COMFYUI, ROOT, base) as address:
-            title, reached = asyncio.run(tried(driver, address, listener))
+        title, reached = asyncio.run(tried(driver, address, listener))
         asked = listener.asked
     assert reached == ["control", "control", "reached", None], "what it does to ComfyUI's page, and ours does not"
     assert {what for what in asked if what.startswith("ours")} == set()

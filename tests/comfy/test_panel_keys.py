@@ -134,7 +134,7 @@ async def _opened(tab, data, seed):
 
 async def _workflows(driver, address, vue):
     """A workflow, a copy of it that is loaded while the first is open, the first in another tab, and back."""
-    async with driver.page(address) as tab, driver.page(address) as other:
+    async with driver.page(address, alone=True) as tab, driver.page(address, alone=True) as other:
         await tab.build(graph(copies=False), vue)
         (first,) = await ran(tab, address)
         seen = [await shows(tab, first)]

@@ -2,15 +2,11 @@
 
 import pytest
 import torch
-from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.emd import StudentSampling
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import ProbeConfig
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.portraits import load_portraits
-from vitrine.engine.portraits.shipped import PEOPLE_SPACE
-from vitrine.engine.tracing.hooks import capture, edit
-from vitrine.engine.w2w import BatchedLora, load_space
 from vitrine_tests.comfy.guided_graphs import cfg, encoded, sampled
 
 TIMES = (999.0, 749.0, 499.0, 249.0)
@@ -125,14 +121,3 @@ def test_a_plan_acts_at_its_size_only(comfy, scene):
     with pytest.raises(VitrineError, match="latent size"):
         comfy.call("VitrineNEMODetect", model=wide, latent={"samples": torch.zeros(1, 4, 16, 16)}, **score)
     sampled(cfg(model, conds))
-
-
-def test_a_block_is_entered_once():
-    portraits = load_portraits()
-    space = load_space(PEOPLE_SPACE)
-    net = Denoiser.from_diffusers(portraits.unet, portraits.scheduler).backbone
-    lora = BatchedLora(net, space.manifest, torch.zeros(1, space.manifest.size))
-    for block in (lora, capture(net, "mid-vit-out"), edit(net, {"mid-vit-out": lambda x: x})):
-        with block, pytest.raises(VitrineError, match="block"), block:
-            pass
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

@@ -16,6 +16,7 @@ from vitrine.engine.pipelines import ControlConditionedPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import load_transformer, shipped_transformers, transformer_folder
 from vitrine.engine.resolution.shift import trained_betas
+from vitrine_tests.lanes import nightly_but
 
 NAMES = [n for n in shipped_transformers() if not n.endswith("128")]
 PROMPT = "a smiling pale face with curly red hair glasses navy shirt on yellow"
@@ -42,7 +43,7 @@ RUN = {
 }
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=nightly_but(NAMES, NAMES[:1]))
 def loaded(comfy, request):
     model, clip, vae = comfy.call("VitrineLoadPortraitsTransformer", weight=request.param)
     return SimpleNamespace(name=request.param, model=model, clip=clip, vae=vae)

@@ -38,7 +38,11 @@ def blocker(comfy, model, **settings):
     return comfy.call("VitrineNEMONeuronBlocker", model=model, **told)[0]
 
 
-@pytest.mark.parametrize("name", GUIDERS)
+ONE, OTHER = list(GUIDERS)[::2], list(GUIDERS)[1::2]
+"""By day each guider is behind a tap or a blocker; at night behind both and a late model."""
+
+
+@pytest.mark.parametrize("name", nightly_but(GUIDERS, ONE))
 def test_a_tap_behind_a_guider(comfy, scene, name):
     """Each half has the values of its own text, and the picture is the untapped one, bit for bit."""
     model, conds = scene
@@ -55,7 +59,7 @@ def test_a_tap_behind_a_guider(comfy, scene, name):
             assert torch.allclose(first[half][VALUES].tensor, expected, atol=1e-5), half
 
 
-@pytest.mark.parametrize("name", GUIDERS)
+@pytest.mark.parametrize("name", nightly_but(GUIDERS, OTHER))
 def test_a_blocker_behind_a_guider(comfy, scene, name):
     """``cond`` blocks the rows of the positive texts and no others, as found by looking at the texts."""
     model, conds = scene
@@ -84,7 +88,7 @@ def check_a_late_model(comfy, scene, make):
     assert not torch.allclose(late, sampled(make(applied(), conds)), atol=1e-2)
 
 
-@pytest.mark.parametrize("name", GUIDERS)
+@pytest.mark.parametrize("name", nightly_but(GUIDERS, ["PerpNegGuider", "hooks", "areas"]))
 def test_a_late_model_behind_a_guider(comfy, scene, name):
     check_a_late_model(comfy, scene, GUIDERS[name][0])
 
@@ -94,8 +98,12 @@ def test_a_late_model_behind_a_patch(comfy, scene, patch):
     check_a_late_model(comfy, scene, lambda model, conds: cfg(patched(comfy, patch, model), conds))
 
 
-@pytest.mark.parametrize("scale", [1.0, 3.0])
-@pytest.mark.parametrize("patch", PATCHES)
+SCALED = [(patch, scale) for patch in PATCHES for scale in (1.0, 3.0)]
+DAILY = ("PerturbedAttentionGuidance", "NAGuidance", "SkipLayerGuidanceDiTSimple", "EasyCache")
+"""Each in a way of its own: one more pass, other attention, a pass with blocks left out, steps left out."""
+
+
+@pytest.mark.parametrize(("patch", "scale"), nightly_but(SCALED, [*((p, 3.0) for p in DAILY), (DAILY[0], 1.0)]))
 def test_a_tap_and_a_blocker_behind_a_patch(comfy, scene, patch, scale):
     """The pass that guidance starts from is kept, not the perturbed one; the run is the same, bit for bit."""
     model, conds = scene

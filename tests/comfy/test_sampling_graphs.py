@@ -18,9 +18,12 @@ from vitrine_tests.lanes import nightly_but
 
 ALL = {"factor": 0.0, "branch": "cond", "start_percent": 0.0, "end_percent": 1.0}
 LATE = 500.0
-OWN_WEIGHTS = {"LoRA hooks with keyframes", "ModelMergeSimple"}
+OWN_WEIGHTS = {"LoRA hooks with keyframes"}
 """Graphs that change the network's weights themselves."""
 JOINT = ("text to image", "hires fix", "inpaint, noise mask", "regional, masks", "Split Sigmas", "Latent From Batch")
+BEHIND_A_LATE_MODEL = [name for name in GRAPHS if name != "ModelMergeSimple"]  # which is refused there
+DAILY = [list(GRAPHS)[first::3] for first in range(3)]
+"""Graphs for each of the three tests below: by day each graph is in one of them, at night in all."""
 
 
 @pytest.fixture(scope="module")
@@ -194,17 +197,17 @@ def check_what_is_blocked(scene, name):
     assert not same(found, samples(graph(scene, scene.model)))
 
 
-@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "ModelMergeSimple"])  # refused behind a late model
+@pytest.mark.parametrize("name", nightly_but(BEHIND_A_LATE_MODEL, DAILY[0]))
 def test_what_changes_nothing_is_the_plain_graph_and_a_tap_keeps_its_rows(scene, name):
     check_what_changes_nothing(scene, name)
 
 
-@pytest.mark.parametrize("name", nightly_but(GRAPHS, list(GRAPHS)[::2]))
+@pytest.mark.parametrize("name", nightly_but(GRAPHS, DAILY[1]))
 def test_a_blocker_acts_on_the_prompts_rows_of_its_steps(scene, name):
     check_what_is_blocked(scene, name)
 
 
-@pytest.mark.parametrize("name", nightly_but(GRAPHS, list(GRAPHS)[1::2]))
+@pytest.mark.parametrize("name", nightly_but(BEHIND_A_LATE_MODEL, DAILY[2]))
 def test_a_late_model_acts_from_its_timestep(scene, name):
     graph, made = GRAPHS[name], scene.made
     late = applied(scene, scene.model, made["one"], late_model=made["other"], start_timestep=LATE)
@@ -215,7 +218,7 @@ def test_a_late_model_acts_from_its_timestep(scene, name):
     assert not same(found, samples(graph(scene, before)))
 
 
-@pytest.mark.parametrize("name", JOINT)
+@pytest.mark.parametrize("name", nightly_but(JOINT, JOINT[2:4]))
 def test_graphs_of_a_transformer(flow, name):
     check_what_changes_nothing(flow, name)
     check_what_is_blocked(flow, name)

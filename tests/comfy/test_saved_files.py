@@ -1,4 +1,4 @@
-"""Where saved things land: registered model folders and the list of every LoRA loader."""
+"""Where saved things land: registered model folders."""
 
 from pathlib import Path
 
@@ -43,20 +43,3 @@ def test_a_folder_of_extra_model_paths_is_listed(comfy, tmp_path):
         assert comfy.call("VitrineLoadNeurons", file="shared.json")[0].neurons == NeuronSet(FOUND).neurons
     finally:
         folder_paths.folder_names_and_paths["vitrine_neurons"] = kept
-
-
-def test_a_students_lora_is_in_every_loaders_list(comfy):
-    """A run of one step; Load LoRA lists the student, and our generator knows its preset."""
-    import folder_paths
-
-    import nodes
-
-    settings = {"base": "portraits", "prompts": "a smiling face", "name": "listed", "steps": 1, "batch": 1, "rank": 1}
-    settings |= {"K": 1, "guidance": 1.0, "timestep": 625.0, "diff_instruct": False, "seed": 0}
-    _, file = comfy.call("VitrineEMDDistill", **settings)
-    listed = nodes.NODE_CLASS_MAPPINGS["LoraLoaderModelOnly"].INPUT_TYPES()["required"]["lora_name"][0]
-    assert "vitrine/listed.safetensors" in listed
-    assert folder_paths.get_full_path("loras", "vitrine/listed.safetensors") == file
-    from vitrine.nodes.comfy.lora import preset_in
-
-    assert preset_in("vitrine/listed.safetensors").timestep == 625.0

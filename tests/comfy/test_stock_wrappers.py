@@ -107,7 +107,7 @@ def scene(comfy, own_lora):
     return model, {"Look Inside (Activation Tap)": (tap, tap(model)), "EMD One-Step": (one_step, one_step(model))}
 
 
-@pytest.mark.parametrize(("name", "ours"), nightly_but(PAIRS, PAIRS[::3]))
+@pytest.mark.parametrize(("name", "ours"), nightly_but(PAIRS, PAIRS[::5]))
 def test_a_stock_node_before_ours(stock, scene, name, ours):
     if name not in stock:
         pytest.skip("not in this ComfyUI")
