@@ -62,21 +62,11 @@ def test_no_module_imports_a_package_that_it_is_in():
 
 
 def test_importing_the_pack_is_cheap():
-<<<<<<< HEAD
-    code = "import sys\n"
-    for module in ("vitrine", "vitrine.engine.tracing.hooks", "vitrine.engine.activations"):
-        code += (
-            f"import {module}; print({{'torch', 'diffusers', 'peft', 'sklearn', 'transformers'}} & set(sys.modules))\n"
-        )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["set()", "{'torch'}", "{'torch'}"]
-=======
     modules = ("vitrine", "vitrine.engine.tracing.hooks", "vitrine.engine.activations", "vitrine.engine.families")
     seen = "print({'torch', 'diffusers', 'peft', 'sklearn', 'transformers'} & set(sys.modules))"
     code = "\n".join(["import sys", *(f"import {module}; {seen}" for module in modules)])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["set()", *["{'torch'}"] * 3]
->>>>>>> r8-lanea
 
 
 def test_tensors_come_to_the_cpu_before_they_are_float64():
