@@ -23,6 +23,7 @@ def curve_picture(
     names: Sequence[str] = (),
     chosen: int | None = None,
     limit: tuple[float, str] | None = None,
+    upwards_to: Sequence[float] = (),
 ) -> Image:
     """A line with a marker at each (x, y) point, 560 x 320 pixels; axes end at round values.
 
@@ -30,6 +31,7 @@ def curve_picture(
         names: of the points, written next to them; none: no words.
         chosen: the point whose marker stands out.
         limit: an x value that is marked by an upright line, and its name.
+        upwards_to: y values that the axis holds besides.
     """
     from PIL import Image, ImageDraw
 
@@ -37,6 +39,7 @@ def curve_picture(
         raise refuse("chart", f"{len(points)} points", "finite points", "leave out what could not be measured")
     across, upwards = (list(values) for values in zip(*points, strict=True))
     across += [limit[0]] if limit else []
+    upwards += upwards_to
     x_ticks, y_ticks = (_ticks(min(values), max(values)) for values in (across, upwards))
     picture = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
     draw = ImageDraw.Draw(picture)

@@ -266,7 +266,7 @@ def dose_picture(curve: DoseCurve) -> Image:
     points = [(costs[i], 100 * tried[i].left) for i in order]
     limit = (100 * MOST_COST, "most that a dose may cost") if measured else None
     names = [tried[i].dose.short + ("" if tried[i].full else " (few)") for i in order]
-    return curve_picture(points, title, along, "% agree", names, order.index(chosen), limit)
+    return curve_picture(points, title, along, "% agree", names, order.index(chosen), limit, (0, 100))
 
 
 def doses_of(

@@ -50,13 +50,13 @@ def escalate(
         shape: (C, h, w) of the latents.
         steps: of the full samples.
         most_rows: UNet evaluations for each prompt, beyond which no further dose is tried; always enough for one dose
-            with all full samples after two others.
+            with all full samples after four others.
         progress: counts UNet evaluations, of as many as may be spent.
     """
     judge = _Judge(sampler, shape, steps, progress)
     ladders = [doses_of(sampler.denoiser.backbone, sampler.sites, *each) for each in outcomes]
     first, each = judge.first_rows(len(conds)), judge.dose_rows + judge.full_rows
-    least = first + 2 * judge.dose_rows + judge.full_each * FULL[0] + each
+    least = first + 4 * (judge.dose_rows + judge.full_each * FULL[0]) + each
     asked = [max(rows, least) for rows in most_rows or [sys.maxsize] * len(conds)]
     most = [min(rows, first + len(ladder) * each) for rows, ladder in zip(asked, ladders, strict=True)]
     judge.expected = sum(most)

@@ -379,7 +379,7 @@ def test_doses_take_at_most_twice_the_evaluations_of_the_search(searched, fails,
     finally:
         handle.remove()
     judge = escalation._Judge(fake, (4, 16, 16), 20)
-    least = judge.first_rows(1) + 3 * judge.dose_rows + judge.full_rows + FULL[0] * judge.full_each
+    least = judge.first_rows(1) + 5 * judge.dose_rows + judge.full_rows + 4 * FULL[0] * judge.full_each
     assert result.verdict == verdict and before < after <= before + max(DOSES * before, least)
     assert len(result.curve.points) < len(doses_of(probe.denoiser.backbone, fake.sites, result.search, result.held))
     assert bool(result.curve.chosen.full) is not fails
