@@ -285,9 +285,9 @@ def doses_of(
     part: dict[str, list[int]] = {}
     for record in furthest[: math.ceil(PART * len(furthest))]:
         part.setdefault(record["address"], []).append(record["index"])
-    found = [Dose(f"found neurons, factor {factor:g}", outcome.neurons, factor) for factor in FACTORS]
+    whole = [Dose(f"found neurons, factor {factor:g}", outcome.neurons, factor) for factor in FACTORS]
     quarter = [Dose(f"a quarter of them, factor {factor:g}", part, factor) for factor in PART_FACTORS]
-    doses = [dose for pair in zip_longest(found, quarter) for dose in pair if dose is not None]
+    doses = [dose for pair in zip_longest(whole, quarter) for dose in pair if dose is not None]
     doses += [Dose(f"all candidates, factor {factor:g}", candidates, factor) for factor in FACTORS]
     if any(site.address.startswith("up-") for site in sites):
         lower = [site for site in sites if not site.address.startswith("up-")]
