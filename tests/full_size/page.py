@@ -32,8 +32,7 @@ VITRINE_FULL_SIZE=sd15 pytest tests/full_size                             # 6 GB
 The files are written once, below `~/.cache/vitrine-full-size` or `$VITRINE_FULL_SIZE_DIR`; ComfyUI is needed (`$COMFYUI_PATH`), for its
 networks say which tensors a checkpoint has and its folder has CLIP's vocabulary. Nothing is downloaded. Names and shapes of both files are
 those of the authors' layout; both libraries read every tensor of either file and miss none (`test_checkpoint.py`), and their taps are
-compared with each other (`test_doors.py`). A template is run on the family whose file it names. A dash marks what is run on the other
-family alone. "Not run yet" marks a case that was added since the last run.
+compared with each other (`test_doors.py`). A dash marks what is run on the other family alone. "Not run yet" marks a case that was added since the last run.
 
 Seconds and peak memory of the process (mapped files included) of each run: few steps, pictures of 96 px (`$VITRINE_FULL_SIZE_SIDE` for others),
 one CPU thread on a busy machine. SD1.5's UNet is kept in float32, as ComfyUI does on a CPU, SDXL's in float16 and computed in
