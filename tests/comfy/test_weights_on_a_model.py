@@ -30,7 +30,7 @@ def with_lora(model, clip, strength=1.0):
     return sd.load_lora_for_models(model, clip, adapter(model), strength, 0.0)[0]
 
 
-# --- NEMO Bake ----------------------------------------------------------------------------------------------------
+# --- Bake Blocking into Weights (NEMO) --------------------------------------------------------------------------------
 def multiplied(comfy, model, clip):
     return patched(comfy, "UNetCrossAttentionMultiply", model, v=0.5)
 
