@@ -65,7 +65,7 @@ def baked(model: Any, neurons: NeuronSet, factor: float | None) -> Any:
     for name in _weights_of(model, neurons):
         key, old = PREFIX + name, as_numbers(originals.get(name, network.get_parameter(name)))
         if key in late_changes(model):
-            remedy = "put Bake Blocking into Weights (NEMO) before Apply Person (W2W), or use Block Copying Neurons (NEMO)"
+            remedy = "put this node before Apply Person (W2W), or use Block Copying Neurons (NEMO)"
             raise refuse("model", f"{name} of a late model", "weights that no forward changes", remedy)
         if key in model.patches:
             originals[name] = core.calculate_weight(model.patches[key], old.float().clone(), key)
