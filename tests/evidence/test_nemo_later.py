@@ -43,7 +43,7 @@ def test_pictures_and_words_are_none_of_the_shipped(later):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("file", [FILE, FOLDER / "plants-flow.json"], ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", [FILE, FOLDER / "plants-daily-flow.json"], ids=lambda file: file.stem)
 def test_the_lora_brings_a_picture_back_and_the_model_without_it_does_not(file):
     made = PlantFile.read(file)
     plant, copy = made.plants[0], CHOSEN[made.world].copy
