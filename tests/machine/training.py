@@ -99,4 +99,4 @@ def control_training(pipe: Any, prompt: str, steps: int) -> list[torch.Tensor]:
         run = ControlTrainer(trainee, records, ControlTrainConfig.from_dict(told), folder, about)
         for _ in range(steps):
             run.step()
-        return [run.loss(run.draw(99)).detach().cpu()]
+        return [run.loss(run.sample_batch(99)).detach().cpu()]
