@@ -22,6 +22,7 @@ from ..settings.nemo_options import Tau, check_tau
 from ..settings.one_line import one_line
 from ..settings.option import Option, Options
 from ..settings.verdicts import BAD, OPEN, verdict_of
+from ..tracing.fingerprint import fingerprint_of
 from .block import block
 from .neurons import NeuronSet
 from .noise_similarity import Probe, Request, Score, probe_noise
@@ -197,6 +198,7 @@ def verify(
     """
     check_tau(config.tau)
     fresh = replace(probe, config=replace(probe.config, seed=config.seed))
+    fingerprint = fingerprint or fingerprint_of(probe.denoiser.backbone)  # once: each is read from the device
     neurons.check(probe.denoiser.backbone, probe.sites, fingerprint)
     untouched = _score(fresh, cond, shape, config.tau)
     with block(probe.denoiser.backbone, neurons, fingerprint=fingerprint):

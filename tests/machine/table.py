@@ -125,7 +125,7 @@ BUDGETS: dict[str, tuple[str, float, float]] = {
 
 OUTPUTS = {
     "tap": 3, "tap.transformer": 1, "tap.pictures": 1, "tap.latents": 1, "correspondence": 2, "segmentation": 1,
-    "nemo.verify": 1, "nemo.find": 7, "tap.transformer pixart-1024": 2,
+    "nemo.verify": 1, "nemo.calibrate": 1, "nemo.find": 7, "tap.transformer pixart-1024": 2,
     "emd.transformer pixart": 1, "nemo.around.statistics pixart": 1, "nemo.around.score pixart": 1,
     "nemo.around.find": 4, "nemo.around.find pixart": 8,
 }  # fmt: skip
