@@ -1,4 +1,4 @@
-"""The pack's own source: each file is parsed once for all tests that read it."""
+"""The pack's own source: each file is parsed, and its tree walked, once for all tests that read it."""
 
 import ast
 import functools
@@ -24,6 +24,17 @@ def tree(path):
     return ast.parse(text(path))
 
 
+@functools.cache
+def nodes(path):
+    """All nodes of a file, as ``ast.walk`` finds them."""
+    return tuple(ast.walk(tree(path)))
+
+
 def trees(*wings):
     """Path from the root -> the file's tree."""
     return {path.relative_to(ROOT): tree(path) for path in paths(*wings)}
+
+
+def walked(*wings):
+    """Path from the root -> all nodes of the file."""
+    return {path.relative_to(ROOT): nodes(path) for path in paths(*wings)}

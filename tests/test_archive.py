@@ -1,14 +1,17 @@
 """What is shipped: the registry's archive points to nothing that it leaves out, and has nothing its scanner hides."""
 
+import importlib.util
 import json
+import os
+import pkgutil
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from urllib.parse import unquote
 
 from vitrine_tests import shipped
+from vitrine_tests.forked import imported_anew
 
 ROOT = Path(__file__).parents[1]
 CODE = ("__init__.py", "engine/", "nodes/", "locales/", "workflows/", "subgraphs/")
@@ -99,23 +102,25 @@ def test_templates_name_shipped_files():
             assert file in packed, (name, file)
 
 
-LOADED = """
-import importlib.util, sys
-where = {"submodule_search_locations": [sys.argv[1]]}
-spec = importlib.util.spec_from_file_location("vitrine", sys.argv[1] + "/__init__.py", **where)
-sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(sys.modules["vitrine"])
-import importlib, pkgutil
-import vitrine.engine
-modules = [m.name for m in pkgutil.walk_packages(vitrine.engine.__path__, "vitrine.engine.")]
-for name in modules:
-    importlib.import_module(name)
-packages = [sys.modules["vitrine.engine." + name] for name in sys.argv[2:]]
-hidden = [name for each in packages for name in each.__all__ if type(getattr(each, name)) is type(sys)]
-from vitrine import load_portraits
-print(len(modules), type(load_portraits().unet).__name__, hidden, vitrine.__file__)
-"""
 METHODS = ("activations", "control", "emd", "nemo", "portraits", "resolution", "w2w")
+
+
+def loaded(pack):
+    """Imports the pack of a folder: (modules of the engine, class of the UNet, names that modules hide, its files)."""
+    os.chdir(pack.parent)
+    where = {"submodule_search_locations": [str(pack)]}
+    spec = importlib.util.spec_from_file_location("vitrine", pack / "__init__.py", **where)
+    vitrine = sys.modules["vitrine"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(vitrine)
+    engine = importlib.import_module("vitrine.engine")
+    modules = [m.name for m in pkgutil.walk_packages(engine.__path__, "vitrine.engine.")]
+    for name in modules:
+        importlib.import_module(name)
+    packages = [sys.modules[f"vitrine.engine.{name}"] for name in METHODS]
+    hidden = [name for each in packages for name in each.__all__ if type(getattr(each, name)) is type(sys)]
+    unet = type(vitrine.load_portraits().unet).__name__
+    files = {m.__file__ for name, m in sys.modules.items() if name.partition(".")[0] == "vitrine" and m.__file__}
+    return len(modules), unet, hidden, files
 
 
 def test_the_archive_alone_loads_and_no_module_takes_the_place_of_a_function(tmp_path):
@@ -123,9 +128,7 @@ def test_the_archive_alone_loads_and_no_module_takes_the_place_of_a_function(tmp
     for name in shipped.archive():
         (tmp_path / "pack" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / "pack" / name)
-    command = [sys.executable, "-c", LOADED, str(tmp_path / "pack"), *METHODS]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
-    modules, unet, hidden, file = done.stdout.split()
-    assert hidden == "[]", "modules in the place of functions"
-    assert int(modules) > 200 and unet == "UNet2DConditionModel" and Path(file).is_relative_to(tmp_path)
+    modules, unet, hidden, files = imported_anew(loaded, tmp_path / "pack")
+    assert not hidden, "modules in the place of functions"
+    assert modules > 200 and unet == "UNet2DConditionModel"
+    assert all(Path(file).is_relative_to(tmp_path) for file in files)

@@ -3,7 +3,7 @@
 import ast
 import re
 
-from vitrine_tests.sources import ROOT, text, trees
+from vitrine_tests.sources import ROOT, text, walked
 
 PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 
@@ -11,8 +11,8 @@ PAGE = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 def calls(*names):
     """(file, call) of each call of a dotted name, such as ``torch.load``."""
     ends = {name.rpartition(".")[2] for name in names}
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
+    for path, nodes in walked().items():
+        for node in nodes:
             end = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
             if end in ends and ast.unparse(node.func) in names:
                 yield path.as_posix(), node
@@ -31,15 +31,15 @@ def test_no_pickle_is_run():
 
 def test_programs_run_only_where_an_option_names_them():
     assert {name for name, _ in calls("torch.jit.load")} == {"evidence/verify/judge.py"}
-    assert not [p for p in trees() if "nodes" in p.parts and re.search(r"descriptors|jit", text(ROOT / p))]
+    assert not [p for p in walked() if "nodes" in p.parts and re.search(r"descriptors|jit", text(ROOT / p))]
     assert all(f"`--{name}`" in PAGE for name in ("sscd", "face"))
 
 
 def test_routes_are_those_of_the_page():
     routes = {
         (node.func.attr, node.args[0].value)
-        for path, tree in trees().items()
-        for node in ast.walk(tree)
+        for path, nodes in walked().items()
+        for node in nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
         and ast.unparse(node.func).startswith("server.routes.")
@@ -61,23 +61,23 @@ def test_nodes_ask_no_other_host():
         assert not re.search(r"https?://(?!www\.w3\.org/)|(?<!\.)\bfetch\(|WebSocket|EventSource", script)
     imported = {
         alias.name.split(".")[0]
-        for path, tree in trees().items()
+        for path, nodes in walked().items()
         if path.as_posix() != HUB
-        for n in ast.walk(tree)
+        for n in nodes
         if isinstance(n, ast.Import)
         for alias in n.names
     } | {
         n.module.split(".")[0]
-        for path, tree in trees().items()
+        for path, nodes in walked().items()
         if path.as_posix() != HUB
-        for n in ast.walk(tree)
+        for n in nodes
         if isinstance(n, ast.ImportFrom) and n.module and not n.level
     }
     assert not imported & {"requests", "urllib", "http", "httpx", "socket", "huggingface_hub", "subprocess", "pickle"}
     asked = {"from_pretrained", "push_to_hub", "local_file", "hub"}
-    for path, tree in trees().items():
+    for path, nodes in walked().items():
         if path.is_relative_to("nodes"):
-            names = {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+            names = {n.attr for n in nodes if isinstance(n, ast.Attribute)}
             assert not asked & names, path
 
 

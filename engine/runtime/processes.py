@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from os import environ
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch  # where it is used, it is imported: a worker starts without it
 
 T = TypeVar("T")
 
@@ -69,6 +70,7 @@ def processes() -> Any:
 
     accelerate forms a group of CPU processes only with ``cpu=True``.
     """
+    import torch
     from accelerate import PartialState
 
     return PartialState(cpu=not torch.accelerator.is_available(), timeout=_PATIENCE)
@@ -80,6 +82,7 @@ def accelerator(mixed_precision: str = "no", cpu: bool = False) -> Any:
     Args:
         cpu: train on the CPU even if there is a GPU.
     """
+    import torch
     from accelerate import Accelerator
     from accelerate.utils import InitProcessGroupKwargs
 
@@ -118,6 +121,8 @@ def launched() -> Workers:
 
 def cores() -> int:
     """CPU cores this process may use; 1 if there is an accelerator or ``torchrun`` has already divided it."""
+    import torch
+
     if torch.accelerator.is_available() or world_size() > 1:
         return 1
     return max(1, torch.get_num_threads())

@@ -230,7 +230,7 @@ def test_no_reader_converts_integers_itself():
     unbounded = []
     for path in (path for path in sources.paths("engine") if "int(" in sources.text(path)):
         file = path.relative_to(sources.ROOT).as_posix()
-        for node in ast.walk(sources.tree(path)):
+        for node in sources.nodes(path):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "int"):
                 continue
             root = _root(node.args[0]) if node.args and isinstance(node.args[0], ast.Subscript) else ""

@@ -34,8 +34,8 @@ def option_classes():
 CLASSES = option_classes()
 
 
-def classes(tree):
-    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+def classes(nodes):
+    return [node for node in nodes if isinstance(node, ast.ClassDef)]
 
 
 def settings_in(node):
@@ -75,15 +75,15 @@ class Node:
 
 
 def test_the_rule_sees_a_repeated_option():
-    (node,) = classes(ast.parse(EXAMPLE))
+    (node,) = classes(ast.walk(ast.parse(EXAMPLE)))
     assert list(repeated_inputs(node)) == ["Node.effect_fraction"]
 
 
 def test_nodes_repeat_no_option_of_their_settings():
     repeated = [
         f"{path}: {entry}"
-        for path, tree in sources.trees("nodes").items()
-        for node in classes(tree)
+        for path, nodes in sources.walked("nodes").items()
+        for node in classes(nodes)
         for entry in repeated_inputs(node)
     ]
     assert not repeated, "take inputs_of(Config, name) (nodes/config_inputs.py)"
@@ -92,8 +92,8 @@ def test_nodes_repeat_no_option_of_their_settings():
 def test_settings_of_one_node_share_no_name():
     """``settings_from`` takes values by name: the steps of one class would become those of another."""
     made = {}
-    for tree in sources.trees("nodes").values():
-        for node in classes(tree):
+    for nodes in sources.walked("nodes").values():
+        for node in classes(nodes):
             calls = [
                 n for n in ast.walk(node) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "settings_from"
             ]
@@ -106,8 +106,8 @@ def test_settings_of_one_node_share_no_name():
 
 def test_commands_repeat_no_option_of_their_settings():
     repeated = []
-    for tree in sources.trees("cli").values():
-        for command in classes(tree):
+    for nodes in sources.walked("cli").values():
+        for command in classes(nodes):
             options = {s.name for name in settings_in(command) for s in settings_of(CLASSES[name])}
             fields = {f.target.id: f for f in command.body if isinstance(f, ast.AnnAssign) and f.value is not None}
             numbers = {name for name, f in fields.items() if ast.unparse(f.annotation) in ("int", "float", "Count")}
@@ -118,8 +118,8 @@ def test_commands_repeat_no_option_of_their_settings():
 def test_no_range_stands_twice():
     """A class of options compares no field with a number: the option says the range, and makes the message."""
     twice = []
-    for path, tree in sources.trees("engine").items():
-        for node in classes(tree):
+    for path, nodes in sources.walked("engine").items():
+        for node in classes(nodes):
             checks = [f for f in node.body if isinstance(f, ast.FunctionDef) and f.name in ("_check", "__post_init__")]
             for compared in (n for f in checks for n in ast.walk(f) if isinstance(n, ast.Compare)):
                 sides = [compared.left, *compared.comparators]

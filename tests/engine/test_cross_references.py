@@ -33,6 +33,10 @@ def tree(module):
     return sources.tree(modules()[module])
 
 
+def nodes(module):
+    return sources.nodes(modules()[module])
+
+
 def package_of(module, level=1):
     """What ``level`` dots stand for in a module."""
     parts = module.split(".")
@@ -44,7 +48,7 @@ def package_of(module, level=1):
 def names_in(module):
     """Name -> the node that defines it, or the dotted name that it was imported as."""
     table = {}
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.ImportFrom):
             origin = f"{package_of(module, node.level)}.{node.module or ''}".rstrip(".") if node.level else node.module
             table |= {alias.asname or alias.name: f"{origin}.{alias.name}" for alias in node.names}
@@ -54,7 +58,7 @@ def names_in(module):
         for inner in ast.walk(node) if isinstance(node, ast.If) else [node]:
             table |= {name: inner for name in defined(inner)}
     if "__getattr__" in table:  # names that are imported when they are asked for
-        texts = [n.value for n in ast.walk(tree(module)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+        texts = [n.value for n in nodes(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
         table |= {name: table["__getattr__"] for name in texts if name.isidentifier() and name not in table}
     return table
 
@@ -112,7 +116,7 @@ def exists(module, target):
         return absolute(f"{package_of(module, level)}.{target.lstrip('.')}")[1] is not None
     if target.startswith("vitrine."):
         return absolute(target)[1] is not None
-    classes = [node for node in ast.walk(tree(module)) if isinstance(node, ast.ClassDef)]
+    classes = [node for node in nodes(module) if isinstance(node, ast.ClassDef)]
     if looked_up(module, target)[1] is not None or any(has_member(module, kind, target) for kind in classes):
         return True
     return "." in target and importlib.util.find_spec(target.partition(".")[0]) is not None

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import tomllib
-from vitrine_tests.sources import ROOT, paths, text, trees
+from vitrine_tests.sources import ROOT, paths, text, walked
 
 SOURCE = {path.relative_to(ROOT): text(path) for path in paths()}
 EMPTY_WORDS = {"found", "told", "given", "one", "rest"}
@@ -34,8 +34,8 @@ def test_files_are_short_and_named_after_what_is_inside():
 def test_functions_fit_on_a_screen():
     """Left out: ``__call__`` and ``tap`` of pipelines, whose arguments and their documentation fill a screen."""
     long = []
-    for path, tree in trees().items():
-        functions = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    for path, nodes in walked().items():
+        functions = [n for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
         for function in functions:
             lines = function.end_lineno - function.lineno + 1
             if lines > 80 and not (function.name in ("__call__", "tap") and "pipelines" in path.parts):
@@ -45,9 +45,9 @@ def test_functions_fit_on_a_screen():
 
 def test_names_say_what_they_hold():
     empty = []
-    for path, tree in trees().items():
-        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-        names |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    for path, nodes in walked().items():
+        names = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        names |= {n.arg for n in nodes if isinstance(n, ast.arg)}
         allowed = {"given"} if path.name == "errors.py" else set()  # what an error quotes
         empty += [f"{path}: {name}" for name in sorted(names & EMPTY_WORDS - allowed)]
     assert not empty, "\n".join(empty)

@@ -1,13 +1,15 @@
 """Facts of a model family are in its record: no other code names a backbone's class, or decides by a family's name."""
 
 import ast
+import functools
+import runpy
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from vitrine.engine.families import FAMILIES
 from vitrine_tests import sources
+from vitrine_tests.forked import imported_anew
 from vitrine_tests.sources import ROOT
 
 BUILDS = "builds or loads the network that ships, or trains it"
@@ -27,6 +29,7 @@ CLAIMS = "evidence/"
 """Claims say of which published models they are: by a family's name, not by a class."""
 
 
+@functools.cache
 def class_names():
     """Names of the networks of both libraries, of their rotary embeddings, and of ComfyUI's configs."""
     sides = [side for family in FAMILIES for side in (family.diffusers, family.comfyui) if side is not None]
@@ -34,23 +37,24 @@ def class_names():
     return {side.kind for side in sides} | ropes | {"MMDiT", "PixArt", "SDXL", "SDXLRefiner", "SD15", "SD20"}
 
 
+@functools.cache
 def written_names():
     """Names that are the same as an ordinary word are looked for as identifiers alone."""
     return {name for name in class_names() if name not in ("Flux", "Chroma", "PixArt", "SDXL")}
 
 
-def docstrings(tree):
+def docstrings(nodes):
     return {
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }
 
 
-def named_classes(tree):
+def named_classes(nodes):
     """(line, name) of each backbone's class in code, as an identifier or as a string."""
-    texts = docstrings(tree)
-    for node in ast.walk(tree):
+    texts = docstrings(nodes)
+    for node in nodes:
         if isinstance(node, ast.Name) and node.id in class_names():
             yield node.lineno, node.id
         elif isinstance(node, ast.Attribute) and node.attr in class_names():
@@ -59,10 +63,10 @@ def named_classes(tree):
             yield from ((node.lineno, name) for name in written_names() if name in node.value)
 
 
-def decisions(tree):
+def decisions(nodes):
     """(line, name) of each family's name that something is compared with, or looked up in a table by."""
     names = {family.name for family in FAMILIES}
-    for node in ast.walk(tree):
+    for node in nodes:
         parts = []
         if isinstance(node, ast.Compare):
             parts = [node.left, *node.comparators]
@@ -79,9 +83,9 @@ def places(root):
         name = path.relative_to(root).as_posix()
         if name.startswith("engine/families/"):
             continue
-        tree = sources.tree(path)
-        found = set() if name in EXEMPT else set(named_classes(tree))
-        found |= set() if name.startswith(CLAIMS) or name == TABLE else set(decisions(tree))
+        nodes = sources.nodes(path)
+        found = set() if name in EXEMPT else set(named_classes(nodes))
+        found |= set() if name.startswith(CLAIMS) or name == TABLE else set(decisions(nodes))
         yield from (f"{name}:{line} {what}" for line, what in sorted(found))
 
 
@@ -90,14 +94,17 @@ def test_no_fact_of_a_family_is_outside_its_record():
 
 
 def test_the_exemptions_are_needed():
-    needed = {name for name in EXEMPT if set(named_classes(sources.tree(ROOT / name)))}
+    needed = {name for name in EXEMPT if set(named_classes(sources.nodes(ROOT / name)))}
     assert needed == set(EXEMPT)
+
+
+def walked(script, folder):
+    sys.argv = [str(script), str(folder)]
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def test_one_file_makes_a_family_known_to_every_method(tmp_path):
     """docs/add_a_family.md: ``made_up/glimmer.py`` beside the families, and nothing else."""
     folder = Path(__file__).parent / "made_up"
     shutil.copy(folder / "glimmer.py", tmp_path)
-    walk = [sys.executable, str(folder / "walk.py"), str(tmp_path)]
-    done = subprocess.run(walk, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
+    imported_anew(walked, folder / "walk.py", tmp_path)

@@ -17,7 +17,7 @@ from vitrine.engine.io.picture_files import Stored, open_picture, open_rgb, pict
 from vitrine.engine.pipelines import w2w_training
 from vitrine.engine.pipelines.conventions import soft_masks
 from vitrine.evidence.verify.spair import read_spair
-from vitrine_tests.sources import ROOT, paths, text, tree
+from vitrine_tests.sources import ROOT, nodes, paths, text
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
 
@@ -167,7 +167,7 @@ def test_there_is_one_reader():
     """Nothing else opens a picture's file: charts open what they have drawn themselves, in memory."""
     allowed = {"engine/io/picture_files.py", "evidence/charts.py"}
     for path in (path for path in paths() if "Image" in text(path)):
-        calls = [n.func for n in ast.walk(tree(path)) if isinstance(n, ast.Call)]
+        calls = [n.func for n in nodes(path) if isinstance(n, ast.Call)]
         opens = [
             c for c in calls if isinstance(c, ast.Attribute) and c.attr == "open" and ast.unparse(c.value) == "Image"
         ]

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from peft import LoraConfig
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.portraits.models import build_models
+from vitrine.engine.portraits.models import SCHEDULER_CONFIG
 from vitrine.engine.w2w import (
     BatchedLora,
     BatchedTrainer,
@@ -26,8 +27,12 @@ from vitrine.engine.w2w import (
 pytestmark = pytest.mark.rounding
 
 
+def scheduler():
+    return DDIMScheduler(**SCHEDULER_CONFIG)
+
+
 def denoiser(unet):
-    return Denoiser.from_diffusers(unet, build_models().scheduler)
+    return Denoiser.from_diffusers(unet, scheduler())
 
 
 def subjects(count, scale=1.0):
@@ -89,7 +94,7 @@ def one_at_a_time(subject, config, unet, optimizer_of):
         module.lora_B["default"].weight.data.copy_(layer.up)
     learnt = [p for n, p in unet.named_parameters() if ".lora_" in n]
     optimizer = optimizer_of(learnt)
-    abar = build_models().scheduler.alphas_cumprod
+    abar = scheduler().alphas_cumprod
     random = torch.Generator().manual_seed(config.seed * 1_000_003 + subject.number)
     for _ in range(config.steps):
         x0, t, noise, cond = subject.sample(config.batch, random)

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.diffusion.schedule import NoiseSchedule
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.jobs.run import sole_owner
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.portraits.models import build_models
+from vitrine.engine.portraits.models import SCHEDULER_CONFIG
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.engine.settings.w2w_options import preset
 from vitrine.engine.w2w import (
@@ -33,8 +34,12 @@ from vitrine.engine.w2w.edit.inversion_space import mask_for
 pytestmark = pytest.mark.rounding
 
 
+def scheduler():
+    return DDIMScheduler(**SCHEDULER_CONFIG)
+
+
 def denoiser(unet):
-    return Denoiser.from_diffusers(unet, build_models().scheduler)
+    return Denoiser.from_diffusers(unet, scheduler())
 
 
 def test_inversion_is_the_published_loop(space, unet):
@@ -47,7 +52,7 @@ def test_inversion_is_the_published_loop(space, unet):
 
     beta = torch.zeros(20, requires_grad=True)
     adam = torch.optim.Adam([beta], 0.1, weight_decay=1e-10)
-    abar, draw = build_models().scheduler.alphas_cumprod, torch.Generator().manual_seed(3)
+    abar, draw = scheduler().alphas_cumprod, torch.Generator().manual_seed(3)
     for _ in range(5):
         noise = torch.randn(1, 4, 8, 8, generator=draw)
         t = torch.randint(0, 1000, (1,), generator=draw)
@@ -73,7 +78,7 @@ def test_posterior_samples_are_the_published_codes(space, unet, tmp_path):
 
     beta = torch.zeros(20, requires_grad=True)
     adam = torch.optim.Adam([beta], 0.1, weight_decay=1e-10)
-    abar, draw = build_models().scheduler.alphas_cumprod, torch.Generator().manual_seed(3)
+    abar, draw = scheduler().alphas_cumprod, torch.Generator().manual_seed(3)
     for _ in range(5):
         noise = torch.randn(1, 4, 8, 8, generator=draw)
         t = torch.randint(0, 1000, (1,), generator=draw)
@@ -220,7 +225,7 @@ def held_out(unet, space, coefficients, latents, text, config):
         t = ((torch.arange(8) + torch.rand(1, generator=draw)) * 1000 / 8).long()
         exact = space.stacked(row)
         manifest = Manifest.of(exact)
-        abar = build_models().scheduler.alphas_cumprod[t].view(-1, 1, 1, 1)
+        abar = scheduler().alphas_cumprod[t].view(-1, 1, 1, 1)
         with torch.no_grad(), BatchedLora(unet, manifest, manifest.flatten(exact)[None]):
             eps = unet(abar.sqrt() * latent + (1 - abar).sqrt() * noise, t, text.expand(8, -1, -1)).sample
         out.append((eps - noise).square().mean())

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from vitrine.cli.main import main
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.portraits.models import build_models
+from vitrine.engine.portraits.models import SCHEDULER_CONFIG
 from vitrine.engine.w2w import (
     InvertConfig,
     SampleConfig,
@@ -49,7 +50,7 @@ def label_table(space, folder):
 
 
 def denoiser(unet):
-    return Denoiser.from_diffusers(unet, build_models().scheduler)
+    return Denoiser.from_diffusers(unet, DDIMScheduler(**SCHEDULER_CONFIG))
 
 
 def test_all_components_can_be_sampled_edited_and_described(space, folder, tmp_path, capsys):

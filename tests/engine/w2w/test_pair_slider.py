@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from diffusers import DDIMScheduler
 from vitrine.cli.main import main
 from vitrine.engine.diffusion.denoiser import Denoiser
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.network.condition import Condition
-from vitrine.engine.portraits.models import build_models
+from vitrine.engine.portraits.models import SCHEDULER_CONFIG
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
 from vitrine.engine.w2w import (
     BatchedLora,
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.rounding
 
 
 def denoiser(unet):
-    return Denoiser.from_diffusers(unet, build_models().scheduler)
+    return Denoiser.from_diffusers(unet, DDIMScheduler(**SCHEDULER_CONFIG))
 
 
 def pairs_for(space, n=3):
@@ -50,7 +51,7 @@ def test_training_is_the_equation(space, unet):
     change = start.clone().requires_grad_()
     rate = 0.1 * float(start.square().mean().sqrt())
     adam, draw = torch.optim.Adam([change], rate, betas=(0.9, 0.95)), torch.Generator().manual_seed(4)
-    abar = build_models().scheduler.alphas_cumprod
+    abar = DDIMScheduler(**SCHEDULER_CONFIG).alphas_cumprod
     for step in range(3):
         who = torch.randint(3, (5,), generator=draw)
         level = torch.randint(4, (5,), generator=draw)

@@ -1,4 +1,4 @@
-"""Run by test_family_facts.py in a process of its own: every method on a family that one more file makes known.
+"""Run by test_family_facts.py without the pack's modules: every method on a family that one more file makes known.
 
 ``python walk.py FOLDER``: the files of FOLDER stand beside those of ``engine/families`` before these are imported.
 """
