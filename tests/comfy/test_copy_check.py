@@ -89,7 +89,7 @@ def test_samples_are_those_of_core_and_the_score_is_that_of_its_node(comfy, inpu
 
     from PIL import Image
 
-    _, _, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="core")
+    _, _, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="planted")
     row = next(csv.DictReader((Path(folder) / "copies.csv").read_text().splitlines()))
     nodes = comfy.nodes.NODE_CLASS_MAPPINGS
     with torch.inference_mode():
