@@ -180,7 +180,11 @@ def page_base(tmp_path_factory):
 
 
 BY_DEFAULT = "as_by_default"
-WITHOUT_POLICY = f"""from server import PromptServer
+BROKEN = "/extensions/vitrine-pack/broken.js"
+OF_THE_TESTS = f"""from pathlib import Path
+
+from aiohttp import web
+from server import PromptServer
 
 
 async def without_policy(request, response):
@@ -188,16 +192,22 @@ async def without_policy(request, response):
         response.headers.pop("Content-Security-Policy", None)
 
 
+@PromptServer.instance.routes.get("{BROKEN}")
+async def broken(request):
+    return web.FileResponse(Path(__file__).parents[1] / "broken.js")
+
+
 PromptServer.instance.app.on_response_prepare.append(without_policy)
 NODE_CLASS_MAPPINGS = {{}}
 """
-"""Behind this query the page has no policy of its own, which --disable-api-nodes gives it."""
+"""Behind the first query the page has no policy of its own, which --disable-api-nodes gives it. At the second address,
+one of our scripts', is what a test writes there."""
 
 
 @pytest.fixture(scope="session")
 def address(driver, page_base):
     """Of that server. What a test leaves behind must not disturb the next."""
     (page_base / "custom_nodes").mkdir(parents=True)
-    (page_base / "custom_nodes" / "without_policy.py").write_text(WITHOUT_POLICY, encoding="utf-8")
+    (page_base / "custom_nodes" / "of_the_tests.py").write_text(OF_THE_TESTS, encoding="utf-8")
     with driver.server(COMFYUI, ROOT, page_base) as found:
         yield found

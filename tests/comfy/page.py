@@ -45,10 +45,10 @@ busy machine, and they take every click."""
 
 
 async def polls(what):
-    """Comes back ten times a second; after HANGS, TimeoutError with what was waited for."""
-    for _ in range(10 * HANGS):
+    """Comes back twenty times a second; after HANGS, TimeoutError with what was waited for."""
+    for _ in range(20 * HANGS):
         yield
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.05)
     raise TimeoutError(what)
 
 
@@ -90,13 +90,13 @@ def server(comfyui, pack, base, flags=()):
 
 def _answers(process, address, log):
     """Waits until the server answers."""
-    for _ in range(2 * HANGS):
+    for _ in range(10 * HANGS):
         if process.poll() is not None:
             raise RuntimeError(log.read_text()[-3000:])
         with suppress(urllib.error.URLError):
             urllib.request.urlopen(f"{address}/system_stats", timeout=HANGS).close()
             return
-        time.sleep(0.5)
+        time.sleep(0.1)
     raise TimeoutError(log.read_text()[-3000:])
 
 
@@ -127,19 +127,24 @@ def complaints(message):
     return [" ".join([words, found.get("url", ""), *dict.fromkeys(frames)])]
 
 
+SOON = 340
+"""Milliseconds: shorter timers of the page are waited for, such as those after which it looks again at what changed."""
+
 WATCH = """(() => {
     const pending = window.vitrinePending = new Set()
     const { fetch, setTimeout, clearTimeout } = window, timers = new Map()
+    const still = new CSSStyleSheet()
+    still.replaceSync('*, *::before, *::after { transition: none !important; animation: none !important }')
+    document.adoptedStyleSheets.push(still)
     window.fetch = async (...asked) => {
-        if (!String(asked[0]?.url ?? asked[0]).includes('/vitrine/')) return fetch(...asked)
-        const key = `fetch ${asked[0]}`
+        const key = `fetch ${asked[0]?.url ?? asked[0]}`
         pending.add(key)
         try { const answer = await fetch(...asked); await answer.clone().arrayBuffer(); return answer }
         finally { pending.delete(key) }
     }
     window.setTimeout = (act, after, ...more) => {
-        if (typeof act !== 'function' || !new Error().stack.includes('/vitrine-pack/'))
-            return setTimeout(act, after, ...more)
+        const ours = new Error().stack.split('\\n')[2]?.includes('/vitrine-pack/')
+        if (typeof act !== 'function' || !(ours || after <= SOON)) return setTimeout(act, after, ...more)
         const key = { toString: () => `timer ${act}` }
         pending.add(key)
         const timer = setTimeout(() => { pending.delete(key); act(...more) }, after)
@@ -147,8 +152,10 @@ WATCH = """(() => {
         return timer
     }
     window.clearTimeout = timer => { pending.delete(timers.get(timer)); clearTimeout(timer) }
-})()"""
-"""Notes in ``vitrinePending`` the requests to our routes that have not been answered and our scripts' timers."""
+})()""".replace("SOON", str(SOON))
+"""Notes in ``vitrinePending`` the requests that have not been answered, our scripts' timers and the page's short ones.
+What is not ours to wait for: a tooltip, and the page's own copy of the workflow, both half a second later. Nothing
+fades or slides, so that a panel is there or is not."""
 
 SETTLED = """(async () => {
     const began = performance.now(), changes = []
@@ -237,11 +244,11 @@ class Page:
         """What went wrong in this pack's scripts: errors, also those the page caught, and breaches of its policy."""
         return [c for c in self.console if OURS.search(c)]
 
-    async def load(self, address):
-        """Open the page for the first time."""
+    async def load(self, address, before=""):
+        """Open the page for the first time, after a script that runs before any of its own."""
         for domain in ("Page", "Runtime", "Log"):
             await self.send(f"{domain}.enable")
-        await self.send("Page.addScriptToEvaluateOnNewDocument", source=WATCH)
+        await self.send("Page.addScriptToEvaluateOnNewDocument", source=f"{WATCH}; {before}")
         await self.send("Page.navigate", url=address)
         await self.wait_for(READY)
 
@@ -278,10 +285,10 @@ class Page:
             if any(words in said for said in self.console):
                 return
 
-    async def settle(self, frames=20):
+    async def settle(self, frames=5):
         """Wait until in so many frames one after the other nothing has changed or is under way.
 
-        That is: elements, the boxes of nodes, pictures that load, requests to our routes, timers of our scripts.
+        That is: elements, the boxes of nodes, pictures that load, and what ``WATCH`` notes.
         """
         await self.evaluate(SETTLED.replace("FRAMES", str(frames)).replace("HANGS", str(HANGS)))
 
@@ -425,11 +432,12 @@ class Browser:
 
 
 @asynccontextmanager
-async def page(address, alone=False):
+async def page(address, alone=False, before=""):
     """A tab on ``address`` with the graph editor ready.
 
     The page takes seconds to load, and what a test leaves there goes with its workflow: so the next test is given the
-    same tab. Not where this one failed; ``alone`` is for a test that changes more, or looks at all open workflows.
+    same tab. Not where this one failed; ``alone`` is for a test that changes more, or looks at all open workflows, or
+    has a script ``before`` the page's.
     """
     import aiohttp
 
@@ -443,7 +451,7 @@ async def page(address, alone=False):
         where = await browser.tab()
         async with aiohttp.ClientSession() as session, session.ws_connect(where, max_msg_size=0) as connection:
             tab = Page(connection, browser.tabs)
-            await (tab.load(address) if fresh else tab.go_on())
+            await (tab.load(address, before) if fresh else tab.go_on())
             yield tab
             if kept:
                 await tab.clear()

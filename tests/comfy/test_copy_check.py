@@ -89,7 +89,7 @@ def test_samples_are_those_of_core_and_the_score_is_that_of_its_node(comfy, inpu
 
     from PIL import Image
 
-    _, _, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="core")
+    _, _, folder = comfy.call("VitrineNEMOCopyCheck", **inputs, name="planted")
     row = next(csv.DictReader((Path(folder) / "copies.csv").read_text().splitlines()))
     nodes = comfy.nodes.NODE_CLASS_MAPPINGS
     with torch.inference_mode():
@@ -135,6 +135,7 @@ def test_the_bare_model_says_what_is_usual_and_needs_no_captions(comfy, inputs):
     keys = [k for k in patched.model_state_dict() if k.endswith("attn2.to_v.weight")]
     patched.add_patches({k: (torch.zeros_like(patched.model_state_dict()[k]),) for k in keys}, 1.0)
     words = inputs | {"model": patched, "bare_model": inputs["model"], "ordinary": "", "prompts": PLANTS[0].captions[0]}
+    words |= {"steps": 2}
     report, _, _ = comfy.call("VitrineNEMOCopyCheck", **words, name="bare")
     assert "0 of 1 prompts" in report  # the model without the patch gives the same pictures
     own, _, _ = comfy.call("VitrineNEMOCopyCheck", **words | {"bare_model": None}, name="none")
