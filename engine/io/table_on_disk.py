@@ -6,7 +6,9 @@ Nothing is memory-mapped, so a process uses only the memory of what it reads.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Sequence
+from io import RawIOBase
 from pathlib import Path
 from types import TracebackType
 
@@ -48,6 +50,7 @@ class RowFile:
         self._numbers, self._flags = (
             _opened(self.folder / name, n) for name, n in ((_NUMBERS, size), (_DONE, shape[0]))
         )
+        self._closed = weakref.finalize(self, _close, self._numbers, self._flags)
         self.done = torch.frombuffer(bytearray(self._flags.read(shape[0])), dtype=torch.uint8) == 1
 
     def _known(self, facts: dict) -> int | None:
@@ -117,9 +120,8 @@ class RowFile:
         return (self.shape[0] * first + row * (end - first)) * self.dtype.itemsize
 
     def close(self) -> None:
-        """Close the files; idempotent."""
-        self._numbers.close()
-        self._flags.close()
+        """Close the files; idempotent. They are closed, too, when nothing refers to the table any more."""
+        self._closed()
 
     def __enter__(self) -> RowFile:
         return self
@@ -128,6 +130,11 @@ class RowFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close(*files: RawIOBase) -> None:
+    for file in files:
+        file.close()
 
 
 def _opened(path: Path, size: int):  # type: ignore[no-untyped-def]  # a raw file

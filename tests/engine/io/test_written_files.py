@@ -11,6 +11,7 @@ import pytest
 import torch
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.io.files import read_safetensors, save_safetensors, write_folder, write_text
+from vitrine.engine.io.table_on_disk import RowFile
 from vitrine.engine.settings.setting_checks import refuse_unwritable
 from vitrine_tests.hangs import HANGS
 
@@ -125,3 +126,14 @@ def test_equal_contents_are_equal_bytes(tmp_path):
     assert len({file.read_bytes() for file in files}) == 1
     tensors, metadata = read_safetensors(files[0])
     assert metadata == about | {"format": "pt"} and tensors["x"].tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_table_that_nothing_refers_to_has_no_open_files(tmp_path):
+    table = RowFile(tmp_path, (3, 4))
+    table.write(0, torch.ones(2, 4))
+    files = [table._numbers, table._flags]
+    assert not any(file.closed for file in files)
+    del table
+    assert all(file.closed for file in files)
+    with RowFile(tmp_path, (3, 4)) as again:
+        assert again.done.tolist() == [True, True, False]
