@@ -107,7 +107,7 @@ def test_statistics_scores_and_searches_are_the_engines(source):
     texts = ["a photo of a cat", "a horse", "a photo of"]
     denoiser, sites = Denoiser.from_diffusers(source), value_sites(network(source))
     conds, shape = conditions(pipe, texts), latent_shape(pipe)
-    assert shape[1] == side(source) // pipe.vae_scale_factor and all(isinstance(c, Condition) for c in conds)
+    assert shape[1] == side(source) // pipe._adapter.factor and all(isinstance(c, Condition) for c in conds)
     calibration = pipe.calibrate(texts, ["statistics"])
     statistics = calibration.statistics
     blank = torch.randn(1, shape[0], 16, 16, generator=torch.Generator().manual_seed(1))
