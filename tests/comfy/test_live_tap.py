@@ -14,15 +14,16 @@ BUILD = """(async () => {
     join(model, 1, text, 'clip'); join(model, 0, tap, 'model'); join(tap, 0, sampler, 'model')
     join(text, 0, sampler, 'positive'); join(text, 0, sampler, 'negative'); join(size, 0, sampler, 'latent_image')
     join(sampler, 0, decode, 'samples'); join(model, 2, decode, 'vae'); join(decode, 0, shown, 'images')
-    window.tap = tap; window.seen = []; window.ended = []
+    const seen = window.seen = [], ended = window.ended = []  // not those of another test in this tab
+    window.tap = tap
     const { api } = await import('/scripts/api.js')
     api.addEventListener('b_preview_with_metadata', async ({ detail }) => {
         if (detail.displayNodeId !== String(tap.id)) return
-        const entry = { running: !window.ended.length }
-        window.seen.push(entry)
+        const entry = { running: !ended.length }
+        seen.push(entry)
         entry.bytes = Array.from(new Uint8Array(await detail.blob.arrayBuffer())).join()
     })
-    api.addEventListener('execution_success', () => window.ended.push(1))
+    api.addEventListener('execution_success', () => ended.push(1))
 })()"""
 ON_NODE = "[...document.querySelectorAll(`[data-node-id='${tap.id}'] img`)].map(i => i.naturalWidth)"
 
