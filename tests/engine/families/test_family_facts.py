@@ -98,7 +98,7 @@ def test_the_exemptions_are_needed():
     assert needed == set(EXEMPT)
 
 
-def walked(script, folder):
+def with_a_family(script, folder):
     sys.argv = [str(script), str(folder)]
     runpy.run_path(str(script), run_name="__main__")
 
@@ -107,4 +107,4 @@ def test_one_file_makes_a_family_known_to_every_method(tmp_path):
     """docs/add_a_family.md: ``made_up/glimmer.py`` beside the families, and nothing else."""
     folder = Path(__file__).parent / "made_up"
     shutil.copy(folder / "glimmer.py", tmp_path)
-    imported_anew(walked, folder / "walk.py", tmp_path)
+    imported_anew(with_a_family, folder / "walk.py", tmp_path)
