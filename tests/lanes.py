@@ -4,6 +4,8 @@ import pytest
 
 EVERY_DAY = ("flux", "wan")
 """Of the transformer families: one with joint attention, one with cross-attention. The UNet is in most files."""
+SLOW = ("chroma", "klein", "z_image")
+"""Families whose pipelines take seconds a case: at night."""
 
 
 def nightly_but(names, kept=EVERY_DAY):

@@ -269,8 +269,8 @@ def good(tmp_path_factory):
     return {name: (folder / name).read_bytes() for name in (*TENSORS, *TEXTS)}
 
 
-EXAMPLES = int(os.environ.get("VITRINE_HEADERS", 25))
-"""Of each test; the nightly piece "hostile headers" has 500."""
+EXAMPLES = int(os.environ.get("VITRINE_HEADERS", 15))
+"""Of each test; the nightly piece "hostile headers" has more."""
 QUICK = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 

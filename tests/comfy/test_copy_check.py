@@ -130,6 +130,7 @@ def test_interrupting_stops_within_a_step_and_the_same_inputs_go_on(comfy, input
     assert (Path(folder) / "copies.csv").read_text() == (Path(whole) / "copies.csv").read_text()
 
 
+@pytest.mark.nightly
 def test_the_bare_model_says_what_is_usual_and_needs_no_captions(comfy, inputs):
     patched = inputs["model"].clone()
     keys = [k for k in patched.model_state_dict() if k.endswith("attn2.to_v.weight")]

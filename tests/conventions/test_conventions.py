@@ -22,7 +22,7 @@ FILES, BY_DAY = ("from_pretrained", "save_pretrained"), ("EMD", "NEMO XL", "Tap,
 
 @pytest.mark.parametrize(
     ("name", "title"),
-    nightly_but(cells(), [c for i, c in enumerate(cells()) if (i % 3 == 0 if c[0] not in FILES else c[1] in BY_DAY)]),
+    nightly_but(cells(), [c for i, c in enumerate(cells()) if (i % 5 == 0 if c[0] not in FILES else c[1] in BY_DAY)]),
 )
 def test_convention(name, title):
     door = DOORS[title]

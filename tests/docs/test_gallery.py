@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from urllib.parse import unquote
 
+import pytest
 from vitrine_tests.docs.test_pictures import Image, command, difference
 from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED, WITH_A_MODEL, plain_title
 
@@ -70,8 +71,9 @@ def test_templates_on_your_model_stand_together():
     assert shown == {f"../workflows/{p.stem}.jpg" for p in ON_YOUR_MODEL}
 
 
+@pytest.mark.nightly
 def test_a_thumbnail_is_small_and_made_of_results(subtests):
-    """docs/make_thumbnails.py; ComfyUI's template browser knows this name only."""
+    """docs/make_thumbnails.py draws each anew; ComfyUI's template browser knows this name only."""
     for workflow in ALL:
         with subtests.test(workflow.stem):
             path = workflow.with_suffix(".jpg")

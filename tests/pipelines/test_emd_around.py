@@ -15,6 +15,7 @@ from vitrine.engine.io.files import save_safetensors
 from vitrine.engine.pipelines import EMDOneStepPipeline
 from vitrine.engine.pipelines.emd import latent_shape
 from vitrine.engine.portraits.flow import load_flow_portraits
+from vitrine_tests.lanes import SLOW, nightly_but
 from vitrine_tests.pipelines.encoded import SOURCES, source
 from vitrine_tests.pipelines.test_family_taps import by_hand
 
@@ -24,7 +25,7 @@ FIRST = StudentPreset(timestep=1000.0)
 STILL = [name for name in SOURCES if name != "sdxl"]
 
 
-@pytest.fixture(scope="module", params=STILL)
+@pytest.fixture(scope="module", params=nightly_but(STILL, [name for name in STILL if name not in SLOW]))
 def case(request):
     stock, told = source(request.param)
     return stock, told, EMDOneStepPipeline.from_pipe(stock)

@@ -27,7 +27,7 @@ from vitrine.engine.network.condition import Condition
 from vitrine.engine.pipelines import NEMOPipeline
 from vitrine.engine.pipelines.nemo_prompts import conditions, latent_shape
 from vitrine.engine.tracing.fingerprint import width_of
-from vitrine_tests.lanes import nightly_but
+from vitrine_tests.lanes import SLOW, nightly_but
 from vitrine_tests.machine import stock
 from vitrine_tests.pipelines.test_family_taps import MAKERS
 
@@ -36,10 +36,6 @@ SIDES = {"Flux2KleinPipeline": 256, "PixArtAlphaPipeline": 128}
 """In pixels, so that latents have the 11 positions and more that the score compares."""
 PROBE = ProbeConfig(seeds=2, timestep_index=1)
 STILL = [name for name in MAKERS if name != "wan"]
-
-
-SLOW = ("z_image", "klein")
-"""Families whose searches take half a minute, as those of SDXL do."""
 
 
 @pytest.fixture(scope="module", params=nightly_but([*STILL, "sdxl"], [n for n in STILL if n not in SLOW]))

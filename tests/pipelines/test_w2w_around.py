@@ -24,7 +24,7 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.train.batched_lora import target_layers
 from vitrine_tests import models
-from vitrine_tests.lanes import nightly_but
+from vitrine_tests.lanes import SLOW, nightly_but
 from vitrine_tests.pipelines.encoded import READING, SOURCES, backbone, drawn, source
 from vitrine_tests.pipelines.test_family_taps import by_hand
 
@@ -50,7 +50,7 @@ def with_weights(net, lora):
     return changed
 
 
-@pytest.fixture(scope="module", params=nightly_but(SOURCES, [name for name in SOURCES if name != "chroma"]))
+@pytest.fixture(scope="module", params=nightly_but(SOURCES, [name for name in SOURCES if name not in SLOW]))
 def case(request):
     stock, told = source(request.param)
     return stock, told, space_on(backbone(stock))
@@ -110,7 +110,7 @@ def test_edits_begin_where_the_scheduler_stands(case):
     assert not close(late, never, 1e-4) and not close(late, always, 1e-4)
 
 
-@pytest.mark.parametrize("name", nightly_but(READING, [name for name in READING if name != "chroma"]))
+@pytest.mark.parametrize("name", nightly_but(READING, [name for name in READING if name not in SLOW]))
 def test_a_picture_becomes_the_engines_model(name):
     stock, told = source(name)
     pipe, space = W2WPipeline.from_pipe(stock), space_on(backbone(stock))

@@ -57,7 +57,10 @@ def test_a_killed_job_ends_with_the_same_bytes(tmp_path, name):
     assert not list(tmp_path.rglob(f"*{TEMPORARY}"))
 
 
-@pytest.mark.parametrize(("name", "total"), [("EMD", EMD_SETTINGS.steps), ("control", CONTROL_SETTINGS.steps)])
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [pytest.param("EMD", EMD_SETTINGS.steps, marks=pytest.mark.nightly), ("control", CONTROL_SETTINGS.steps)],
+)
 def test_until_is_how_many_steps_are_done_in_all(tmp_path, name, total):
     """0 trained to the end."""
     from vitrine.engine.jobs.run import state_facts

@@ -92,7 +92,7 @@ def test_ctrl_c_ends_all_of_them_in_one_line(call, seen, tmp_path):
     _all_end(running)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGTERM, marks=pytest.mark.nightly), signal.SIGKILL])
 def test_workers_end_with_a_process_that_is_killed(how, tmp_path):
     """They went on with the queue, unseen, beside whatever ran next."""
     call = "list(each_in_turn(wait, [0, 1, 2, 3], 2))"

@@ -30,6 +30,7 @@ from vitrine.engine.w2w import (
 )
 from vitrine.engine.w2w.edit.inversion import KEPT_STATES
 from vitrine.engine.w2w.edit.inversion_space import mask_for
+from vitrine_tests.lanes import nightly_but
 
 pytestmark = pytest.mark.rounding
 
@@ -131,7 +132,13 @@ def stopping(error, at):
     return progress
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, Interrupted, InterruptProcessingException, RuntimeError])
+@pytest.mark.parametrize(
+    "kind",
+    nightly_but(
+        [KeyboardInterrupt, Interrupted, InterruptProcessingException, RuntimeError],
+        [InterruptProcessingException, RuntimeError],
+    ),
+)
 def test_whatever_stops_an_inversion_propagates_with_the_best_so_far(space, unet, kind, no_hooks_left):
     args = (denoiser(unet), space, torch.randn(1, 4, 8, 8), Condition(torch.randn(1, 5, 12)))
     for check_every in (3, 25):  # with and without a check before the end
@@ -249,7 +256,7 @@ def test_the_loss_of_a_flow_is_of_its_velocity(space, unet):
     assert best[-1][1][0] == pytest.approx(float((noise - latent).square().mean()), rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["factors", "delta"])
+@pytest.mark.parametrize("kind", nightly_but(["factors", "delta"], ["factors"]))
 def test_pictures_together_give_one_model(kind, space, delta, unet):
     """The same picture twice is that picture; of two the loss is their mean."""
     which = space if kind == "factors" else delta
@@ -269,7 +276,7 @@ def test_pictures_together_give_one_model(kind, space, delta, unet):
     assert nearer < 0.1
 
 
-@pytest.mark.parametrize("kind", ["factors", "delta"])
+@pytest.mark.parametrize("kind", nightly_but(["factors", "delta"], ["factors"]))
 def test_a_stopped_inversion_goes_on_bit_for_bit(kind, space, delta, unet, tmp_path):
     """Stopped between two saves: the same as one that never stopped, losses and generators included."""
     which = space if kind == "factors" else delta
