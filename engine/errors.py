@@ -6,6 +6,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable
+from typing import Any, get_args
 
 
 class VitrineError(ValueError):
@@ -26,6 +27,17 @@ def refuse(what: str, given: object, accepted: object, remedy: str) -> VitrineEr
     """
     guess = "" if remedy.startswith("Did you mean") else did_you_mean(given, _names(accepted))
     return VitrineError(f"{what}: given {_cut(readable(given))}; accepted: {_cut(readable(accepted))}. {guess}{remedy}")
+
+
+def expect(value: object, kinds: Any, what: str, remedy: str) -> None:
+    """Refuse an object of another class, such as the path of a file in place of what it contains.
+
+    Args:
+        kinds: a class, or a union of classes.
+    """
+    if not isinstance(value, kinds):
+        names = " or ".join(f"a {kind.__name__}" for kind in get_args(kinds) or (kinds,))
+        raise refuse(what, value if isinstance(value, str) else type(value).__name__, names, remedy)
 
 
 _LONGEST_SHOWN = 2000

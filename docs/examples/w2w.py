@@ -83,7 +83,7 @@ save([torch.cat([picture, drawn])], "inverted.png")
 # %% A child of both, written as a LoRA that loads in any program; here in plain diffusers.
 child = pipe.blend_models(space, [person, inverted])
 wanted = draw(child)
-path = write_lora(out / "child.safetensors", materialise(space, child.coefficients[0]))
+path = write_lora(out / "child.safetensors", materialise(space, child))
 pipe.load_lora_weights(str(path))
 loaded = draw(None)
 pipe.unload_lora_weights()

@@ -122,7 +122,7 @@ class LoraReport:
 
 
 def lora_report(
-    files: Sequence[str | Path],
+    files: str | Path | Sequence[str | Path],
     folder: str | Path,
     model: Callable[[], ReportModel] | None = None,
     material: Material | None = None,
@@ -133,12 +133,15 @@ def lora_report(
     """Report on LoRA files; the folder gets ``report.html``, ``report.json`` and the samples.
 
     Args:
-        files: of any spelling; those that cannot be read are reported as such.
+        files: one or more, of any spelling; those that cannot be read are reported as such.
         model: makes the model once what needs none is written; None leaves out what needs it.
         minutes: budget of samples; what it does not allow is named, and the same call resumes with the next.
     """
     material, config, folder = material or Material(), config or ReportConfig(), Path(folder)
-    paths = [Path(file) for file in files]
+    if not isinstance(files, (str, Path, Sequence)):
+        remedy = "lora_report(files, folder, lambda: PipelineModel(pipe))"
+        raise refuse("files", type(files).__name__, "LoRA files", remedy)
+    paths = [Path(files)] if isinstance(files, (str, Path)) else [Path(file) for file in files]
     if not paths:
         raise refuse("files", "none", "LoRA files", "give one or more")
     budget, names = Budget(minutes), names_of(paths)

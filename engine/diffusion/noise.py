@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from ..errors import refuse
+
+
+def seeds_of(seeds: int | Iterable[int]) -> list[int]:
+    """Seeds as a list; one number is a list of one."""
+    try:
+        return [operator.index(seed) for seed in ([seeds] if isinstance(seeds, int) else seeds)]
+    except TypeError:
+        shown = seeds if isinstance(seeds, str) else type(seeds).__name__
+        raise refuse("seeds", shown, "whole numbers", "e.g. seeds=[0, 1]") from None
 
 
 def generators(seeds: Sequence[int]) -> list[torch.Generator]:

@@ -117,6 +117,8 @@ def write_lora(
     """
     if dialect not in DIALECTS:
         raise refuse("dialect", dialect, DIALECTS, "auto loads in most programs")
+    if not isinstance(lora, Mapping):
+        raise refuse("LoRA", type(lora).__name__, "layers by name", "write_lora(path, materialise(space, model))")
     if not lora:
         raise refuse("LoRA", "no layers", "one or more", "sample or load a model first")
     broken = [name for name, layer in lora.items() if not _finite(layer)]

@@ -14,7 +14,7 @@ import torch
 
 from ..diffusion.denoiser import Denoiser
 from ..errors import refuse
-from ..network.condition import Condition
+from ..network.condition import Condition, batched_rows
 from ..network.light_gradients import computed_again, copies_its_weights, parts_of
 from ..runtime.finite import FiniteLosses, require_finite
 from ..runtime.placement import onloaded
@@ -85,10 +85,13 @@ def usual_pull(
     denoiser: Denoiser, ordinary: Sequence[Condition], empty: Condition, noise: torch.Tensor, t: float
 ) -> float:
     """The median norm of eps_c - eps_u of ordinary captions; ``noise`` is (1, C, h, w)."""
-    count = len(ordinary)
-    both = (Condition.batch(list(ordinary)), empty.take(torch.zeros(count, dtype=torch.long)))
-    full, null = (denoiser.predict(noise.repeat(count, 1, 1, 1), t, cond).eps for cond in both)
-    return float((full - null).flatten(1).norm(dim=1).median())
+    pulls, count = [], len(ordinary)
+    for part, captions in batched_rows(ordinary, range(count), count):
+        x = noise.repeat(part.stop - part.start, 1, 1, 1)
+        both = (captions, empty.take(torch.zeros(len(x), dtype=torch.long)))
+        full, null = (denoiser.predict(x, t, cond).eps for cond in both)
+        pulls.append((full - null).flatten(1).norm(dim=1))
+    return float(torch.cat(pulls).median())
 
 
 def adjusted_embedding(

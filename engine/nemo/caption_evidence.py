@@ -7,13 +7,13 @@ thing that no longer fits, a mouth that does not smile, which the distance of tw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from ..diffusion.denoiser import Denoiser
 from ..diffusion.noise import seeded_noise
-from ..network.condition import Condition
+from ..network.condition import Condition, batched_rows
 
 LEVEL = 1.0
 """Noise divided by signal, where both are compared: of 0.7, 1 and 1.5 the one at which the fraction that doses take
@@ -27,7 +27,7 @@ NOISES, FIRST_NOISE = 2, 77
 def caption_evidence(
     denoiser: Denoiser,
     latents: torch.Tensor,
-    conds: Condition,
+    conds: Sequence[Condition],
     empty: Condition,
     rows: int = 80,
     counted: Callable[[int], None] | None = None,
@@ -36,25 +36,24 @@ def caption_evidence(
 
     Args:
         latents: (N, C, h, w) clean ones.
-        conds: N rows, the caption of each.
+        conds: N of one row, the caption of each.
         empty: the empty caption's condition, one row.
         rows: of one forward.
         counted: called after each with its rows.
     """
     schedule = denoiser.schedule
     level = LEVEL / (1 + LEVEL) if schedule.kind == "flow" else LEVEL
-    t, device = float(schedule.timestep(level)), conds.device
+    t, device = float(schedule.timestep(level)), conds[0].device
     noise = seeded_noise(range(FIRST_NOISE, FIRST_NOISE + NOISES), tuple(latents.shape[1:])).to(device)
     clean = latents.to(device).float().repeat_interleave(NOISES, 0)
     x = denoiser.network_input(clean, noise.repeat(len(latents), 1, 1, 1), t)
-    owner, errors = torch.arange(len(latents)).repeat_interleave(NOISES), []
-    for part in torch.arange(len(x)).split(max(1, rows)):
-        with_and_without = conds.take(owner[part]), empty.take(torch.zeros(len(part), dtype=torch.long))
+    owner, errors = [i for i in range(len(latents)) for _ in range(NOISES)], []
+    for part, caption in batched_rows(conds, owner, max(1, rows)):
         seen, unseen = (
             (denoiser.predict(x[part], t, cond).x0 - clean[part]).square().mean((1, 2, 3)).cpu()
-            for cond in with_and_without
+            for cond in (caption, empty.take(torch.zeros(len(x[part]), dtype=torch.long)))
         )
         errors.append(unseen - seen)
         if counted is not None:
-            counted(2 * len(part))
+            counted(2 * len(seen))
     return torch.cat(errors).view(len(latents), NOISES).mean(1)

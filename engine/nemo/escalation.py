@@ -220,9 +220,10 @@ class _Judge:
         """What the untouched network sees of ordinary captions in their few-step samples at each dose."""
         requests = [(cond, dose) for dose in doses for cond in self.ordinary]
         latents = torch.cat(self._samples(requests, 1))
-        conds, empty = Condition.batch(self.ordinary * len(doses)), self.sampler.empty
+        empty = self.sampler.empty
         assert empty is not None
-        seen = caption_evidence(self.sampler.denoiser, latents, conds, empty, self.sampler.rows, self._counted)
+        captions = [cond for cond, _ in requests]
+        seen = caption_evidence(self.sampler.denoiser, latents, captions, empty, self.sampler.rows, self._counted)
         return [float(each.mean()) for each in seen.split(len(self.ordinary))]
 
     def _costs(self, doses: Sequence[Dose]) -> list[float]:

@@ -19,7 +19,7 @@ from ..diffusion.noise import seeded_noise
 from ..diffusion.sampling import few_step_latents
 from ..errors import refuse
 from ..jobs.run import Run
-from ..network.condition import Condition
+from ..network.condition import Condition, batched_rows
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..runtime.progress import Progress, silent
@@ -94,24 +94,24 @@ class FewStepSampler:
             counted: called after each evaluation of the network with its rows.
         """
         noise, counts = torch.cat([r.noise for r in requests]), [len(r.noise) for r in requests]
-        owner = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts))
-        size = max(1, self.rows // self._branches)
-        steps, slices = steps or self.config.steps, [slice(i, i + size) for i in range(0, len(noise), size)]
-        parts = [self._batch(requests, noise[part], owner[part], steps, counted) for part in slices]
+        owner = [i for i, count in enumerate(counts) for _ in range(count)]
+        steps, size = steps or self.config.steps, max(1, self.rows // self._branches)
+        parts = [
+            self._batch([requests[i] for i in owner[part]], noise[part], cond, steps, counted)
+            for part, cond in batched_rows([r.cond for r in requests], owner, size)
+        ]
         return list(torch.cat(parts).split(counts))
 
     def _batch(
         self,
         requests: Sequence[Request],
         noise: torch.Tensor,
-        owner: torch.Tensor,
+        cond: Condition,
         steps: int,
         counted: Callable[[int], None] | None,
     ) -> torch.Tensor:
-        used = [int(i) for i in owner.unique_consecutive()]
-        cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
-        sets = [requests[int(i)].blocked for i in owner]
-        doses = [requests[int(i)].factor for i in owner]
+        """One batch, a request for each row."""
+        sets, doses = [r.blocked for r in requests], [r.factor for r in requests]
         empty = None if self._branches == 1 else self.empty
         together = empty is not None and cond.alike(empty)
         rows = self._branches * len(noise)

@@ -16,7 +16,7 @@ from ..diffusion.guidance import guide
 from ..errors import refuse
 from ..io.number_checks import refuse_unless_finite
 from ..jobs.run import Run
-from ..network.condition import Condition
+from ..network.condition import Condition, batched_rows
 from ..network.site import ModuleSite
 from ..runtime.finite import require_finite
 from ..settings.nemo_options import ProbeConfig, check_tau
@@ -93,19 +93,16 @@ class Probe:
     def signals(self, requests: Sequence[Request]) -> list[torch.Tensor]:
         """For each request (s, C, h, w) in [0, 1]: eps(x_T, T, y) - x_T or the clean prediction, min-max by channel."""
         noise, counts = torch.cat([r.noise for r in requests]), [len(r.noise) for r in requests]
-        owner = torch.repeat_interleave(torch.arange(len(requests)), torch.tensor(counts))
+        owner = [i for i, count in enumerate(counts) for _ in range(count)]
         batches = [
-            self._forward(requests, noise[i : i + self.rows], owner[i : i + self.rows])
-            for i in range(0, len(noise), self.rows)
+            self._forward([requests[i] for i in owner[part]], noise[part], cond)
+            for part, cond in batched_rows([r.cond for r in requests], owner, self.rows)
         ]
         return list(torch.cat(batches).split(counts))
 
-    def _forward(self, requests: Sequence[Request], noise: torch.Tensor, owner: torch.Tensor) -> torch.Tensor:
-        """Signals of one batch (b, C, h, w); ``owner`` (b,) ascending, the request that each row belongs to."""
-        used = [int(i) for i in owner.unique_consecutive()]
-        cond = Condition.batch([requests[i].cond for i in used]).take(owner - used[0])
-        sets = [requests[int(i)].blocked for i in owner]
-        doses = [requests[int(i)].factor for i in owner]
+    def _forward(self, requests: Sequence[Request], noise: torch.Tensor, cond: Condition) -> torch.Tensor:
+        """Signals of one batch (b, C, h, w), a request for each row."""
+        sets, doses = [r.blocked for r in requests], [r.factor for r in requests]
         if self.config.guidance:
             return min_max(self._guided(noise, cond, sets, doses) - noise.float())
         self.forwards += len(noise)
@@ -118,11 +115,13 @@ class Probe:
     def _guided(self, noise: torch.Tensor, cond: Condition, sets: list[Neurons], doses: list[float]) -> torch.Tensor:
         """eps with guidance, both branches blocked alike."""
         assert self.empty is not None
-        both = Condition.batch([cond, self.empty.take(torch.zeros(len(noise), dtype=torch.long))])
+        empty = self.empty.take(torch.zeros(len(noise), dtype=torch.long))
+        branches = [Condition.batch([cond, empty])] if cond.alike(empty) else [cond, empty]
+        repeats = 2 // len(branches)
         self.forwards += 2 * len(noise)
-        with block_rows(self.denoiser.backbone, self.sites, sets * 2, doses * 2):
-            eps = self.denoiser.predict(torch.cat([noise, noise]), self.t, both).eps
-        full, null = eps.chunk(2)
+        with block_rows(self.denoiser.backbone, self.sites, sets * repeats, doses * repeats):
+            predictions = [self.denoiser.predict(noise.repeat(repeats, 1, 1, 1), self.t, branch) for branch in branches]
+        full, null = torch.cat([p.eps for p in predictions]).chunk(2)
         return guide(null, full, self.config.guidance)
 
     def similarity(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

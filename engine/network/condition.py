@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,3 +99,24 @@ class Condition:
 
         extra = {k: torch.cat([p.extra[k] for p in conditions]) for k in conditions[0].extra}
         return Condition(cat([p.text for p in conditions]), cat([p.pooled for p in conditions]), extra, fixed)
+
+
+def batched_rows(conditions: Sequence[Condition], owner: Sequence[int], most: int) -> Iterator[tuple[slice, Condition]]:
+    """Splits rows into batches of at most ``most``, each with its conditions; those of unlike sizes never meet in one.
+
+    Families without a mask encode each prompt at its own length.
+
+    Args:
+        conditions: one row each.
+        owner: ascending; for each row which condition it has.
+    """
+    start = 0
+    for row in range(1, len(owner) + 1):
+        if row < len(owner) and row - start < most:
+            here, last = owner[row], owner[row - 1]
+            if here == last or conditions[here].alike(conditions[last]):
+                continue
+        used = sorted(set(owner[start:row]))
+        rows = torch.tensor([i - used[0] for i in owner[start:row]])
+        yield slice(start, row), Condition.batch([conditions[i] for i in used]).take(rows)
+        start = row

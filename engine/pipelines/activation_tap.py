@@ -26,7 +26,7 @@ from ..io.picture_files import open_picture
 from ..network.condition import Condition
 from ..runtime.compat_diffusers import loaded_from
 from ..runtime.progress import Progress, silent
-from ..tracing.addresses import resolve
+from ..tracing.addresses import AUTO, resolve
 from . import ranking
 from .adapter import Adapter, network_of
 from .components import UNREAD, components_of
@@ -108,7 +108,8 @@ class ActivationTapPipeline(TaskPipeline):
             image: one or more pictures: PIL, array (H, W, 3) in [0, 1] or uint8, tensor (3, H, W) in [0, 1] or [-1, 1];
                 or scaled latents as a tensor with the VAE's latent channels.
             prompt: one for all pictures or one for each.
-            addresses: sites or globs; or ``preset``. Addresses win over the preset's, the rest of which stays.
+            addresses: layer names or globs; "auto", the default without a preset, is the layer that the nodes read.
+                They win over the preset's, the rest of which stays.
             timestep: the network's own timestep (0..999); by default the preset's, else 50.
             seeds: noises to average over; by default the preset's, else 0.
             generator: instead of seeds: posterior samples, where they are asked for, and then the noises of all
@@ -303,7 +304,7 @@ def tap_config(
 ) -> TapConfig:
     """The caller's settings over the preset's over the defaults."""
     if addresses is None and preset is None:
-        raise refuse("addresses", None, "layer names, globs, or preset=...", "see vitrine.engine.activations.PRESETS")
+        addresses = AUTO
     if seeds is not None and generator is not None:
         raise refuse("seeds and generator", "both", "one of them", "a generator gives one noise a picture")
     chosen = dict(settings)

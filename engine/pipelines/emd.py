@@ -12,7 +12,7 @@ from diffusers.pipelines.stable_diffusion import StableDiffusionPipelineOutput
 from diffusers.utils.torch_utils import randn_tensor
 
 from ..diffusion.denoiser import Denoiser
-from ..diffusion.noise import seeded_noise
+from ..diffusion.noise import seeded_noise, seeds_of
 from ..diffusion.schedule import convention_of
 from ..emd import (
     ONE_STEP,
@@ -30,7 +30,7 @@ from ..emd import (
     read_student,
 )
 from ..emd.export import Student
-from ..errors import refuse
+from ..errors import expect, refuse
 from ..families import family_of
 from ..io.hub import local_file
 from ..runtime.finite import require_finite
@@ -123,7 +123,7 @@ class EMDOneStepPipeline(TaskPipeline):
     def __call__(  # type: ignore[override]
         self,
         prompt: str | list[str] | None = None,
-        seeds: list[int] | None = None,
+        seeds: int | list[int] | None = None,
         preset: StudentPreset | None = None,
         *,
         generator: Generators | None = None,
@@ -159,7 +159,9 @@ class EMDOneStepPipeline(TaskPipeline):
         refuse_arguments([EMDOneStepPipeline.__call__], unknown, MEANINGLESS, adapter.masks)
         if guidance_scale not in (0.0, 1.0):
             raise refuse("guidance_scale", guidance_scale, "0 or 1", "guidance is distilled into a one-step student")
-        preset = preset or StudentPreset(timestep=float(self._denoiser().schedule.last))
+        preset = StudentPreset(timestep=float(self._denoiser().schedule.last)) if preset is None else preset
+        expect(preset, StudentPreset, "preset", "load_student returns it; ONE_STEP of vitrine.engine.emd has some")
+        seeds = None if seeds is None else seeds_of(seeds)
         check_network(preset, self._network)
         if (prompt is None) == (prompt_embeds is None):
             raise refuse("prompt", "both or none", "a prompt, or prompt_embeds=", "give one of them")

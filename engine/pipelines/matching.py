@@ -55,7 +55,10 @@ class CorrespondencePipeline(ActivationTapPipeline):
                 squeezes every picture to a square, which the points follow; ``protocol="gdf"`` also joins the sites as
                 the authors do, without normalisation, at 128 x 128.
         """
-        queries = torch.as_tensor(points, dtype=torch.float32)
+        try:
+            queries = torch.as_tensor(points, dtype=torch.float32)
+        except (TypeError, ValueError):
+            raise refuse("points", type(points).__name__, "(N, 2) numbers", "e.g. points=[[0.4, 0.3]]") from None
         _refuse_arguments(self, self.match, tap)
         first, others = _read_both(self, source, target, tap)
         if len(first) != 1:

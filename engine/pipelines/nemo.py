@@ -10,7 +10,7 @@ import torch
 from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 from typing_extensions import Self
 
-from ..errors import refuse
+from ..errors import expect, refuse
 from ..families import FAMILIES, family_of
 from ..nemo import BlockConfig, NeuronSet, block
 from ..nemo.block import RunningForward
@@ -93,7 +93,9 @@ class NEMOPipeline(TaskPipeline):
 @contextmanager
 def blocked(pipe: DiffusionPipeline, neurons: Neurons | None, config: BlockConfig | None) -> Iterator[None]:
     """Neurons of a pipeline's network, blocked in whatever it samples while the block is open."""
-    sets = [neurons] if isinstance(neurons, NeuronSet) else list(neurons or [])
+    sets = neurons if isinstance(neurons, (list, tuple)) else [] if neurons is None else [neurons]
+    for each in sets:
+        expect(each, NeuronSet, "neurons", "pipe.neurons(result) makes them, NeuronSet.load(file) reads them")
     if not any(map(len, sets)):
         yield
         return

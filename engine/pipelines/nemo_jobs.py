@@ -11,7 +11,7 @@ import torch
 
 from ..activations.picture_latents import to_pixels
 from ..diffusion.noise import generators
-from ..errors import refuse
+from ..errors import expect, refuse
 from ..nemo import (
     PARTS,
     Agreement,
@@ -228,6 +228,8 @@ def detect(
         memory, workers: as in :func:`calibrate`; the memory is that of the method ``one step``.
         keep: the samples too, from which the map of where they agree is made.
     """
+    if calibration is not None:
+        _expect_calibration(calibration)
     texts, known = texts_of(prompts), calibration or Calibration()
     file = None if state is None else Path(state)
     if check_method(method):
@@ -336,6 +338,7 @@ def find(
         probe: None is the calibration's, or the default.
         scope: layers that are searched first, ``down+mid`` (published) or ``all``.
     """
+    _expect_calibration(calibration)
     statistics: NeuronStatistics = calibration.known("statistics")
     statistics.check(pipe._network)
     texts, config = texts_of(prompts), config or SearchConfig()
@@ -355,6 +358,10 @@ def find(
         return find_neurons(prober, texts, conds, statistics, latent_shape(pipe), config, progress, sampler)
 
 
+def _expect_calibration(calibration: Any) -> None:
+    expect(calibration, Calibration, "calibration", "pipe.calibrate measures one, Calibration.load(file) reads it")
+
+
 def search_inputs(pipe: TaskPipeline, calibration: Calibration) -> dict[str, object]:
     """What a search depends on besides its settings and the prompt, for a :class:`~vitrine.engine.jobs.run.Run`."""
     parts = {part: getattr(calibration, part) for part in PARTS}
@@ -364,6 +371,7 @@ def search_inputs(pipe: TaskPipeline, calibration: Calibration) -> dict[str, obj
 
 def neurons_of(pipe: TaskPipeline, result: Result) -> NeuronSet:
     """A result as a set to block or to save, which only this model accepts."""
+    expect(result, Result, "result", "find gives one for each prompt: (result,) = pipe.find([prompt], calibration)")
     return result.neurons(fingerprint_of(pipe._network))
 
 
@@ -384,6 +392,7 @@ def adjust_prompt(
         calibration: of this model, with ``samples``.
         sample_steps: of its full samples, which decide whether it cures.
     """
+    _expect_calibration(calibration)
     sampler = sampler_of(pipe, threshold=calibration.known("samples"))
     with pipe._in_use():
         (cond,) = encoded_batches(pipe, [prompt])

@@ -9,7 +9,7 @@ from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 from typing_extensions import Self
 
 from ..diffusion.noise import generators
-from ..errors import refuse
+from ..errors import expect, refuse
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of, refuse_moved
 from .conventions import accepted_by, inputs_of_blocks, refuse_unknown
@@ -47,6 +47,8 @@ class ResolutionTransferPipeline(TaskPipeline):
             pipeline: any diffusers pipeline with a unet or a transformer.
             metadata: of the checkpoint's safetensors header, for relabel; see ``resolution.read_metadata``.
         """
+        remedy = "e.g. ResolutionTransferConfig((1536, 1024)), width and height"
+        expect(config, ResolutionTransferConfig, "config", remedy)
         made = super().from_pipe(pipeline, **kwargs)
         made.transfer, made.metadata = config, metadata
         made.plan  # noqa: B018 - refuses what cannot be done

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 
-from ..diffusion.noise import generators
-from ..errors import refuse
+from ..diffusion.noise import generators, seeds_of
+from ..errors import expect, refuse
 from ..w2w import (
     Lora,
     LoraLayer,
@@ -27,6 +27,7 @@ from . import w2w_jobs
 from .conventions import refuse_unknown
 from .joined import TaskPipeline
 from .sampling_clock import clock_of
+from .w2w_jobs import expect_model, expect_space
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,15 @@ class CallRequest:
     model: W2WModel | None = None
     edits: Mapping[str, float] | None = None
     config: EditConfig | None = None
-    seeds: Sequence[int] | None = None
+    seeds: list[int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.space is not None:
+            expect_space(self.space)
+        if self.model is not None:
+            expect_model(self.model)
+        if self.edits is not None:
+            expect_strengths("edits", self.edits)
 
 
 class W2WPipeline(TaskPipeline):
@@ -68,7 +77,7 @@ class W2WPipeline(TaskPipeline):
         model: W2WModel | None = None,
         edits: Mapping[str, float] | None = None,
         edit_config: EditConfig | None = None,
-        seeds: Sequence[int] | None = None,
+        seeds: int | Sequence[int] | None = None,
         **kwargs: Any,
     ) -> ImagePipelineOutput:
         """Samples as the stock pipeline does, each picture with its own model.
@@ -89,20 +98,24 @@ class W2WPipeline(TaskPipeline):
 
         names = [name for name in kwargs if "prompt" in name and not name.startswith("num_")]
         texts = {"prompt": prompt} | {name: kwargs.pop(name) for name in names}  # they say the same of each picture
-        wanted = CallRequest(space, model, edits, edit_config, seeds)
+        wanted = CallRequest(space, model, edits, edit_config, None if seeds is None else seeds_of(seeds))
         pictures: ImagePipelineOutput = self._sampled(run, wanted, texts, kwargs, clock_of(self, self._network))
         return pictures
 
-    def sample_models(self, space: Space, seeds: Sequence[int], config: SampleConfig | None = None) -> W2WModel:
+    def sample_models(self, space: Space, seeds: int | Sequence[int], config: SampleConfig | None = None) -> W2WModel:
         """New models, one per seed; without a config as the space's file says, as in the nodes and commands."""
-        config = config or usual_sampling(space)
-        history = {"sample": {"seeds": list(seeds), **config.to_dict()}}
+        expect_space(space)
+        seeds, config = seeds_of(seeds), config or usual_sampling(space)
+        history = {"sample": {"seeds": seeds, **config.to_dict()}}
         return W2WModel(sample(space, seeds, config), space.identity, (history,))
 
     def edit_model(
         self, space: Space, model: W2WModel, strengths: Mapping[str, float], config: EditConfig | None = None
     ) -> W2WModel:
         """The models with sliders applied; ``strengths`` in standard deviations of training models."""
+        expect_space(space)
+        expect_model(model)
+        expect_strengths("strengths", strengths)
         coefficients = edit(space, model.belongs(space).coefficients, strengths, config)
         return model.moved_to(coefficients, **edit_step(strengths, config))
 
@@ -110,6 +123,9 @@ class W2WPipeline(TaskPipeline):
         self, space: Space, models: Sequence[W2WModel], weights: Sequence[float] | None = None
     ) -> W2WModel:
         """One model between several; ``weights`` (default equal) are normalised to sum 1."""
+        expect_space(space)
+        for model in models:
+            expect_model(model)
         coefficients = [row for m in models for row in m.belongs(space).coefficients]
         return W2WModel(blend(coefficients, weights)[None], space.identity, ({"blend": list(weights or [])},))
 
@@ -162,6 +178,11 @@ class W2WPipeline(TaskPipeline):
         manifest = Manifest.of(padded[0][0])
         before, after = (torch.stack([manifest.flatten(x) for x in loras]) for loras in padded)
         return before, after, manifest
+
+
+def expect_strengths(name: str, strengths: Any) -> None:
+    """Refuse anything but labels with strengths, before it is asked for its labels."""
+    expect(strengths, Mapping, name, "label -> strength, such as {'beard': 2.0}")
 
 
 _ADAPTERS = ("cross_attention_kwargs", "joint_attention_kwargs", "attention_kwargs")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..activations.picture_latents import to_pixels
+from ..errors import expect
 from ..runtime.progress import Progress, silent
 from ..w2w import (
     Inversion,
@@ -31,6 +32,16 @@ from .conventions import soft_masks
 
 if TYPE_CHECKING:
     from .joined import TaskPipeline
+
+
+def expect_space(space: Any) -> None:
+    """Refuse anything but a space, such as the name of its file."""
+    expect(space, Space, "space", "load_space(file) reads one")
+
+
+def expect_model(model: Any) -> None:
+    """Refuse anything but a model of a space."""
+    expect(model, W2WModel, "model", "sample_models makes some; W2WModel.load(file) reads them")
 
 
 def invert_image(
@@ -55,6 +66,7 @@ def invert_image(
         BaseException: Whatever ``progress`` raises; :func:`~vitrine.engine.w2w.partial_inversion` gives the best
             result so far.
     """
+    expect_space(space)
     adapter = pipe._adapter
     pixels = to_pixels(image, None, adapter.side_step)
     masks = None if mask is None else soft_masks(mask, (len(pixels), *pixels.shape[-2:]))
@@ -93,6 +105,7 @@ def train_pair_slider(
         models: (1, K) of who is shown in all pairs, zeros for the mean model, or (n, K), one for each.
         folder: keeps the run's state, from which the same call resumes.
     """
+    expect_space(space)
     adapter = pipe._adapter
     shown = blended(to_pixels(before, None, adapter.side_step), to_pixels(after, None, adapter.side_step))
     with pipe._in_use():

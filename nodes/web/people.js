@@ -12,6 +12,7 @@ const LOW = [46, 98, 150], MIDDLE = [214, 208, 198], HIGH = [196, 92, 40]; // as
 const MARGIN = 0.06, HEIGHT = 390;
 const FACE = 72, NEAR = 7, RESTS = 120; // of a dot under the mouse: its face's side, pixels, milliseconds until it is asked for
 const SLOW = 1000; // milliseconds of a picture until it is said that one is drawn
+const LEARNS = "VitrineTrainW2WDirection"; // of a space without sliders, what makes some
 const PAIRED = /\(pairs\)$/; // a slider trained from pictures before and after
 const FIELD = `background:${THEME.field};color:${THEME.text};border:1px solid ${THEME.line};border-radius:3px;padding:2px 4px;font:inherit`;
 
@@ -170,7 +171,13 @@ function openPeople(node, byHand) {
     lack.style.display = there ? "none" : "grid";
     lack.textContent = t("Values change; for a picture connect {inputs}", { inputs: space.missing.join(", ") });
   };
-  const say = (text) => { status.textContent = text || (slow && t("Drawing ...")) || t("coloured by {label}; drag the person, double-click to take them back", { label: space?.labels[coloured]?.name ?? "-" }); };
+  const usual = () => {
+    const label = space?.labels[coloured]?.name;
+    return label
+      ? t("coloured by {label}; drag the person, double-click to take them back", { label })
+      : t("drag the person, double-click to take them back; sliders: {node}", { node: LiteGraph.registered_node_types[LEARNS]?.title });
+  };
+  const say = (text) => { status.textContent = text || (slow && t("Drawing ...")) || usual(); };
 
   // --- the map ---
   const person = () => fields.place() ?? space.person;

@@ -218,6 +218,11 @@ const WORDS = {
     "{label} で色分け。人物をドラッグ、ダブルクリックで元に戻す",
     "{label}(으)로 색칠; 인물을 드래그하고, 더블클릭하면 되돌립니다",
   ],
+  "drag the person, double-click to take them back; sliders: {node}": [
+    "拖动人物，双击可还原；滑块：{node}",
+    "人物をドラッグ、ダブルクリックで元に戻す。スライダー：{node}",
+    "인물을 드래그하고, 더블클릭하면 되돌립니다; 슬라이더: {node}",
+  ],
   "colour the map by {label}; the person has {value}, training models reach {reach}": [
     "按 {label} 为地图着色；此人为 {value}，训练模型可达 {reach}",
     "地図を {label} で色分け。この人物は {value}、学習モデルは {reach} まで",

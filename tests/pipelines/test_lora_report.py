@@ -84,6 +84,11 @@ def test_the_same_call_samples_nothing_and_another_model_is_refused(report, hold
         lora_report([FILE], report.folder, lambda: holder, MATERIAL, ReportConfig(seeds=3, steps=2, prompts=1))
 
 
+def test_a_pipeline_in_place_of_files_is_refused(holder, tmp_path):
+    with pytest.raises(VitrineError, match=r"given StableDiffusionPipeline; .*PipelineModel\(pipe\)"):
+        lora_report(holder.pipe, tmp_path)
+
+
 def test_interrupted_and_out_of_budget_reports_go_on(report, holder, tmp_path):
     seen = []
 

@@ -60,7 +60,7 @@ def test_an_exported_lora_draws_the_same_picture(pipe, space, tmp_path):
     person = pipe.sample_models(space, [8], SampleConfig(components=space.dimension))
     wanted = draw(pipe, space=space, model=person, seeds=[2])
     for dialect in ("kohya", "diffusers"):
-        path = write_lora(tmp_path / f"{dialect}.safetensors", materialise(space, person.coefficients[0]), dialect)
+        path = write_lora(tmp_path / f"{dialect}.safetensors", materialise(space, person), dialect)
         pipe.load_lora_weights(str(path), adapter_name=dialect)
         found = super(W2WPipeline, pipe).__call__(PROMPT, generator=[torch.Generator().manual_seed(2)], **HOW).images
         pipe.unload_lora_weights()
@@ -98,3 +98,7 @@ def test_refusals(pipe, space):
         pipe(PROMPT, space=space, model=pipe.sample_models(space, [0, 1]), seeds=[1, 2, 3])
     with pytest.raises(VitrineError, match="beard"):
         pipe(PROMPT, space=space, model=person, edits={"bread": 1.0})
+    with pytest.raises(VitrineError, match="a model of space"):
+        materialise(space.first(7), person)
+    with pytest.raises(VitrineError, match="2 models"):
+        materialise(space, pipe.sample_models(space, [0, 1]))

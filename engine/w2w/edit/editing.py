@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import refuse
+from ...errors import expect, refuse
 from ...io.lora_layer import Lora, LoraLayer
 from ...io.number_checks import refuse_unless_finite
 from ...runtime.finite import require_finite
@@ -15,6 +15,7 @@ from ...settings.w2w_options import EditConfig
 from ..loras.low_rank import fraction_kept, refactor, squared_change
 from ..space.delta_space import DeltaSpace, Space
 from ..space.directions import direction_named, without
+from ..space.model_file import W2WModel
 
 
 def shift(space: Space, strengths: Mapping[str, float], config: EditConfig | None = None) -> torch.Tensor:
@@ -72,8 +73,15 @@ def edited_lora(
     return {path: (after if path.startswith(config.blocks) else before)[path] for path in before}
 
 
-def materialise(space: Space, coefficients: torch.Tensor, rank: int | None = None) -> dict[str, LoraLayer]:
-    """The LoRA of one model (K,), re-factored to at most ``rank``; None keeps it exact, bit for bit in factors mode."""
+def materialise(space: Space, coefficients: torch.Tensor | W2WModel, rank: int | None = None) -> dict[str, LoraLayer]:
+    """The LoRA of one model, given as itself or as its coefficients (K,).
+
+    It is re-factored to at most ``rank``; None keeps it exact, bit for bit in factors mode.
+    """
+    expect(space, Space, "space", "load_space(file) reads one")
+    expect(coefficients, torch.Tensor | W2WModel, "model", "W2WPipeline.sample_models makes some")
+    if isinstance(coefficients, W2WModel):
+        coefficients = coefficients.only(space)
     require_finite(coefficients, "coefficients", "sample or edit the model again")
     if rank is not None and rank < 1:
         raise refuse("rank", rank, "1 or more", "leave it out for the exact model")

@@ -10,7 +10,9 @@ from vitrine.engine.diffusion.sampling import few_step_latents, sample
 from vitrine.engine.errors import VitrineError
 from vitrine.engine.nemo import Agreement, Calibration, FewStepConfig, FewStepSampler, SampleThreshold, sample_agreement
 from vitrine.engine.nemo import sample_threshold as threshold_of
+from vitrine.engine.nemo.adjust import usual_pull
 from vitrine.engine.nemo.block import block
+from vitrine.engine.nemo.caption_evidence import caption_evidence
 from vitrine.engine.nemo.find import find_neurons, make_probe
 from vitrine.engine.nemo.neuron_statistics import NeuronStatistics, gather
 from vitrine.engine.nemo.neurons import NeuronSet, fingerprint_of
@@ -84,6 +86,25 @@ def test_batches_change_nothing_and_are_counted(denoiser, conds):
     for a, b in zip(one, other, strict=True):
         assert torch.allclose(a.distances, b.distances, atol=1e-4) and a.rows == 32 and a.count == 4
     assert few.forwards == many.forwards == 3 * 32
+
+
+@torch.no_grad()
+def test_prompts_of_other_lengths_are_as_each_alone(denoiser, conds):
+    """Families without a mask encode each prompt at its own length: no batch may have two."""
+    longer = [Condition(text[None]) for text in noise(4, 2, 9, TEXT)]
+    prompts, x = [conds[0], longer[0], longer[1], conds[1]], noise(5, 2, *SHAPE)
+    sampler = FewStepSampler(denoiser, empty=conds[-1], sites=value_sites(denoiser.backbone, "all"))
+    probe = make_probe(denoiser, config=ProbeConfig(guidance=3.0), empty=conds[-1])
+    for run in (sampler.samples, probe.signals):
+        together = run([Request(cond, x, {}) for cond in prompts])
+        alone = [run([Request(cond, x, {})])[0] for cond in prompts]
+        assert not torch.allclose(together[0], together[1], atol=1e-3)
+        assert torch.allclose(torch.stack(together), torch.stack(alone), atol=1e-4)
+    seen = caption_evidence(denoiser, noise(6, 4, *SHAPE), prompts, conds[-1])
+    each = [caption_evidence(denoiser, noise(6, 4, *SHAPE)[i : i + 1], prompts[i : i + 1], conds[-1]) for i in range(4)]
+    assert torch.allclose(seen, torch.cat(each), atol=1e-5) and float(seen.std()) > 0
+    pulls = [usual_pull(denoiser, [cond], conds[-1], x[:1], 981.0) for cond in prompts[:3]]
+    assert usual_pull(denoiser, prompts[:3], conds[-1], x[:1], 981.0) == pytest.approx(sorted(pulls)[1], rel=1e-4)
 
 
 @pytest.fixture

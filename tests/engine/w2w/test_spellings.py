@@ -252,4 +252,6 @@ def test_write_refuses(tmp_path):
         write_lora(tmp_path / "x.safetensors", lora(1), "pickle")
     with pytest.raises(VitrineError, match="no layers"):
         write_lora(tmp_path / "x.safetensors", {})
+    with pytest.raises(VitrineError, match=r"given str; .* materialise\(space, model\)"):
+        write_lora(lora(1), "x.safetensors")
     assert not list(tmp_path.iterdir()) and diffusers_names(lora(1))
