@@ -13,6 +13,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.pipelines import ActivationTapPipeline
 from vitrine.engine.portraits import build_models, render, sample_scenes
 from vitrine.engine.runtime.progress import Interrupted
+from vitrine.engine.tracing.addresses import resolve
 from vitrine_tests.machine.stock import deep_sdxl, stable_diffusion
 
 pytestmark = pytest.mark.rounding
@@ -52,6 +53,12 @@ def test_pictures_in_activations_out(pipe, pixels, tmp_path: Path) -> None:
     assert close(Activations.load(activations.save(tmp_path / "taps.safetensors")), activations, 0)
     plain = pipe.tap(pil(pixels), preset="portraits", output_type="none", return_dict=False)
     assert isinstance(plain, tuple) and plain[1] == {}
+
+
+def test_without_a_layer_it_is_the_one_that_the_nodes_read(pipe, pixels) -> None:
+    ours = pipe.tap(pixels).activations
+    assert list(ours.keys()) == [site.address for site in resolve(pipe.unet, "auto")]
+    assert close(ours, pipe.tap(pixels, addresses="auto").activations)
 
 
 def test_all_usual_forms_of_a_picture_agree(pipe, pixels) -> None:
@@ -156,7 +163,7 @@ def test_the_bar_is_diffusers_own(pipe, pixels, capsys: pytest.CaptureFixture) -
 
 
 BAD = [
-    ({"addresses": None}, "addresses"),
+    ({"addresses": []}, "addresses"),
     ({"addresses": "up-level9-*"}, "up-level9"),
     ({"preset": "nothing-like-it", "addresses": None}, "preset"),
     ({"timestep": 1000}, "timestep"),
