@@ -15,7 +15,7 @@ NUMBERS = {
     "D2",
     *(f"E{n}" for n in range(1, 8)),
     *(f"G{n}" for n in range(1, 11)),
-    *(f"H{n}" for n in range(1, 14)),
+    *(f"H{n}" for n in range(1, 15)),
     *(f"P{n}" for n in range(1, 12)),
     *(f"S{n}" for n in range(1, 8)),
 }
