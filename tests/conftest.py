@@ -4,7 +4,6 @@ What test files share is imported as ``vitrine_tests``. No folder of tests goes 
 stand in for ComfyUI's own ``comfy``.
 """
 
-import gc
 import importlib.util
 import os
 import sys
@@ -42,12 +41,6 @@ pytest.register_assert_rewrite("vitrine_tests")
 shared = ModuleType("vitrine_tests")
 shared.__path__ = [str(HERE)]
 sys.modules["vitrine_tests"] = shared
-
-
-def pytest_collection_finish(session):
-    """What is loaded by now stays: the collector need not walk through every library again with each of its rounds."""
-    gc.collect()
-    gc.freeze()
 
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

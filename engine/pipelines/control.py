@@ -29,8 +29,9 @@ from ..control import (
 from ..control.control_sampling import ControlledSampling
 from ..control.reference_blend import Reference
 from ..diffusion.guidance import scale_for_size
+from ..diffusion.noise import seeds_of
 from ..diffusion.schedule import convention_of
-from ..errors import refuse
+from ..errors import expect, refuse
 from ..network.condition import Condition
 from ..settings.sizes import check_sides
 from ..tracing.fingerprint import fingerprint_of
@@ -130,7 +131,7 @@ class ControlConditionedPipeline(TaskPipeline):
         width: int | None = None,
         num_inference_steps: int = 50,
         sigmas: list[float] | None = None,
-        seeds: Sequence[int] | None = None,
+        seeds: int | Sequence[int] | None = None,
         generator: torch.Generator | list[torch.Generator] | None = None,
         latents: torch.Tensor | None = None,
         eta: float = 0.0,
@@ -173,6 +174,7 @@ class ControlConditionedPipeline(TaskPipeline):
                 remedy = "use UniPC or DPM++ with use_flow_sigmas"
                 raise refuse("scheduler", type(self.scheduler).__name__, "one that scales a UNet's input", remedy)
             size = self._size(height, width)
+            seeds = None if seeds is None else seeds_of(seeds)
             settings = _guidance_of(guidance, guidance_scale)
             settings = replace(settings, scale=scale_for_size(settings.scale, upscale))
             gamma, padding = self._settings(checkpoint, gamma, padding)
@@ -206,6 +208,7 @@ class ControlConditionedPipeline(TaskPipeline):
         if checkpoint is None:
             ReferenceBlend(self._network, GammaConfig())  # refuses a model without size inputs before any work
             return gamma or GammaConfig(), padding
+        expect(checkpoint, ControlCheckpoint, "checkpoint", "pipe.load_control(path) reads one")
         checkpoint.metadata.check(self._network)
         return trained_settings(checkpoint.metadata, gamma, padding)
 
@@ -347,7 +350,9 @@ def _guidance_of(guidance: GuidanceConfig | None, scale: float | None) -> Guidan
     """The guidance of a call; ``guidance_scale`` is diffusers' name for its scale, 5 by default."""
     if guidance is not None and scale is not None:
         raise refuse("guidance, guidance_scale", "both", "one of them", "the scale is a part of GuidanceConfig")
-    return guidance or GuidanceConfig(scale=5.0 if scale is None else scale)
+    chosen = GuidanceConfig(scale=5.0 if scale is None else scale) if guidance is None else guidance
+    expect(chosen, GuidanceConfig, "guidance", "e.g. GuidanceConfig(scale=5.0); a number is guidance_scale")
+    return chosen
 
 
 def _rows_of(cond: Condition) -> int:

@@ -5,10 +5,10 @@ import torch
 from vitrine.engine.control import GammaConfig, GuidanceConfig, SizeCondition
 from vitrine.engine.diffusion.noise import seeded_noise
 from vitrine.engine.errors import VitrineError
-from vitrine.engine.pipelines import W2WPipeline
+from vitrine.engine.pipelines import EMDOneStepPipeline, NEMOPipeline, ResolutionTransferPipeline, W2WPipeline
 from vitrine.engine.portraits import load_portraits
 from vitrine.engine.portraits.shipped import PEOPLE_SPACE
-from vitrine.engine.w2w import EditConfig, load_space
+from vitrine.engine.w2w import EditConfig, load_space, materialise
 from vitrine_tests.machine.calls import around
 from vitrine_tests.machine.stock import stock
 
@@ -79,3 +79,37 @@ def test_and_refuses_what_it_cannot_honour(pixart):
             pixart("a cat", **SIZED, **more)
     with pytest.raises(VitrineError, match="guidance, guidance_scale"):
         pixart("a cat", **SIZED, guidance=GuidanceConfig(), guidance_scale=2.0)
+
+
+WRONG = {
+    "space": lambda w2w, pixart, space, value: w2w.sample_models(value, [0]),
+    "spaces of a call": lambda w2w, pixart, space, value: w2w(PROMPT, space=value, model=value, **FAST),
+    "model": lambda w2w, pixart, space, value: w2w.edit_model(space, value, {}),
+    "strengths": lambda w2w, pixart, space, value: w2w.edit_model(space, w2w.sample_models(space, 0), value),
+    "picture's space": lambda w2w, pixart, space, value: w2w.invert_image(value, torch.zeros(1, 3, 64, 64), PROMPT),
+    "LoRA": lambda w2w, pixart, space, value: materialise(space, value),
+    "neurons": lambda w2w, pixart, space, value: NEMOPipeline.from_pipe(w2w)(PROMPT, neurons=value, **FAST),
+    "calibration": lambda w2w, pixart, space, value: NEMOPipeline.from_pipe(w2w).detect([PROMPT], value),
+    "search": lambda w2w, pixart, space, value: NEMOPipeline.from_pipe(w2w).find([PROMPT], value),
+    "result": lambda w2w, pixart, space, value: NEMOPipeline.from_pipe(w2w).neurons(value),
+    "preset": lambda w2w, pixart, space, value: EMDOneStepPipeline.from_pipe(w2w)(PROMPT, preset=value),
+    "config": lambda w2w, pixart, space, value: ResolutionTransferPipeline.from_pipe(w2w, value),
+    "guidance": lambda w2w, pixart, space, value: pixart("a cat", guidance=value, **FAST),
+    "checkpoint": lambda w2w, pixart, space, value: pixart("a cat", checkpoint=value, **FAST),
+}
+
+
+@pytest.mark.parametrize("value", ["people.w2w.safetensors", 3, object()], ids=["a path", "a number", "an object"])
+@pytest.mark.parametrize("name", WRONG)
+def test_an_object_of_another_class_is_refused_by_name(w2w, pixart, space, name, value):
+    """Such as the path of a file in place of what it contains: it was an AttributeError of something inside."""
+    with pytest.raises(VitrineError, match=r"accepted: a [A-Z]\w+"):
+        WRONG[name](w2w, pixart, space, value)
+
+
+def test_one_seed_is_a_list_of_one(w2w, space):
+    one, listed = w2w.sample_models(space, 3), w2w.sample_models(space, [3])
+    assert torch.equal(one.coefficients, listed.coefficients) and one.history == listed.history
+    for seeds in ("3", [0.5], None):
+        with pytest.raises(VitrineError, match="whole numbers"):
+            w2w.sample_models(space, seeds)
