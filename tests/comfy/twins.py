@@ -292,7 +292,7 @@ def pull_sliders_on_a_person(graph, comfy):
     )
     mask = (drawn.parts > 0).float()
     found, _ = pipe.invert_image(space, drawn.images, graph.text(invert.positive), config, mask)
-    share = graph(28).share
+    share = graph(28).blend
     child = pipe.blend_models(space, [person, found], [1 - share, share])
     told = {14: (12, person, {}), 17: (15, edited, {}), 20: (18, person, late), 27: (25, found, {})}
     told[32] = (30, child, {})
@@ -304,7 +304,7 @@ def make_a_slider_from_pictures(graph, comfy):
     drawn = portraits(graph(4))
     paint = torch.tensor([colour >> 16, colour >> 8 & 255, colour & 255]).view(3, 1, 1) / 255
     after = torch.where((drawn.parts == part_number(graph(4).part))[:, None], paint, drawn.images)
-    config = PairConfig(steps=train.steps, start_timestep=train.start_timestep, seed=train.seed)
+    config = PairConfig(steps=train.steps, lr=train.lr, start_timestep=train.start_timestep, seed=train.seed)
     nobody = torch.zeros(1, space.dimension)
     change = pipe.train_pair_slider(space, drawn.images, after, graph.text(train.positive), nobody, config)
     trained = with_pair_slider(space, train.label, change)
@@ -384,7 +384,7 @@ def reuse_saved_neurons_people_and_layers(graph, comfy):
     first = next(taps[a] for a in taps if taps[a].grid is not None)
     people = ksampler(graph, 17, pipeline(W2WPipeline), space=space, model=person)
     pipe.unet.load_state_dict(bake(pipe.unet, neurons, graph(6).factor), strict=False)
-    shown = colours(stored[graph(27).address].tensor.float(), graph(27).size)
+    shown = colours(stored[graph(27).layer].tensor.float(), graph(27).size)
     return {12: ksampler(graph, 10, pipe), 19: people, 25: colours(first.tensor), 28: shown}
 
 

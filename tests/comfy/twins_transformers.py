@@ -93,7 +93,7 @@ def make_a_picture_look_small_or_large(graph, comfy):
             sigmas.steps,
             g.cfg,
             (told.height, told.width),
-            g.control,
+            g.size_guidance,
             sigmas.scheduler,
         )
     return found
