@@ -16,7 +16,7 @@ def test_taps_are_equal(family, scene, loaded):
     theirs = {a: in_comfy[a].tensor.clone() for a in in_comfy}
     pipe = loaded(family)
     told = {"preset": SELECTION[family], "timestep": 50, "seeds": [0], "output_type": "none"}
-    ours = pipe.of("ActivationTap")(pipe.images[:2], PROMPT, **told).activations
+    ours = pipe.of("ActivationTap").tap(pipe.images[:2], PROMPT, **told).activations
     assert set(theirs) == set(ours)
     errors = {a: away(ours[a].tensor, theirs[a]) for a in theirs}
     assert max(errors.values()) < 1e-3, errors
