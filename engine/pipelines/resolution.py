@@ -8,7 +8,7 @@ from typing import Any
 from diffusers.pipelines.pipeline_utils import ImagePipelineOutput
 from typing_extensions import Self
 
-from ..diffusion.noise import generators
+from ..diffusion.noise import generators, seeds_of
 from ..errors import expect, refuse
 from ..resolution import Plan, ResolutionTransferConfig, apply, facts_of, plan_transfer
 from ..resolution.transfer import backbone_of, refuse_moved
@@ -67,7 +67,7 @@ class ResolutionTransferPipeline(TaskPipeline):
         """What will be done to the pipeline in its current state; ``plan.summary`` says it in words."""
         return plan_transfer(facts_of(self, self.transfer.train_size), self.transfer, self.metadata)
 
-    def __call__(self, *args: Any, seeds: list[int] | None = None, **kwargs: Any) -> ImagePipelineOutput:
+    def __call__(self, *args: Any, seeds: int | list[int] | None = None, **kwargs: Any) -> ImagePipelineOutput:
         """Sample at the target size, all other arguments as the pipeline takes them.
 
         Args:
@@ -79,6 +79,7 @@ class ResolutionTransferPipeline(TaskPipeline):
         refuse_unknown(type(self), kwargs, blocks)
         _fill_in_sizes(self, kwargs, accepted)
         if seeds is not None:
+            seeds = seeds_of(seeds)
             kwargs["generator"] = generators(seeds)
             single = isinstance(args[0] if args else kwargs.get("prompt"), str)
             if single and "num_images_per_prompt" in accepted:

@@ -228,8 +228,8 @@ def test_workflow_opens_and_runs_in_the_page(workflow, vue, driver, address, rec
     """``--junitxml=page.xml`` keeps the seconds from opening to the last picture (docs/gallery.md)."""
     api, entry, help_page, unknown, errors, seconds, drawn = asyncio.run(_run(driver, workflow, address, vue))
     record_property("seconds", round(seconds, 1))
-    told = dict(entry["status"]["messages"]).get("execution_error", {})
-    assert entry["status"]["status_str"] == "success", [told.get("node_type"), told.get("exception_message")]
+    error = dict(entry["status"]["messages"]).get("execution_error", {})
+    assert entry["status"]["status_str"] == "success", [error.get("node_type"), error.get("exception_message")]
     assert not unknown and not errors
     assert help_page.startswith("#")
     shown = {i for i, node in api.items() if node["class_type"] == "PreviewImage"}

@@ -108,8 +108,8 @@ def test_an_object_of_another_class_is_refused_by_name(w2w, pixart, space, name,
 
 
 def test_one_seed_is_a_list_of_one(w2w, space):
-    one, listed = w2w.sample_models(space, 3), w2w.sample_models(space, [3])
-    assert torch.equal(one.coefficients, listed.coefficients) and one.history == listed.history
+    single, listed = w2w.sample_models(space, 3), w2w.sample_models(space, [3])
+    assert torch.equal(single.coefficients, listed.coefficients) and single.history == listed.history
     for seeds in ("3", [0.5], None):
         with pytest.raises(VitrineError, match="whole numbers"):
             w2w.sample_models(space, seeds)
