@@ -157,7 +157,7 @@ def test_a_flip_is_taught_against_the_model_itself(tmp_path):
     advanced = AdvancedControlTrainConfig(drop_control=0.0, drop_semantics=0.0)
     config = ControlTrainConfig(30, 8, 3e-4, gamma=model.gamma, advanced=advanced)
     lessons = FlipLessons(model, data, config, tmp_path, warmup=1)
-    batch, before = lessons.draw(99), [p.clone() for p in lessons.teacher.parameters()]
+    batch, before = lessons.sample_batch(99), [p.clone() for p in lessons.teacher.parameters()]
 
     def errors():
         """Of plain and mirrored halves: what the student says beside what the teacher says."""

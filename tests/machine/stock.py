@@ -22,6 +22,7 @@ from diffusers import (
     StableDiffusionXLPipeline,
 )
 from transformers import CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from vitrine.engine.nemo import Calibration
 from vitrine.engine.portraits import build_models, load_portraits
 from vitrine.engine.tracing.fingerprint import active_fingerprint_of
 from vitrine_tests import models
@@ -174,9 +175,10 @@ def used(pipe: Any) -> Iterator[None]:
         pipe.maybe_free_model_hooks()
 
 
-def valid_for(pipe: Any, statistics: Any) -> Any:
+def valid_for(pipe: Any, calibration: Calibration) -> Calibration:
     """The same numbers as those of the model with its adapter: the one that is loaded here changes nothing yet."""
     net = backbone(pipe)
     if not any("lora_" in name for name, _ in net.named_modules()):
-        return statistics
-    return dataclasses.replace(statistics, fingerprint=active_fingerprint_of(net))
+        return calibration
+    statistics = dataclasses.replace(calibration.known("statistics"), fingerprint=active_fingerprint_of(net))
+    return dataclasses.replace(calibration, statistics=statistics)
