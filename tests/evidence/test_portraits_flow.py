@@ -14,7 +14,7 @@ from vitrine.engine.portraits.models import save_portraits
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.evidence.portraits.sampling import sample_latents
 from vitrine.evidence.recipes.commands import main as recipe
-from vitrine.evidence.recipes.flow import LATENTS, PICTURES, main
+from vitrine.evidence.recipes.flow import LATENTS, PICTURES, TRANSFORMER, main
 from vitrine.evidence.recipes.phase import OutOfTime
 from vitrine.evidence.recipes.settings import AdvancedFlowTrainConfig, FlowTrainConfig
 
@@ -65,7 +65,7 @@ def test_runs_stopped_in_each_phase_end_in_the_same_weights(drawn, finished, cap
 
     def stop(name):
         def callback(step, total, preview=None):
-            if name == "flow" and step == 2:
+            if name == TRANSFORMER and step == 2:
                 raise Interrupted
 
         return callback

@@ -10,7 +10,7 @@ from vitrine.engine.errors import VitrineError
 from vitrine.engine.portraits.models import WEIGHTS, load_portraits
 from vitrine.engine.runtime.progress import Interrupted
 from vitrine.evidence.recipes.commands import main as recipe
-from vitrine.evidence.recipes.portraits import main
+from vitrine.evidence.recipes.portraits import AUTOENCODER, CLASSIFIER, UNET, main
 from vitrine.evidence.recipes.settings import AdvancedTrainConfig, TrainConfig
 
 TINY = {
@@ -37,9 +37,11 @@ def same_weights(a, b):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("phase", "at"), [("readout", 1), ("vae", 1), ("unet", 2)])
 def test_an_interrupted_run_ends_in_the_same_weights(finished, tmp_path, phase, at):
+    stage = {"readout": CLASSIFIER, "vae": AUTOENCODER, "unet": UNET}[phase]
+
     def stop(name):
         def callback(step, total, preview=None):
-            if name == phase and step == at:
+            if name == stage and step == at:
                 raise Interrupted
 
         return callback

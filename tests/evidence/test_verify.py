@@ -96,7 +96,7 @@ def test_end_to_end(world, tmp_path, capsys):
     plan = json.loads((out / "plan.json").read_text())
     estimates = {c["claim"]: c["estimate"] for c in plan["claims"]}
     assert all(estimates[c]["seconds"] > 0 and estimates[c]["rows"] > 0 and estimates[c]["bytes"] > 0 for c in measured)
-    assert printed.index("about") < printed.index("measured"), "the plan comes first"
+    assert printed.index("    about ") < printed.index(": measured "), "the plan comes first"
 
 
 def stopping(label, step):

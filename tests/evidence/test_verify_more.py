@@ -87,7 +87,7 @@ def test_models_from_photos_end_to_end(people, tmp_path, capsys):
     command = ["verify", "--model", "portraits", "--data", str(people), "--subset", "3", "--claim", "w2w.inversion"]
     assert main([*command, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
-    assert printed.index("about") < printed.index("measured"), "the plan comes first"
+    assert printed.index("    about ") < printed.index(": measured "), "the plan comes first"
     row, figures = figures_of(out, "w2w.inversion")
     own, stranger, mean = (figures[f"w2w.readout.{k}"]["measured"] for k in ("identity", "stranger", "mean"))
     assert own["n"] == 3 and own["value"] > stranger["value"] and own["value"] > mean["value"]
