@@ -57,6 +57,7 @@ def _identity(nodes, pack):
 
 if __name__ == "__main__":
     core = _start(sys.argv[1])
+    own = time.process_time()
     packs = sys.argv[2:]
     found = [_load(core, pack) for pack in packs]
-    sys.stdout.write(json.dumps({"packs": found, "identity": _identity(core, packs[-1])}) + "\n")
+    sys.stdout.write(json.dumps({"own seconds": own, "packs": found, "identity": _identity(core, packs[-1])}) + "\n")
