@@ -123,7 +123,7 @@ def find_the_same_part(graph, comfy):
     drawn = [draw_matches(nhwc[0], t, points, m) for t, m in zip(nhwc[1], matches, strict=True)]
     segment = graph(9)
     seeds = list(range(segment.seed, segment.seed + segment.ensemble))
-    labels = pipe(
+    labels = pipe.segment(
         known.images,
         masks,
         target,
