@@ -35,13 +35,14 @@ def test_start(bench, empty, tmp_path):
     ours, theirs, whole = [], [], []
 
     def run():
-        told = start(empty, pack, env=env)
-        whole.append(told["own seconds"])
-        for seconds, found in zip((theirs, ours), told["packs"], strict=True):
-            seconds.append(found["seconds"])
+        comfyui_start = start(empty, pack, env=env)
+        whole.append(comfyui_start["own seconds"])
+        for seconds, loaded in zip((theirs, ours), comfyui_start["packs"], strict=True):
+            seconds.append(loaded["seconds"])
 
     run()
-    first, _ = ours.pop() - theirs.pop(), whole.pop()
+    first = ours.pop() - theirs.pop()
+    whole.clear()
     bench.benchmark.pedantic(run, rounds=bench.rounds(5))
     bench.record("start of ComfyUI", "a pack without nodes", "ComfyUI", ours, theirs)
     added = statistics.median(ours) - statistics.median(theirs)
