@@ -14,6 +14,7 @@ from ..engine.errors import refuse
 from ..engine.io.files import write_whole
 from ..engine.runtime.processes import cores, each_in_turn
 from ..engine.runtime.progress import TqdmProgress, silent
+from ..engine.runtime.quiet import quiet_libraries
 from ..engine.runtime.stages import Stages, duration
 from .photograph_folder import available
 from .registry import Claim, pick_claims
@@ -112,7 +113,9 @@ def _measured(claims: list[Claim], model: str | None, quick: bool, workers: int)
 
 
 def _named(name: str, model: str | None, quick: bool) -> dict[str, Any]:
-    return measure(pick_claims([name])[0], model, quick, bar=False)
+    """In a process of its own, where the command's filters of messages do not stand yet."""
+    with quiet_libraries():
+        return measure(pick_claims([name])[0], model, quick, bar=False)
 
 
 def measure(claim: Claim, model: str | None, quick: bool = False, bar: bool = True) -> dict[str, Any]:
