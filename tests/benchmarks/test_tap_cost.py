@@ -2,8 +2,9 @@
 
 Three bounds are held on a full-size SD1.5 UNet with random weights (3.4 GB in float32). Capturing k places adds less
 than 3 % to a bare forward plus the copy of the tensors handed over. A stopped forward takes at most 3 % more than the
-untouched one needs to get to that place. With early exit, a set of places takes at most its share of the forward's
-FLOPs plus 5 percentage points. The last bound depends on the machine too: a CPU may spend more time on a FLOP in the
+untouched one needs to get to that place; the smallest of four rounds differed by 6 % between two runs, so it takes
+twelve. With early exit, a set of places takes at most its share of the forward's FLOPs plus 5 percentage points. The
+last bound depends on the machine too: a CPU may spend more time on a FLOP in the
 low levels than in the high ones, with or without hooks. VITRINE_BENCH_BATCH (default 1) sets the rows.
 """
 
@@ -110,7 +111,7 @@ def test_early_exit_takes_its_share_of_the_flops(bench, model, places):
         handle.remove()
 
     against = {"bare forward": bare, "whole forward with plain hooks": lambda: naive(full, addresses)}
-    found = bench.compare(f"tap with early exit, {places}", full.label, lambda: stopped(full, addresses), against, 4)
+    found = bench.compare(f"tap with early exit, {places}", full.label, lambda: stopped(full, addresses), against, 12)
     if model == "portraits":
         return
     twin = bench.full(model, BATCH, device="meta")
