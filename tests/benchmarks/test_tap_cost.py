@@ -1,11 +1,11 @@
 """What tapping costs beside a bare forward, and beside a whole forward with plain hooks.
 
 Three bounds are held on a full-size SD1.5 UNet with random weights (3.4 GB in float32). Capturing k places adds less
-than 3 % to a bare forward plus the copy of the tensors handed over. A stopped forward takes at most 3 % more than the
-untouched one needs to get to that place; the smallest of four rounds differed by 6 % between two runs, so it takes
-twelve. With early exit, a set of places takes at most its share of the forward's FLOPs plus 5 percentage points. The
-last bound depends on the machine too: a CPU may spend more time on a FLOP in the
-low levels than in the high ones, with or without hooks. VITRINE_BENCH_BATCH (default 1) sets the rows.
+than 3 % to a bare forward plus the copy of the tensors handed over. A stopped forward ends within 3 % of its time after
+it has reached the last place: both are read in one run, as the smallest of twelve rounds of two runs still differs by
+3 % (8 to 10 ms of 4.7 s were seen). With early exit, a set of places takes at most its share of the forward's FLOPs
+plus 5 percentage points. The last bound depends on the machine too: a CPU may spend more time on a FLOP in the low
+levels than in the high ones, with or without hooks. VITRINE_BENCH_BATCH (default 1) sets the rows.
 """
 
 import os
@@ -102,20 +102,23 @@ SLOW_LEVELS = pytest.mark.xfail(reason="at batch 1 the low levels run fewer FLOP
 )
 def test_early_exit_takes_its_share_of_the_flops(bench, model, places):
     full, addresses = bench.model(model, ROWS[model]), SETS[model][places]
-    last, arrivals = resolve(full.net, addresses)[-1].path, []
+    last, endings = resolve(full.net, addresses)[-1].path, []
 
-    def bare():
+    def ours():
+        reached = []
+        handle = full.net.get_submodule(last).register_forward_hook(lambda *a: reached.append(bench.now()))
         start = bench.now()
-        handle = full.net.get_submodule(last).register_forward_hook(lambda *a: arrivals.append(bench.now() - start))
-        full()
+        stopped(full, addresses)
+        end = bench.now()
         handle.remove()
+        endings.append((end - reached[0]) / (end - start))
 
-    against = {"bare forward": bare, "whole forward with plain hooks": lambda: naive(full, addresses)}
-    found = bench.compare(f"tap with early exit, {places}", full.label, lambda: stopped(full, addresses), against, 12)
+    against = {"bare forward": full, "whole forward with plain hooks": lambda: naive(full, addresses)}
+    found = bench.compare(f"tap with early exit, {places}", full.label, ours, against, 12)
     if model == "portraits":
         return
     twin = bench.full(model, BATCH, device="meta")
     share, row = flops(lambda: stopped(twin, addresses)) / flops(twin), found["bare forward"]
-    bench.say(f"FLOP share {share:.3f}, the untouched forward is there after {min(arrivals):.3f} s")
-    bench.at_most("time to the place", row.ours, 1.03 * min(arrivals))
+    bench.say(f"FLOP share {share:.3f}, ends within {max(endings):.2%} of its time after the place")
+    bench.at_most("time after the place", max(endings), 0.03)
     bench.at_most("time share", row.ratio, share + 0.05)
