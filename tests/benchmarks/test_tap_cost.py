@@ -1,11 +1,12 @@
 """What tapping costs beside a bare forward, and beside a whole forward with plain hooks.
 
 Three bounds are held on a full-size SD1.5 UNet with random weights (3.4 GB in float32). Capturing k places adds less
-than 3 % to a bare forward plus the copy of the tensors handed over. A stopped forward ends within 3 % of its time after
-it has reached the last place: both are read in one run, as the smallest of twelve rounds of two runs still differs by
-3 % (8 to 10 ms of 4.7 s were seen). With early exit, a set of places takes at most its share of the forward's FLOPs
-plus 5 percentage points. The last bound depends on the machine too: a CPU may spend more time on a FLOP in the low
-levels than in the high ones, with or without hooks. VITRINE_BENCH_BATCH (default 1) sets the rows.
+than 3 % to a bare forward plus the copy of the tensors handed over. A stopped forward ends soon after it has reached
+the last place, within 3 % of its time (8 to 10 ms of 4.7 s on the one CPU tried). Both moments are read in one run:
+even the fastest of twelve rounds differs by 3 % between runs. With early exit, a set of places takes at most its
+share of the forward's FLOPs plus 5 percentage points. The last bound depends on the machine too: a CPU may spend more
+time on a FLOP in the low levels than in the high ones, with or without hooks. VITRINE_BENCH_BATCH (default 1) sets
+the rows.
 """
 
 import os
