@@ -15,8 +15,8 @@ def test_taps_are_equal(family, scene, loaded):
     in_comfy = scene(family).taps[0]
     theirs = {a: in_comfy[a].tensor.clone() for a in in_comfy}
     pipe = loaded(family)
-    told = {"preset": SELECTION[family], "timestep": 50, "seeds": [0], "output_type": "none"}
-    ours = pipe.of("ActivationTap").tap(pipe.images[:2], PROMPT, **told).activations
+    of_tap = {"preset": SELECTION[family], "timestep": 50, "seeds": [0], "output_type": "none"}
+    ours = pipe.of("ActivationTap").tap(pipe.images[:2], PROMPT, **of_tap).activations
     assert set(theirs) == set(ours)
     errors = {a: away(ours[a].tensor, theirs[a]) for a in theirs}
     assert max(errors.values()) < 1e-3, errors
@@ -29,9 +29,9 @@ def test_one_step_pictures_are_equal_sd15(scene, loaded):
     from vitrine.nodes.comfy.lora import NO_STUDENT
 
     s = scene("sd15")
-    told = {"preset": "manual", "timestep": 999.0, "noise": "unit"}
+    student = {"preset": "manual", "timestep": 999.0, "noise": "unit"}
     asked = {"positive": s.positive, "latent": s.latent(), "seed": 0, "student": NO_STUDENT}
-    theirs = s.call("VitrineEMDOneStepGenerator", model=s.model, **asked, **told)[0]["samples"].clone()
+    theirs = s.call("VitrineEMDOneStepGenerator", model=s.model, **asked, **student)[0]["samples"].clone()
     pipe, side = loaded("sd15").of("EMDOneStep"), 8 * theirs.shape[-1]
     how = {"height": side, "width": side, "output_type": "latent"}
     ours = pipe(PROMPT, [0], StudentPreset(timestep=999.0), **how).images

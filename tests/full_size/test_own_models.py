@@ -75,6 +75,11 @@ def runs_on(workflow, family):
     )
 
 
+def test_each_number_that_is_made_smaller_is_an_input_of_a_template():
+    inputs = [node["inputs"] for workflow in ON_YOUR_MODEL for node in graph_of(workflow).values()]
+    assert {k for k in FEW if any(isinstance(i.get(k), int) for i in inputs)} == FEW.keys()
+
+
 CASES = [(w, f) for w in ON_YOUR_MODEL for f in families() if runs_on(w, f)]
 
 
