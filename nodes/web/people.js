@@ -175,7 +175,7 @@ function openPeople(node, byHand) {
     const label = space?.labels[coloured]?.name;
     return label
       ? t("coloured by {label}; drag the person, double-click to take them back", { label })
-      : t("drag the person, double-click to take them back; sliders: {node}", { node: LiteGraph.registered_node_types[LEARNS]?.title });
+      : t("drag the person, double-click to take them back");
   };
   const say = (text) => { status.textContent = text || (slow && t("Drawing ...")) || usual(); };
 
@@ -361,6 +361,10 @@ function openPeople(node, byHand) {
     more.append(title, ...pairs.map(({ row }) => row));
     more.open = !!listed.unfolded;
     more.addEventListener("toggle", () => { listed.unfolded = more.open; });
+    if (!rows.length) {
+      const lacking = t("No sliders in this space yet: {node} makes one", { node: LiteGraph.registered_node_types[LEARNS]?.title });
+      return list.replaceChildren(styled("div", `padding:24px;text-align:center;color:${THEME.faint}`, lacking));
+    }
     list.replaceChildren(...first.map(({ row }) => row), ...others.filter((r) => !pairs.includes(r)).map(({ row }) => row), ...(pairs.length ? [more] : []));
     scrollBack();
   };

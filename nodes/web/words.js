@@ -218,10 +218,15 @@ const WORDS = {
     "{label} で色分け。人物をドラッグ、ダブルクリックで元に戻す",
     "{label}(으)로 색칠; 인물을 드래그하고, 더블클릭하면 되돌립니다",
   ],
-  "drag the person, double-click to take them back; sliders: {node}": [
-    "拖动人物，双击可还原；滑块：{node}",
-    "人物をドラッグ、ダブルクリックで元に戻す。スライダー：{node}",
-    "인물을 드래그하고, 더블클릭하면 되돌립니다; 슬라이더: {node}",
+  "drag the person, double-click to take them back": [
+    "拖动人物，双击可还原",
+    "人物をドラッグ、ダブルクリックで元に戻す",
+    "인물을 드래그하고, 더블클릭하면 되돌립니다",
+  ],
+  "No sliders in this space yet: {node} makes one": [
+    "此空间还没有滑块：{node} 可以制作",
+    "この空間にはまだスライダーがありません：{node} で作れます",
+    "이 공간에는 아직 슬라이더가 없습니다: {node}(으)로 만듭니다",
   ],
   "colour the map by {label}; the person has {value}, training models reach {reach}": [
     "按 {label} 为地图着色；此人为 {value}，训练模型可达 {reach}",

@@ -391,3 +391,30 @@ def test_people_are_dragged_and_sliders_pulled(driver, address, vue, record_prop
         assert np.array_equal(executed, panel)
     assert not np.array_equal(seen["first"][0], seen["last"][0])
     assert not errors
+
+
+WITHOUT_SLIDERS = """import('/scripts/api.js').then(({ api }) => {
+    const { fetchApi } = api
+    api.fetchApi = async function (route) {
+        const answer = await fetchApi.apply(this, arguments)
+        if (!answer.ok || !route.includes('/vitrine/space')) return answer
+        return Response.json({ ...await answer.json(), labels: [] })
+    }
+})"""
+"""What the page is told of a space that no slider was made for."""
+
+
+async def _open_without_sliders(driver, address, vue):
+    async with driver.page(address) as tab:
+        await tab.evaluate(WITHOUT_SLIDERS)
+        await tab.build(BUILD, vue)
+        await _run(tab, address)
+        await tab.wait_for(f"{LATEST}.turn")
+        return await tab.evaluate("document.querySelector('.vitrine-people').innerText"), tab.faults()
+
+
+@page_modes("Nodes 2.0")
+def test_a_space_without_sliders_says_what_makes_one(driver, address, vue):
+    text, errors = asyncio.run(_open_without_sliders(driver, address, vue))
+    assert "No sliders in this space yet: Slider from Labels (W2W) makes one" in text
+    assert not errors
