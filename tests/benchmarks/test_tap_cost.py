@@ -113,7 +113,7 @@ def test_capture_adds_less_than_three_percent(bench, model, places):
         kept.update(taps.activations)
 
     bench.compare(f"tap, {places}", full.label, tapped, {"bare forward": full}, 16)
-    sources = [found.tensor for found in kept.values()]
+    sources = [activation.tensor for activation in kept.values()]
     copies = min(bench.seconds(lambda: [tensor.clone() for tensor in sources]) for _ in range(3))
     extra = statistics.median((ours - copies) / (whole - ours) for ours, whole in rounds)
     bench.say(f"{len(sources)} places, {sum(t.nbytes for t in sources) / 2**20:.1f} MiB, beyond the copy {extra:+.2%}")
@@ -150,11 +150,11 @@ def test_early_exit_takes_its_share_of_the_flops(bench, model, places):
         endings.append((end - reached[0]) / (end - start))
 
     against = {"bare forward": full, "whole forward with plain hooks": lambda: naive(full, addresses)}
-    found = bench.compare(f"tap with early exit, {places}", full.label, ours, against, 12)
+    rows = bench.compare(f"tap with early exit, {places}", full.label, ours, against, 12)
     if model == "portraits":
         return
     twin = bench.full(model, BATCH, device="meta")
-    share, row = flops(lambda: stopped(twin, addresses)) / flops(twin), found["bare forward"]
+    share, row = flops(lambda: stopped(twin, addresses)) / flops(twin), rows["bare forward"]
     bench.say(f"FLOP share {share:.3f}, ends within {max(endings):.2%} of its time after the place")
     bench.at_most("time after the place", max(endings), 0.03)
     bench.at_most("time share", row.ratio, share + 0.05)
