@@ -23,7 +23,7 @@ MOST_COPIES, MOST_LIKELY, MOST_LOST = 0.05, 0.08, 0.02
 FEWER = {"later-plants": 4, "plants-twice": 1, "plants-thirty": 2, "plants-shirts": 2}
 """How many pictures, the first ones, of kinds of which no sample copied any more when all were measured (00e8509)."""
 QUICK = Measured(
-    plants=2, samples=3, blocked=3, others=2, ordinary=10, agreement=6, statistics=100, calibration=20, steps=10
+    plants=1, samples=3, blocked=3, others=2, ordinary=10, agreement=6, statistics=100, calibration=20, steps=10
 )
 
 
@@ -47,7 +47,7 @@ def held_out(
     """Detection, search and dose as they were chosen on other pictures, on pictures memorized later, by LoRAs.
 
     ``plants`` is another list of memorized pictures, see :mod:`vitrine.evidence.nemo.plant_files`; by default all that
-    ship are measured, and of a quick run two of the first. ``state`` is a folder for what is measured so far.
+    ship are measured, and of a quick run the first one. ``state`` is a folder for what is measured so far.
     """
     files = [Path(plants)] if plants else [FILE] if quick else [FILE, *FURTHER]
     size, folder = QUICK if quick else Measured(), None if state is None else Path(state)

@@ -315,9 +315,11 @@ class Page:
         await self.settle()
 
     async def box(self, selector):
-        """x, y, width and height of an element in the window, once nothing moves."""
+        """x, y, width and height of an element in the window, once it is there and nothing moves."""
+        element = f"document.querySelector({json.dumps(selector)})"
+        await self.wait_for(element)
         await self.settle()
-        found = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        found = f"{element}.getBoundingClientRect()"
         return await self.evaluate(f"(() => {{ const r = {found}; return [r.x, r.y, r.width, r.height] }})()")
 
     async def drag(self, places, button="left", modifiers=0, clicks=1):
