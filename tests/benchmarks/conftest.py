@@ -10,6 +10,7 @@ other programs hardly lengthen; with OMP_NUM_THREADS=1 it is the latency.
 """
 
 import os
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -176,12 +177,13 @@ class Bench:
         }
 
     def record(self, method, against, model, ours, theirs, peaks=(0.0, 0.0), unit="time", summary=min):
-        """Keep one row: smallest of ours over smallest of theirs, and the smallest and largest ratio of a round."""
+        """Keep one row: smallest of ours over smallest of theirs, and least, median and largest ratio of a round."""
         each = [a / b for a, b in zip(ours, theirs, strict=True)]
         mine, other = summary(ours), summary(theirs)
         row = {
             "method": method, "against": against, "model": model, "unit": unit, "ratio": mine / other,
-            "low": min(each), "high": max(each), "rounds": len(each), "ours": mine, "theirs": other,
+            "low": min(each), "median": statistics.median(each), "high": max(each), "rounds": len(each),
+            "ours": mine, "theirs": other,
             "peak_mib": round(peaks[0]), "against_mib": round(peaks[1]), "device": device_name(self.device),
             "threads": torch.get_num_threads(), "dtype": ENV["DTYPE"], "torch": torch.__version__,
         }  # fmt: skip
