@@ -219,6 +219,8 @@ READY = (
     " && app.graph._nodes.length && app.extensionManager?.workflow?.activeWorkflow"
 )
 """Until the page has put its first graph there; loaded later it would take the place of a test's own."""
+OWN = "import('/scripts/api.js').then(({ api }) => [window.fetch, window.open, api.fetchApi])"
+"""What a page asks its server by, and opens others with."""
 
 
 class Page:
@@ -251,6 +253,11 @@ class Page:
         await self.send("Page.addScriptToEvaluateOnNewDocument", source=f"{WATCH}; {before}")
         await self.send("Page.navigate", url=address)
         await self.wait_for(READY)
+        await self.evaluate(f"{OWN}.then(own => {{ window.vitrineOwn = own }})")
+
+    async def untouched(self):
+        """Whether the page asks its server by its own functions, which a test may have replaced by others."""
+        return await self.evaluate(f"{OWN}.then(own => own.every((f, i) => f === vitrineOwn[i]))")
 
     async def clear(self):
         """Leave nothing for the next test."""
@@ -438,8 +445,8 @@ async def page(address, alone=False, before=""):
     """A tab on ``address`` with the graph editor ready.
 
     The page takes seconds to load, and what a test leaves there goes with its workflow: so the next test is given the
-    same tab. Not where this one failed; ``alone`` is for a test that changes more, or looks at all open workflows, or
-    has a script ``before`` the page's.
+    same tab. Not where this one failed, or has replaced what the page asks its server by; ``alone`` is for a test that
+    changes more, or looks at all open workflows, or has a script ``before`` the page's.
     """
     import aiohttp
 
@@ -455,6 +462,7 @@ async def page(address, alone=False, before=""):
             tab = Page(connection, browser.tabs)
             await (tab.load(address, before) if fresh else tab.go_on())
             yield tab
+            kept = kept and await tab.untouched()
             if kept:
                 await tab.clear()
     except BaseException:
@@ -465,35 +473,3 @@ async def page(address, alone=False, before=""):
             browser.rest()
         else:
             browser.close()
-
-
-def results(rows, path, side=112, wide=1000):
-    """Write (title, PNG bytes of a batch) rows as one picture: what a workflow shows, large enough to see.
-
-    Returns [title, boxes of its pictures on the sheet] of each row, as docs/sheets.py reads them.
-    """
-    import io
-
-    from PIL import Image, ImageDraw
-
-    sheet, x, y, low = Image.new("RGB", (wide, 8000), "white"), 8, 8, 0
-    draw, places = ImageDraw.Draw(sheet), []
-    for title, pictures in rows:
-        opened = [Image.open(io.BytesIO(p)).convert("RGB") for p in pictures]
-        high = 2 * side if len(opened) == 1 and opened[0].width >= 2.9 * opened[0].height else side  # one of several
-        scale = min(high / opened[0].height, 3 * high / opened[0].width)
-        opened = [i.resize((round(i.width * scale), round(i.height * scale)), Image.Resampling.LANCZOS) for i in opened]
-        width = sum(i.width + 3 for i in opened)
-        if x > 8 and x + width > wide:
-            x, y = 8, low + 12
-        draw.text((x, y), title, "black", font_size=13)
-        places.append([title, []])
-        for image in opened:
-            if x + image.width > wide:
-                x, y, width = 8, low - 12, wide  # what follows a batch of several lines begins a line
-            sheet.paste(image, (x, y + 18))
-            places[-1][1].append([x, y + 18, *image.size])
-            x, low = x + image.width + 3, max(low, y + 18 + image.height)
-        x = wide if width == wide else x + 16
-    sheet.crop((0, 0, wide, low + 8)).save(path, quality=88)
-    return places

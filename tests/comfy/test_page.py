@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import io
 import itertools
 import json
 import os
@@ -10,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw
 from vitrine_tests.comfy.boxes import BOXES, overlaps
 from vitrine_tests.templates import ALL, ON_YOUR_MODEL, SHIPPED, every_node, plain_id, plain_title, read
 
@@ -97,7 +99,7 @@ async def _run(driver, workflow, address, vue):
                 shown = sorted((n for n in every_node(graph) if n["type"] in SHOWING), key=lambda n: n["id"])
                 rows = [(n.get("title", ""), await _pictures(session, address, entry, n["id"])) for n in shown]
                 rows = rows or [(IN_THE_PANEL, await _before_and_after(tab))]
-                _keep(driver, workflow.stem, rows)
+                _keep(workflow.stem, rows)
                 if workflow.stem == OF_THE_PANEL:
                     await _keep_panel(tab)
             async with session.get(f"{address}/extensions/vitrine-pack/docs/VitrineActivationTap.md") as answer:
@@ -119,10 +121,38 @@ async def _run(driver, workflow, address, vue):
         return api, entry, help_page, unknown, tab.faults(), seconds, drawn
 
 
-def _keep(driver, title, rows):
+def _sheet(rows, path, side=112, wide=1000):
+    """Write (title, PNG bytes of a batch) rows as one picture: what a workflow shows, large enough to see.
+
+    Returns [title, boxes of its pictures on the sheet] of each row, as docs/sheets.py reads them.
+    """
+    sheet, x, y, low = Image.new("RGB", (wide, 8000), "white"), 8, 8, 0
+    draw, places = ImageDraw.Draw(sheet), []
+    for title, pictures in rows:
+        opened = [Image.open(io.BytesIO(p)).convert("RGB") for p in pictures]
+        high = 2 * side if len(opened) == 1 and opened[0].width >= 2.9 * opened[0].height else side  # one of several
+        scale = min(high / opened[0].height, 3 * high / opened[0].width)
+        opened = [i.resize((round(i.width * scale), round(i.height * scale)), Image.Resampling.LANCZOS) for i in opened]
+        width = sum(i.width + 3 for i in opened)
+        if x > 8 and x + width > wide:
+            x, y = 8, low + 12
+        draw.text((x, y), title, "black", font_size=13)
+        places.append([title, []])
+        for image in opened:
+            if x + image.width > wide:
+                x, y, width = 8, low - 12, wide  # what follows a batch of several lines begins a line
+            sheet.paste(image, (x, y + 18))
+            places[-1][1].append([x, y + 18, *image.size])
+            x, low = x + image.width + 3, max(low, y + 18 + image.height)
+        x = wide if width == wide else x + 16
+    sheet.crop((0, 0, wide, low + 8)).save(path, quality=88)
+    return places
+
+
+def _keep(title, rows):
     """What a workflow shows, for docs/make_gallery.py: one sheet, and what stands where on it."""
     folder = Path(os.environ["VITRINE_SHOT"])
-    places = driver.results(rows, folder / f"{title}.pictures.jpg")
+    places = _sheet(rows, folder / f"{title}.pictures.jpg")
     (folder / f"{title}.pictures.json").write_text(json.dumps(places))
 
 

@@ -37,3 +37,20 @@ def test_errors_of_our_scripts_are_seen(driver, address, page_base):
         assert any(expected in f for f in faults), (expected, console)
     assert not any("no reason" in c for c in console)
     assert any("of somebody else" in c for c in console) and not any("somebody else" in f for f in faults)
+
+
+async def _next_sees(driver, address, change):
+    """What a test sees of a mark that the one before left in the page, with a change of it."""
+    async with driver.page(address) as tab:
+        await tab.evaluate(f"window.mark = 1; {change}")
+    async with driver.page(address) as tab:
+        return await tab.evaluate("window.mark")
+
+
+REPLACED = "import('/scripts/api.js').then(({ api }) => { api.fetchApi = () => 0 })"
+
+
+def test_a_page_with_replaced_requests_is_not_given_to_the_next_test(driver, address):
+    assert asyncio.run(_next_sees(driver, address, "null")) == 1, "the next test is given the same page"
+    for change in (REPLACED, "window.fetch = () => 0; null"):
+        assert asyncio.run(_next_sees(driver, address, change)) is None
