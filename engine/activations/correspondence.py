@@ -179,7 +179,7 @@ def parse_clicks(text: str, width: int, height: int) -> tuple[torch.Tensor, torc
 
 def _line_clicks(text: str) -> list[tuple[list[Any], bool]]:
     lines = [line.replace(",", " ").split() for line in lines_of(text)]
-    return [(line[1:], False) if line[0] == "not" else (line, True) for line in lines]
+    return [(line[1:], False) if line[:1] == ["not"] else (line, True) for line in lines]
 
 
 def _json_clicks(text: str) -> list[tuple[list[Any], bool]]:

@@ -188,7 +188,7 @@ def parse_neurons(text: str) -> dict[str, tuple[int, ...]]:
     """Neurons from lines ``address index``, commas allowed: ``mid-vit-block0-cross-v 12, 40``."""
     neurons: dict[str, tuple[int, ...]] = {}
     for line in lines_of(text):
-        address, *indices = line.replace(",", " ").split()
+        address, *indices = line.replace(",", " ").split() or [""]
         if not indices or not all(i.isdecimal() and len(i) < 10 for i in indices):
             raise refuse("neurons", line, "a layer name and whole numbers", "e.g. mid-vit-block0-cross-v 12")
         neurons[address] = (*neurons.get(address, ()), *map(int, indices))

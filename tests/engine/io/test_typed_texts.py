@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vitrine.engine.activations.correspondence import parse_clicks, parse_keypoints, parse_points
 from vitrine.engine.control.gamma import read_points
@@ -66,6 +66,8 @@ def test_strange_texts(name):
 
 @pytest.mark.parametrize("name", READERS)
 @settings(max_examples=60, deadline=None)
+@example(text=",")
+@example(text="0.5 0.5\n,")
 @given(st.text(max_size=30) | st.text('0123456789.:;,-+eEnaif \n[]{}"xy', max_size=30))
 def test_any_text(name, text):
     read(name, text)
